@@ -1,164 +1,24 @@
-"""`docs/compatibility.md` says what is so: its tables are drawn from the dialects and the tests.
-
-Draw them anew with `python -m tests.contract.test_compatibility`.
-"""
+"""`docs/compatibility.md` is true: its tables come from the dialects and the tests."""
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-from shared.dialects import DIALECTS
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "compatibility.md"
-LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 38, "hami_core": 44}
-"""How many statements each checklist has; a test that shows one says so in its name."""
-
-ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
-    "item": {
-        41: ("test_41_a_file_that_is_mounted_keeps_its_inode",),
-        51: ("test_hami_core_1_every_field_that_c_wrote_is_read",),
-    },
-    "koordinator": {
-        22: ("test_after_flushall_the_rebuild_restores_the_same_leases",),
-        23: ("test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended",),
-    },
-    "gpusharing": {
-        10: (
-            "test_gpu_admissions_config_map_means_cores_by_node_label",
-            "test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left",
-        ),
-    },
-    "hami_core": {
-        16: ("test_16_registers_with_a_kubelet_that_dials_back_inside_the_call",),
-        17: (
-            "test_17_registers_within_a_second_of_the_kubelets_socket_being_replaced",
-            "test_17_registers_again_after_its_own_socket_was_deleted",
-        ),
-        18: ("test_18_registers_again_on_a_fresh_socket_after_the_stream_ended",),
-        19: (
-            "test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit",
-            "test_17_a_list_too_long_names_the_factor_needed",
-        ),
-        20: ("test_ids_are_never_renumbered_when_a_device_falls_ill_or_another_comes",),
-        21: (
-            "test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids",
-            "test_nothing_is_preferred_when_it_is_unclear_for_whom",
-        ),
-        22: ("test_22_a_refusal_takes_less_than_a_tenth_of_a_second",),
-        23: (
-            "test_23_the_same_question_gets_the_same_answer_also_after_a_restart",
-            "test_23_equal_answers_are_equal_bytes",
-        ),
-        24: ("test_24_leases_already_told_are_honoured_while_nobody_answers",),
-        26: ("test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so",),
-        29: ("test_29_the_same_ids_serve_the_init_container_and_then_the_container",),
-        30: ("test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others",),
-        31: ("test_plain_nvidia_pods_get_whole_cards_and_nothing_but_their_names",),
-        32: (
-            "test_what_would_free_a_pod_from_its_limits_is_denied",
-            "test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",
-        ),
-        37: ("test_each_process_is_named_once_with_its_memory_and_recent_use",),
-        40: ("test_a_share_that_its_node_refused_is_given_back",),
-        41: ("test_an_unhealthy_gpu_leaves_the_node_and_comes_back",),
-        42: ("test_killed_between_lease_and_allocate_it_goes_on_where_it_was",),
-        43: ("test_40_a_restarted_kubelet_is_registered_with_within_a_second",),
-    },
-}
-"""Tests that show a statement under another name."""
-
-NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
-    "item": {},
-    "koordinator": {},
-    "gpusharing": {},
-    "hami_core": {
-        10: "only hardware can show it: the library needs CUDA to read a seeded file; that C code "
-        "reads the file as we wrote it is shown by number 11. [How to see it](hardware.md)",
-        34: "nothing of ours bounds it: an operator can, [by project quotas](hardware.md#disk)",
-    },
-}
-"""Statements that no test shows, and why."""
-
-
-def all_tests() -> dict[str, str]:
-    """Return the file, from the root, of every test by its name."""
-    found: dict[str, str] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        names = re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-        found |= {name: str(path.relative_to(ROOT)) for name in names}
-    return found
-
-
-def numbers_of(name: str) -> Iterator[tuple[str, int]]:
-    """Yield the statements that a test's name says it shows."""
-    match = re.match(rf"test_({'|'.join(LISTS)})_(\d+)_(?:and_(\d+)_)?", name)
-    if match:
-        yield from ((match[1], int(number)) for number in match.groups()[1:] if number)
-
-
-def shown_by() -> dict[tuple[str, int], list[str]]:
-    shown: dict[tuple[str, int], list[str]] = {}
-    for name in all_tests():
-        for statement in numbers_of(name):
-            shown.setdefault(statement, []).append(name)
-    for checklist, elsewhere in ELSEWHERE.items():
-        for number, names in elsewhere.items():
-            shown.setdefault((checklist, number), []).extend(names)
-    return shown
-
-
-def checklist_table(checklist: str) -> str:
-    shown, files = shown_by(), all_tests()
-    rows = ["| no. | shown by |", "|---|---|"]
-    for number in range(1, LISTS[checklist] + 1):
-        names = shown.get((checklist, number), [])
-        links = "; ".join(f"[{_sentence(name)}](../{files[name]})" for name in names)
-        why = NOT_SHOWN[checklist].get(number, "")
-        rows.append(f"| {number} | {links}{'not shown: ' if why else ''}{why} |")
-    return "\n".join(rows)
-
-
-def _sentence(name: str) -> str:
-    said = re.sub(rf"^test_(?:(?:{'|'.join(LISTS)})_)?(?:\d+_(?:and_\d+_)?)?", "", name)
-    return said.replace("_", " ")
-
-
-def resources_table() -> str:
-    rows = [
-        "| dialect | the device plugin serves | node status shows | only read |",
-        "|---|---|---|---|",
-    ]
-    for dialect in DIALECTS.values():
-        silent = dialect.resources - dialect.served - dialect.status_resources
-        columns = (dialect.served, dialect.status_resources, silent)
-        cells = (", ".join(f"`{name}`" for name in sorted(names)) or "-" for names in columns)
-        rows.append(f"| {dialect.name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def drawn() -> str:
-    page = PAGE.read_text()
-    tables = {"resources": resources_table()}
-    tables |= {checklist: checklist_table(checklist) for checklist in LISTS}
-    for name, table in tables.items():
-        page = re.sub(
-            rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)",
-            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",  # type: ignore[misc]
-            page,
-            flags=re.DOTALL,
-        )
-    return page
-
-
-def section(name: str) -> str:
-    return PAGE.read_text().partition(f"<!-- generated: {name} -->\n")[2].partition("<!-- end")[0]
+from tools.generate.compatibility import (
+    LISTS,
+    NOT_SHOWN,
+    PAGE,
+    all_tests,
+    numbers_of,
+    resources_table,
+    sentence,
+    shown_by,
+)
+from tools.generate.pages import section
 
 
 def test_the_page_says_who_serves_what() -> None:
-    assert section("resources").strip() == resources_table()
+    assert section(PAGE, "resources").strip() == resources_table()
 
 
 @pytest.mark.parametrize("checklist", LISTS)
@@ -169,15 +29,15 @@ def test_every_statement_of_a_checklist_has_a_test_or_a_reason(checklist: str) -
         told = (checklist, number) in shown, number in without
         assert told != (False, False), f"{checklist} {number} needs a test or a reason in NOT_SHOWN"
         assert told != (True, True), f"{checklist} {number} has a test: take its reason away"
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", section(checklist), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", section(PAGE, checklist), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, LISTS[checklist] + 1))
     assert {int(number) for number, text in rows if text.startswith("not shown: ")} == set(without)
 
 
 def test_every_test_that_the_page_names_is_where_it_says() -> None:
     files = all_tests()
-    known = {(_sentence(name), file) for name, file in files.items()}
-    checklists = "".join(section(checklist) for checklist in LISTS)
+    known = {(sentence(name), file) for name, file in files.items()}
+    checklists = "".join(section(PAGE, checklist) for checklist in LISTS)
     links = re.findall(r"\[([^\]]+)\]\(\.\./(tests/[^)]+)\)", checklists)
 
     assert len(links) > 100
@@ -199,7 +59,3 @@ def test_files_and_tests_that_the_page_mentions_exist() -> None:
     files = all_tests()
     for name in re.findall(r"`(test_\w+)`", page):
         assert name in files
-
-
-if __name__ == "__main__":
-    PAGE.write_text(drawn())

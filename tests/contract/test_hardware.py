@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.settings import AgentSettings
-from tests.contract.test_compatibility import NOT_SHOWN
+from tools.generate.compatibility import NOT_SHOWN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hardware.md").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.generate.webhook_registration import pages
+from tools.generate.webhook_registration import generated
 
 K8S = Path(__file__).parents[2] / "k8s"
 
@@ -69,11 +69,9 @@ def test_nobody_may_do_everything_or_read_secrets_but_their_own() -> None:
                 assert rule["verbs"] == ["get", "patch"]
 
 
-@pytest.mark.parametrize("name", pages())
-def test_generated_manifests_are_the_codes(name: str) -> None:
-    assert (K8S / "base" / name).read_text() == pages()[name], (
-        "python -m tools.generate.webhook_registration"
-    )
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_generated_manifests_are_those_of_the_code(path: Path) -> None:
+    assert path.read_text() == generated()[path], "python -m tools.generate"
 
 
 def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:

@@ -1,7 +1,4 @@
-"""What the overlays and components make of the base, by kubectl itself.
-
-The alerts for the Prometheus Operator are written anew by `python -m tests.contract.test_overlays`.
-"""
+"""What the overlays and components make of the base, by kubectl itself."""
 
 import os
 import shutil
@@ -19,9 +16,9 @@ from services.auth.secrets import completed, handouts
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
+from tools.generate import alerts
 
 K8S = Path(__file__).parents[2] / "k8s"
-OPERATED = K8S / "components" / "prometheus-operator" / "alerts.yaml"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
@@ -33,22 +30,6 @@ pytestmark = [
     pytest.mark.kubectl,
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
 ]
-
-
-def alerts() -> str:
-    """The operator's object with the alerts that Prometheus reads from a file beside compose."""
-    rule = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {
-            "name": "leasehold",
-            "namespace": "leasehold-system",
-            "labels": {"app.kubernetes.io/part-of": "leasehold"},
-        },
-        "spec": yaml.safe_load((K8S / "monitoring" / "alerts.yaml").read_text()),
-    }
-    head = "# Generated from monitoring/alerts.yaml: python -m tests.contract.test_overlays\n"
-    return head + yaml.safe_dump(rule, sort_keys=False, width=1000)
 
 
 @cache
@@ -253,15 +234,11 @@ def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(
     }
     jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
     assert scraped >= set(jobs.split("|"))
-    assert jobs in OPERATED.read_text()
+    assert jobs in alerts.PAGE.read_text()
 
 
 def test_the_operators_alerts_are_those_of_the_file() -> None:
-    assert alerts() == OPERATED.read_text(), "python -m tests.contract.test_overlays"
-
-
-if __name__ == "__main__":
-    OPERATED.write_text(alerts())
+    assert alerts.generated() == alerts.PAGE.read_text(), "python -m tools.generate"
 
 
 def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def sources() -> dict[Key, Path]:
     return found
 
 
-def templates() -> dict[str, str]:
+def generated() -> dict[Path, str]:
     """The chart's templates by file name."""
     made = {
         chosen: {key: with_values(it) for key, it in kustomized(chosen).items()}
@@ -254,17 +254,9 @@ def templates() -> dict[str, str]:
         tree = merged({chosen: found.get(key, ABSENT) for chosen, found in made.items()})
         written.setdefault(sources()[key], []).extend(document(tree))
     return {
-        path.name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate.chart\n"
+        TEMPLATES
+        / path.name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate\n"
         + re.sub(r"[ ]+\n", "\n", "\n".join(found))
         + "\n"
         for path, found in written.items()
     }
-
-
-if __name__ == "__main__":
-    made = templates()
-    TEMPLATES.mkdir(exist_ok=True)
-    for old in TEMPLATES.glob("*.yaml"):
-        old.unlink()
-    for name, text in made.items():
-        (TEMPLATES / name).write_text(text)

@@ -1,7 +1,7 @@
 """Which parts of the manifests are values of the Helm chart.
 
 Each rule names its place in an object and what Helm is to write there. What `k8s/chart/values.yaml`
-has by default gives back what stood there, which `tests.contract.test_chart` checks.
+has by default gives back what stood there, which `tests.integration.manifests.test_chart` checks.
 """
 
 import copy

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +17,10 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
 from shared.runtime.settings import PREFIX, ServiceSettings
 from simcluster import __main__ as simcluster
+from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
 
-ROOT = Path(__file__).parents[2]
+PAGE = DOCS / "reference.md"
 MAIN = "__main__"
 EVENT_MODULES = (pod_events, node_events, request_reply)
 
@@ -214,3 +214,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
+def generated() -> str:
+    """Return the page with its sections as the code says."""
+    return filled(PAGE, {name: f"\n{piece}\n" for name, piece in pieces().items()})

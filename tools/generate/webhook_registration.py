@@ -8,22 +8,17 @@ from services.webhook.policy import policy, writers_in
 from services.webhook.registration import configuration, service_client
 
 BASE = Path(__file__).parents[2] / "k8s" / "base"
-HEAD = "# Generated: python -m tools.generate.webhook_registration\n"
+HEAD = "# Generated: python -m tools.generate\n"
 NAMESPACE = "leasehold-system"
 
 
-def pages() -> dict[str, str]:
-    """Return the generated files by name."""
+def generated() -> dict[Path, str]:
+    """Return the generated files."""
     found = {
         "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
         "annotation-policy.yaml": policy(writers_in(NAMESPACE)),
     }
     return {
-        name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
         for name, objects in found.items()
     }
-
-
-if __name__ == "__main__":
-    for name, text in pages().items():
-        (BASE / name).write_text(text)

@@ -1,0 +1,1 @@
+"""Tests: the manifests, by kubectl in every combination of their parts."""

@@ -1,0 +1,29 @@
+"""Generated sections of Markdown pages: from `<!-- generated: NAME -->` to `<!-- end -->`."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def section(page: Path, name: str) -> str:
+    """Return the generated section `name` as the page has it."""
+    return page.read_text().partition(f"<!-- generated: {name} -->\n")[2].partition("<!-- end")[0]
+
+
+def filled(page: Path, sections: Mapping[str, str]) -> str:
+    """Return the text of the page with its generated sections replaced."""
+    text = page.read_text()
+    for name, content in sections.items():
+        place = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+        if not re.search(place, text, flags=re.DOTALL):
+            raise ValueError(f"{page} has no section {name}")
+        text = re.sub(
+            place,
+            lambda found, content=content: f"{found[1]}{content}\n{found[2]}",  # type: ignore[misc]
+            text,
+            flags=re.DOTALL,
+        )
+    return text

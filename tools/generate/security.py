@@ -1,0 +1,107 @@
+"""The tables of docs/security.md: rights of service accounts and containers, from the manifests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from tools.generate.pages import DOCS, ROOT, filled
+
+PAGE = DOCS / "security.md"
+
+
+def manifests() -> Iterator[dict[str, Any]]:
+    for path in sorted((ROOT / "k8s" / "base").glob("*.yaml")):
+        yield from filter(None, yaml.safe_load_all(path.read_text()))
+
+
+def rights() -> dict[str, list[str]]:
+    """What each service account may do, in words."""
+    objects = list(manifests())
+    roles = {
+        (found["kind"], found["metadata"]["name"]): found["rules"]
+        for found in objects
+        if found["kind"] in {"ClusterRole", "Role"}
+    }
+    may: dict[str, list[str]] = {
+        found["metadata"]["name"]: [] for found in objects if found["kind"] == "ServiceAccount"
+    }
+    for binding in objects:
+        if binding["kind"] in {"ClusterRoleBinding", "RoleBinding"}:
+            role = binding["roleRef"]["kind"], binding["roleRef"]["name"]
+            where = " in its namespace" if role[0] == "Role" else ""
+            for subject in binding["subjects"]:
+                may[subject["name"]] += [_words(rule) + where for rule in roles[role]]
+    return may
+
+
+def _words(rule: dict[str, Any]) -> str:
+    groups = [group for group in rule["apiGroups"] if group]
+    resources = ", ".join(f"`{resource}`" for resource in rule["resources"])
+    of = f" of {', '.join(groups)}" if groups else ""
+    named = f" named {', '.join(rule['resourceNames'])}" if "resourceNames" in rule else ""
+    return f"{', '.join(rule['verbs'])} {resources}{of}{named}"
+
+
+def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every container of ours with its name and its pod, the partitioner's of the component too."""
+    mig = yaml.safe_load((ROOT / "k8s" / "components" / "mig" / "kustomization.yaml").read_text())
+    patched = [yaml.safe_load(patch["patch"]) for patch in mig["patches"]]
+    pods: dict[str, dict[str, Any]] = {}
+    for found in (*manifests(), *patched):
+        if found["kind"] in {"Deployment", "DaemonSet"}:
+            name = found["metadata"]["name"]
+            pod = pods[name] = pods.get(name, {}) | found["spec"]["template"]["spec"]
+            yield from (
+                (container["name"], container, pod)
+                for container in pod["containers"]
+                if container.get("image", "").partition(":")[0] == "leasehold"
+            )
+
+
+def privileges() -> list[str]:
+    """Rows of what each container may do on its node."""
+    return [
+        f"| {name} | {_user(container, pod)} | {capabilities(container)} | "
+        f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)} |"
+        for name, container, pod in sorted(containers(), key=lambda found: found[0])
+    ]
+
+
+def _user(container: dict[str, Any], pod: dict[str, Any]) -> str:
+    context = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+    return "root" if context.get("runAsUser") == 0 else str(context.get("runAsUser", "65532"))
+
+
+def capabilities(container: dict[str, Any]) -> str:
+    context = container.get("securityContext", {})
+    added = context.get("capabilities", {}).get("add", [])
+    return "all: it is privileged" if context.get("privileged") else ", ".join(added) or "none"
+
+
+def _host_paths(container: dict[str, Any], pod: dict[str, Any]) -> str:
+    volumes = {
+        one["name"]: one["hostPath"]["path"] for one in pod.get("volumes", []) if "hostPath" in one
+    }
+    mounts = [
+        f"`{volumes[mount['name']]}`{' read-only' if mount.get('readOnly') else ''}"
+        for mount in container.get("volumeMounts", [])
+        if mount["name"] in volumes
+    ]
+    return ", ".join(mounts) or "nothing"
+
+
+def generated() -> str:
+    """Return the page with its tables as the manifests say."""
+    rows = [
+        f"| {name} | {'; '.join(may) or 'nothing: it has no token'} |"
+        for name, may in sorted(rights().items())
+    ]
+    head = "| container | user | capabilities | process IDs | host paths |"
+    return filled(
+        PAGE,
+        {
+            "rights": "\n".join(["| service | may |", "|---|---|", *rows]),
+            "privileges": "\n".join([head, "|---|---|---|---|---|", *privileges()]),
+        },
+    )
