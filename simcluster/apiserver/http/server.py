@@ -90,6 +90,7 @@ class ApiServer:
         self.faults = FaultInjector()
         self.metrics = ApiServerMetrics()
         self._debug = DebugEndpoints(store, self.faults, self.metrics)
+        self._watch_tasks: set[asyncio.Task[Any] | None] = set()
         self._definitions = DefinitionController(store)
         self._namespaces = NamespaceController(store)
         self._quotas = QuotaController(store)
@@ -99,6 +100,12 @@ class ApiServer:
             store, DisruptionController(store), self._admission, self._tokens
         )
         create_system_objects(store)
+
+    def end_watches(self) -> None:
+        """End all open watches, so that a stop need not wait for them."""
+        for task in self._watch_tasks:
+            if task is not None:
+                task.cancel()
 
     async def close(self) -> None:
         """Close the connections to webhooks."""
@@ -190,11 +197,19 @@ class ApiServer:
             page = list_page(self.store, target.kind.table, selection, options)
             return json_response(object_view.many(page.records, page.meta))
         labels.verb = "WATCH"
-        watched = WatchRequest(target.kind.table, selection, object_view, options)
-        with self.metrics.watches.labels(target.kind.table).track_inprogress():
-            return await serve_watch(
-                request, self.store, watched, bookmark_s=self.settings.bookmark_s
-            )
+        watch = WatchRequest(target.kind.table, selection, object_view, options)
+        return await self._watch(request, watch)
+
+    async def _watch(self, request: web.BaseRequest, watch: WatchRequest) -> web.StreamResponse:
+        task = asyncio.current_task()
+        self._watch_tasks.add(task)
+        try:
+            with self.metrics.watches.labels(watch.resource).track_inprogress():
+                return await serve_watch(
+                    request, self.store, watch, bookmark_s=self.settings.bookmark_s
+                )
+        finally:
+            self._watch_tasks.discard(task)
 
     def _view(self, request: web.BaseRequest, target: RequestTarget) -> ObjectView:
         accept = request.headers.get("Accept", "")
@@ -244,6 +259,7 @@ async def start_server(server: ApiServer, certificates: CertificateFiles) -> Asy
         port = runner.addresses[0][1]
         yield f"https://{settings.host}:{port}"
     finally:
+        server.end_watches()
         await runner.cleanup()
         await server.close()
 
