@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from services.node_agent.gpus.inventory import Division, check_division
-from services.node_agent.mig.layouts import KNOWN
+from services.node_agent.gpus.inventory import SharingConfig, check_sharing_config
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
@@ -34,9 +34,9 @@ READ_AGAIN_S = 60.0
 ASK_S = 3.0
 
 
-def divided(
-    config: DeviceConfig, flags: Division, *, split: int | None, unit: int | None
-) -> Division:
+def merge_sharing(
+    config: DeviceConfig, flags: SharingConfig, *, split: int | None, unit: int | None
+) -> SharingConfig:
     """Return how the node's devices are divided.
 
     Flags (`split` and `unit`, None where not given) win over the file for all nodes, and the
@@ -46,9 +46,9 @@ def divided(
         flags,
         split_count=config.node_split_count or split or config.split_count or flags.split_count,
         unit_mib=unit or config.unit_mib or flags.unit_mib,
-        tables=(*config.geometries, *KNOWN),
+        geometries=(*config.geometries, *KNOWN_GEOMETRIES),
         hidden=config.excluded_devices,
-        wanted_mode=config.mode,
+        expected_mode=config.mode,
     )
 
 
@@ -56,7 +56,7 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
-class Configuring:
+class DeviceConfigLoader:
     """How the node's devices are divided, as flags and both ConfigMaps say together.
 
     What the API server said is kept in a file, so that an agent that starts without it divides
@@ -68,12 +68,12 @@ class Configuring:
         kube: KubernetesClient,
         node: NodeName,
         *,
-        flags: Division,
+        flags: SharingConfig,
         split: int | None,
         unit: int | None,
         device_file: Path | None,
         node_file: Path | None,
-        kept: Path,
+        cache_file: Path,
         clock: Clock,
     ) -> None:
         self.kube = kube
@@ -82,41 +82,41 @@ class Configuring:
         self.split = split
         self.unit = unit
         self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
-        self.kept = kept
+        self.kept = cache_file
         self.clock = clock
-        self._division: Division | None = None
+        self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
-        self._said: tuple[str, ...] = ()
-        self._unread: dict[str, str] = {}
+        self._warnings: tuple[str, ...] = ()
+        self._read_errors: dict[str, str] = {}
         """Why a ConfigMap could not be read when it was last tried."""
 
-    async def division(self) -> Division:
+    async def load(self) -> SharingConfig:
         """Return it, as of at most `READ_AGAIN_S` ago.
 
         Raises RequestError if a file that a flag names cannot be read when it is first wanted, or
         if the settings divide nothing.
         """
-        if self._division is None or self.clock.ticks() >= self._read_at + READ_AGAIN_S:
+        if self._sharing is None or self.clock.ticks() >= self._read_at + READ_AGAIN_S:
             texts = {
-                DEVICE_MAP: await self._text(DEVICE_MAP, DEVICE_KEY),
-                NODE_MAP: await self._text(NODE_MAP, NODE_KEY),
+                DEVICE_MAP: await self._read_text(DEVICE_MAP, DEVICE_KEY),
+                NODE_MAP: await self._read_text(NODE_MAP, NODE_KEY),
             }
             self._read_at = self.clock.ticks()
-            if self._division is None or texts != self._texts:
-                self._division = self._understood(texts)
+            if self._sharing is None or texts != self._texts:
+                self._sharing = self._parse(texts)
                 self._texts = texts
-                await asyncio.to_thread(self._keep, texts)
-        return self._division
+                await asyncio.to_thread(self._save_cache, texts)
+        return self._sharing
 
-    async def _text(self, name: str, key: str) -> str | None:
+    async def _read_text(self, name: str, key: str) -> str | None:
         file = self.files[name]
         if file is None:
             return await self._from_cluster(name, key)
         try:
             return await asyncio.to_thread(file.read_text)
         except (OSError, UnicodeDecodeError) as error:
-            if self._division is None:
+            if self._sharing is None:
                 raise RequestError(f"{file} cannot be read: {error}") from error
             logger.warning("%s cannot be read, and counts as it was: %s", file, error)
             return self._texts.get(name)
@@ -131,19 +131,19 @@ class Configuring:
                         )
                     except NotFoundError:
                         continue
-                    self._unread.pop(name, None)
+                    self._read_errors.pop(name, None)
                     return (found.data or {}).get(key)
-                self._unread.pop(name, None)
+                self._read_errors.pop(name, None)
                 return None
         except (LeaseholdError, TimeoutError) as error:
-            before = self._texts or await asyncio.to_thread(self._load)
+            before = self._texts or await asyncio.to_thread(self._load_cache)
             why = str(error) or f"no answer within {ASK_S:g} s"
-            if self._unread.get(name) != why:
+            if self._read_errors.get(name) != why:
                 logger.warning("ConfigMap %s cannot be read, and counts as it was: %s", name, why)
-            self._unread[name] = why
+            self._read_errors[name] = why
             return before.get(name)
 
-    def _understood(self, texts: dict[str, str | None]) -> Division:
+    def _parse(self, texts: dict[str, str | None]) -> SharingConfig:
         said: list[str] = []
         config = parse_device_config(
             _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, said),
@@ -151,14 +151,14 @@ class Configuring:
             self.node,
         )
         for text in (*said, *config.warnings):
-            if text not in self._said:
+            if text not in self._warnings:
                 logger.warning("configuration: %s", text)
-        self._said = (*said, *config.warnings)
-        division = divided(config, self.flags, split=self.split, unit=self.unit)
-        check_division(division, Strategy.ALL)
+        self._warnings = (*said, *config.warnings)
+        division = merge_sharing(config, self.flags, split=self.split, unit=self.unit)
+        check_sharing_config(division, Strategy.ALL)
         return division
 
-    def _keep(self, texts: dict[str, str | None]) -> None:
+    def _save_cache(self, texts: dict[str, str | None]) -> None:
         """Keep them for a start without the API server; a full disk is no reason to stop."""
         draft = self.kept.with_suffix(".new")
         try:
@@ -167,7 +167,7 @@ class Configuring:
         except OSError as error:
             logger.warning("%s cannot be written: %s", self.kept, error.strerror)
 
-    def _load(self) -> dict[str, str | None]:
+    def _load_cache(self) -> dict[str, str | None]:
         try:
             kept: dict[str, str | None] = json.loads(self.kept.read_text())
         except (OSError, ValueError):

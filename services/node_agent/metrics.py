@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.node_agent.gpus.health import Health
+from services.node_agent.gpus.health import HealthState
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.runtime import telemetry
@@ -43,9 +43,9 @@ HEALTH = Gauge(
 )
 
 
-def health_shown(device: DeviceUuid, index: int, state: Health) -> None:
+def health_shown(device: DeviceUuid, index: int, state: HealthState) -> None:
     """Show the state that a device is in now, and that it is in no other."""
-    for each in Health:
+    for each in HealthState:
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.gpus.driver import LAYOUTS, NVML, hardware_of
+from services.node_agent.gpus.driver import GPUS_HELP, NVML, open_gpu_driver
 from services.node_agent.mig.partition_server import PartitionServer
 from shared.model.names import NodeName
 from shared.runtime.run import run
@@ -38,7 +38,7 @@ class PartitionerSettings:
     agent_uid: int | None = setting(
         None, "user whose processes are talked to; default: the partitioner's own"
     )
-    gpus: str = setting(NVML, LAYOUTS)
+    gpus: str = setting(NVML, GPUS_HELP)
     node: str = setting("", "the node's name, for simulated GPUs; default: this machine's name")
     simulation_dir: Path = setting(Path(), "faults.json and simulated-mig.json of simulated GPUs")
     log_level: str = setting("info", "debug, info, warning or error")
@@ -49,14 +49,14 @@ async def partition(settings: PartitionerSettings) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gpus = hardware_of(
+    gpus = open_gpu_driver(
         NodeName(settings.node or platform.node().lower()),
         settings.gpus,
         fault_file=settings.simulation_dir / "faults.json",
         mig_file=settings.simulation_dir / "simulated-mig.json",
     )
     uid = os.geteuid() if settings.agent_uid is None else settings.agent_uid
-    async with PartitionServer(gpus, uid=uid).listening(settings.socket):
+    async with PartitionServer(gpus, agent_uid=uid).serve(settings.socket):
         await stop.wait()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
-from services.node_agent.gpus.inventory import Division, Gpu, Shown
+from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, SharingConfig
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.usage_model import Violation
@@ -23,10 +23,10 @@ class Gpus(Protocol):
         ...
 
 
-class Configuring(Protocol):
+class SharingConfigSource(Protocol):
     """How the operator wants devices divided."""
 
-    async def division(self) -> Division:
+    async def load(self) -> SharingConfig:
         """Return what holds now."""
         ...
 
@@ -34,7 +34,7 @@ class Configuring(Protocol):
 class MigLayouts(Protocol):
     """Devices in MIG mode."""
 
-    def found(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
+    def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
         """Take what there is."""
         ...
 
@@ -46,7 +46,7 @@ class MigLayouts(Protocol):
         """Lay devices out."""
         ...
 
-    async def listed(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
+    async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
         """Return what devices have."""
         ...
 
@@ -70,7 +70,7 @@ class Plugins(Protocol):
 class NodeViews(Protocol):
     """What Kubernetes shows of the node."""
 
-    def show(self, shown: Shown) -> None:
+    def set_advertisement(self, shown: NodeAdvertisement) -> None:
         """Have the node show this."""
         ...
 

@@ -8,13 +8,12 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.drain import drained
 from services.node_agent.gpus import inventory
-from services.node_agent.gpus.device_faults import Fault, no_answer
-from services.node_agent.gpus.health_monitor import Checkup
-from services.node_agent.gpus.inventory import Division, Gpu, Shown
+from services.node_agent.gpus.device_faults import Fault, no_response
+from services.node_agent.gpus.health_monitor import HealthMonitor
+from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, SharingConfig
 from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.ports import (
     Cleaning,
-    Configuring,
     Gpus,
     Limits,
     MigLayouts,
@@ -22,13 +21,14 @@ from services.node_agent.ports import (
     Plugins,
     Records,
     Reporting,
+    SharingConfigSource,
     Specifying,
     Watching,
 )
 from services.node_agent.records.checkpoint_rebuild import ended_pods
 from services.node_agent.records.rebuild_writer import rebuild_record
 from services.node_agent.timeouts import set_within
-from services.node_agent.usage.violations import told
+from services.node_agent.usage.violations import violation_events
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import (
     Dialect,
@@ -77,8 +77,8 @@ class NodeAgent:
         *,
         gpus: Gpus,
         look_s: float,
-        checkup: Checkup,
-        configuring: Configuring,
+        health_monitor: HealthMonitor,
+        sharing_source: SharingConfigSource,
         instances: MigLayouts,
         dialects: Sequence[Dialect],
         paths: Paths,
@@ -97,8 +97,8 @@ class NodeAgent:
         self.route = node
         self.gpus = gpus
         self.look_s = look_s
-        self.checkup = checkup
-        self.configuring = configuring
+        self.checkup = health_monitor
+        self.configuring = sharing_source
         self.instances = instances
         self.dialects = tuple(dialects)
         self.paths = paths
@@ -117,7 +117,7 @@ class NodeAgent:
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
         self.host = NodeSoftware()
-        self.shown = Shown()
+        self.shown = NodeAdvertisement()
         self.notes: tuple[str, ...] = ()
         self.trouble: str | None = "the GPUs were not asked yet"
         self._served: tuple[Device, ...] = ()
@@ -210,7 +210,7 @@ class NodeAgent:
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
         """Say which rules containers break: when it is first seen, and every so often after."""
         while True:
-            yield told(await self.usage.violations(), self.route, self.clock.now())
+            yield violation_events(await self.usage.violations(), self.route, self.clock.now())
 
     @emits
     async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:
@@ -245,52 +245,52 @@ class NodeAgent:
 
         Raises UnavailableError while they cannot be asked, RequestError for settings in vain.
         """
-        division = await self.configuring.division()
+        sharing = await self.configuring.load()
         try:
             found = await self.gpus.discover()
         except UnavailableError as error:
-            await self._take_silence(division, no_answer(str(error)))
+            await self._take_silence(sharing, no_response(str(error)))
             raise
-        self.checkup.take(found)
+        self.checkup.update(found)
         host = NodeSoftware(
-            driver_version=inventory.driver_of(found),
+            driver_version=inventory.driver_version(found),
             isolation_available=await self.cleaning.can_isolate(),
         )
-        division = division if host.isolation_available else inventory.unheld(division)
+        sharing = sharing if host.isolation_available else inventory.without_isolation(sharing)
         try:
-            await self.cdi.update(inventory.served_of(found, division))
+            await self.cdi.update(inventory.visible_gpus(found, sharing))
         except UnavailableError:
             if self.devices:  # they go on being looked after
-                await self._take(found, division, host)
+                await self._take(found, sharing, host)
             raise
-        await self._take(found, division, host)
+        await self._take(found, sharing, host)
         self._say(None)
 
-    async def _take_silence(self, division: Division, why: Fault) -> None:
+    async def _take_silence(self, sharing: SharingConfig, why: Fault) -> None:
         """Nothing can be asked: what is known stays as it is, and sickens."""
-        self.checkup.take((), why)
+        self.checkup.update((), why)
         if self.devices:
-            devices = inventory.devices_of((), division, self.devices, self.checkup.ills)
-            await self._show(devices, division, self.host)
+            devices = inventory.devices_of((), sharing, self.devices, self.checkup.faults)
+            await self._show(devices, sharing, self.host)
 
-    async def _take(self, found: Sequence[Gpu], division: Division, host: NodeSoftware) -> None:
-        devices = inventory.devices_of(found, division, self.devices, self.checkup.ills)
-        self.instances.found(found, devices)
-        for note in inventory.notes_on(found, division):
+    async def _take(self, found: Sequence[Gpu], sharing: SharingConfig, host: NodeSoftware) -> None:
+        devices = inventory.devices_of(found, sharing, self.devices, self.checkup.faults)
+        self.instances.update_devices(found, devices)
+        for note in inventory.mode_warnings(found, sharing):
             if note not in self.notes:
                 logger.warning(note)
-        self.notes = inventory.notes_on(found, division)
-        await self._show(devices, division, host)
+        self.notes = inventory.mode_warnings(found, sharing)
+        await self._show(devices, sharing, host)
 
     async def _show(
-        self, devices: tuple[Device, ...], division: Division, host: NodeSoftware
+        self, devices: tuple[Device, ...], sharing: SharingConfig, host: NodeSoftware
     ) -> None:
-        served = self.checkup.served(devices)
+        served = self.checkup.as_served(devices)
         before = (self.devices, self._served, self.host)
         if (devices, served, host) == before and self.answering.facts is not None:
             return
         shown = await asyncio.to_thread(
-            inventory.shown_by, self.dialects, served, division.strategy, host
+            inventory.advertisement_of, self.dialects, served, sharing.strategy, host
         )
         self._served = served
         self.devices, self.host, self.shown = devices, host, shown
@@ -307,14 +307,14 @@ class NodeAgent:
 
     def _show_amounts(self) -> None:
         """Have the node show what there is, and what pods ask for beyond what they have."""
-        self.views.show(self.shown.beside(self.limiting.beyond))
+        self.views.set_advertisement(self.shown.with_more(self.limiting.beyond))
 
     def _say(self, trouble: str | None) -> None:
         if trouble != self.trouble:
             if trouble is not None:
                 logger.warning("no GPUs are served: %s", trouble)
             elif self.devices:
-                logger.info("%d GPUs: %s", len(self.devices), inventory.models_of(self.devices))
+                logger.info("%d GPUs: %s", len(self.devices), inventory.count_models(self.devices))
         self.trouble = trouble
 
     @loops

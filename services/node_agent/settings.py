@@ -12,8 +12,8 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
-from services.node_agent.gpus.driver import LAYOUTS, NVML
-from services.node_agent.gpus.inventory import Division, check_division, isolation_of
+from services.node_agent.gpus.driver import GPUS_HELP, NVML
+from services.node_agent.gpus.inventory import SharingConfig, check_sharing_config, parse_isolation
 from services.node_agent.isolation.library import current_library
 from shared.dialects.advertised import Strategy
 from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
@@ -68,7 +68,7 @@ class AgentSettings(ServiceSettings):
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
     )
-    gpus: str = setting(NVML, LAYOUTS)
+    gpus: str = setting(NVML, GPUS_HELP)
     fault_file: Path | None = setting(
         None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second; '
         "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
@@ -164,19 +164,19 @@ class AgentSettings(ServiceSettings):
         return self.partition and (self.simulated or self.partition_socket is not None)
 
     @property
-    def division(self) -> Division:
+    def sharing(self) -> SharingConfig:
         """How GPUs are shared as flags say; raises RequestError naming the one that cannot be."""
-        usual = Division()
+        usual = SharingConfig()
         split, unit = self.device_split_count, self.memory_factor
-        division = Division(
+        sharing = SharingConfig(
             split_count=usual.split_count if split is None else split,
             unit_mib=usual.unit_mib if unit is None else unit,
             strategy=self.gpu_strategy,
-            partition=self.partitions,
-            isolation=isolation_of(self.isolation),
+            may_partition=self.partitions,
+            isolation=parse_isolation(self.isolation),
         )
-        check_division(division, Strategy.ALL)
-        return division
+        check_sharing_config(sharing, Strategy.ALL)
+        return sharing
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:

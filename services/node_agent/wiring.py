@@ -11,11 +11,11 @@ from services.node_agent import metrics
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import LeaseRequester, PodResolver
-from services.node_agent.device_config import Configuring
-from services.node_agent.gpus.device_faults import DISABLE, ENABLE, XidRules
-from services.node_agent.gpus.driver import Hardware, hardware_of
-from services.node_agent.gpus.health import Policy
-from services.node_agent.gpus.health_monitor import Checkup
+from services.node_agent.device_config import DeviceConfigLoader
+from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
+from services.node_agent.gpus.driver import GpuDriver, open_gpu_driver
+from services.node_agent.gpus.health import HealthPolicy
+from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -26,8 +26,8 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.mig.instances import Instances, Partitioning
-from services.node_agent.mig.partition_client import Partitionable, RemotePartitioner
+from services.node_agent.mig.instances import LayoutPartitioner, LayoutReconciler
+from services.node_agent.mig.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.ports import Gpus
 from services.node_agent.records.checkpoint import Checkpoint
@@ -40,9 +40,15 @@ from services.node_agent.settings import (
     AgentSettings,
     kubelet_credentials,
 )
-from services.node_agent.usage.monitor import PAGE, Idle, Monitor, Usage, pages
+from services.node_agent.usage.monitor import (
+    METRICS_PATH,
+    NoUsage,
+    UsageMonitor,
+    UsageSource,
+    metrics_app,
+)
 from services.node_agent.views.handshake import Handshake
-from services.node_agent.views.node_views import Views
+from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
@@ -56,9 +62,9 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 
-def gpus_of(settings: AgentSettings) -> Hardware | Partitionable:
+def gpus_of(settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
     """Return the node's GPUs."""
-    gpus = hardware_of(
+    gpus = open_gpu_driver(
         settings.node_name,
         settings.gpus,
         fault_file=settings.fault_file or settings.state_dir / "faults.json",
@@ -66,32 +72,36 @@ def gpus_of(settings: AgentSettings) -> Hardware | Partitionable:
     )
     if settings.partition_socket is None:
         return gpus
-    return Partitionable(gpus, RemotePartitioner(settings.partition_socket))
+    return RemoteMigGpus(gpus, RemotePartitioner(settings.partition_socket))
 
 
-def partitioning_of(settings: AgentSettings, gpus: Hardware | Partitionable) -> Partitioning | None:
+def partitioning_of(
+    settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus
+) -> LayoutPartitioner | None:
     """Return who changes the layouts of GPUs; None: nobody may."""
     if not settings.partitions:
         return None
-    return gpus.remote if isinstance(gpus, Partitionable) else Partitioner(gpus)
+    return gpus.remote if isinstance(gpus, RemoteMigGpus) else Partitioner(gpus)
 
 
 def xid_rules(environ: Mapping[str, str]) -> XidRules:
     """Return which XIDs condemn a GPU, as the environment says; what it says wrongly is logged."""
-    rules = XidRules.of(environ)
-    if rules.strange:
-        words = ", ".join(rules.strange)
-        logger.warning("%s and %s list XIDs by number, not %s", DISABLE, ENABLE, words)
+    rules = XidRules.from_environment(environ)
+    if rules.invalid_words:
+        words = ", ".join(rules.invalid_words)
+        logger.warning(
+            "%s and %s list XIDs by number, not %s", DISABLE_VARIABLE, ENABLE_VARIABLE, words
+        )
     return rules
 
 
-def usage_of(settings: AgentSettings, gpus: Gpus) -> Usage:
+def usage_of(settings: AgentSettings, gpus: Gpus) -> UsageSource:
     """Return who knows what runs on the node's GPUs."""
     if settings.simulated:
-        return Idle(gpus)
-    from services.node_agent.usage.gpu_processes import NvmlUsage  # noqa: PLC0415 - as above
+        return NoUsage(gpus)
+    from services.node_agent.usage.gpu_processes import NvmlProcesses  # noqa: PLC0415 - as above
 
-    return NvmlUsage()
+    return NvmlProcesses()
 
 
 async def install_library(settings: AgentSettings) -> None:
@@ -135,7 +145,7 @@ async def node_agent(
         held = await stack.enter_async_context(
             KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
         )
-        views = Views(kube, node, clock)
+        views = ViewWriter(kube, node, clock)
         handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
         gpus, counting = gpus_of(settings), metrics.AgentMetrics(tracing)
         pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
@@ -147,11 +157,11 @@ async def node_agent(
             proc=settings.proc_dir,
             clock=clock,
         )
-        instances = Instances(
+        instances = LayoutReconciler(
             gpus,
             partitioning_of(settings, gpus),
             leases=leases,
-            record=record,
+            checkpoint=record,
             pods=pods,
             counting=counting,
             clock=clock,
@@ -182,23 +192,23 @@ async def node_agent(
             clock=clock,
         )
         plugins = DevicePlugins(
-            settings.kubelet_dir / "device-plugins", answering, views.allocatable
+            settings.kubelet_dir / "device-plugins", answering, views.read_allocatable
         )
-        monitor = Monitor(
+        monitor = UsageMonitor(
             node,
             usage=usage_of(settings, gpus),
             mig=gpus,
             pods=pods,
-            record=record,
+            checkpoint=record,
             leases=leases,
             clock=clock,
             proc=settings.proc_dir,
         )
         if settings.monitor_address is not None:
             address = await stack.enter_async_context(
-                served(pages(monitor), settings.monitor_address, flag="--monitor-http")
+                served(metrics_app(monitor), settings.monitor_address, flag="--monitor-http")
             )
-            logger.info("what containers use is shown at http://%s%s", address, PAGE)
+            logger.info("what containers use is shown at http://%s%s", address, METRICS_PATH)
         metrics.watch(
             lambda: len(leases.leases),
             lambda: plugins.unready_reason() is not None,
@@ -208,23 +218,25 @@ async def node_agent(
             node,
             gpus=gpus,
             look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
-            checkup=Checkup(
+            health_monitor=HealthMonitor(
                 node,
                 xids=gpus,
                 rules=xid_rules(os.environ),
-                policy=Policy(first_s=SIMULATED_FIRST_S) if settings.simulated else Policy(),
+                policy=HealthPolicy(first_backoff_s=SIMULATED_FIRST_S)
+                if settings.simulated
+                else HealthPolicy(),
                 leases=leases,
                 clock=clock,
             ),
-            configuring=Configuring(
+            sharing_source=DeviceConfigLoader(
                 kube,
                 node,
-                flags=settings.division,
+                flags=settings.sharing,
                 split=settings.device_split_count,
                 unit=settings.memory_factor,
                 device_file=settings.device_config,
                 node_file=settings.node_config,
-                kept=settings.state_dir / "device-config.json",
+                cache_file=settings.state_dir / "device-config.json",
                 clock=clock,
             ),
             instances=instances,

@@ -2,7 +2,12 @@
 
 import pytest
 
-from services.node_agent.gpus.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
+from services.node_agent.gpus.inventory import (
+    MAX_ID_LENGTH,
+    advertisement_of,
+    check_list,
+    list_size_bytes,
+)
 from shared.dialects import (
     DIALECTS,
     GPU_RESOURCES,
@@ -102,13 +107,13 @@ def test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit(
 ) -> None:
     for resource, ids in DIALECTS[name].advertise(LARGEST, strategy).served.items():
         check_list(resource, ids)
-        assert list_bytes(ids) < KUBELETS_LIMIT_BYTES // 4
+        assert list_size_bytes(ids) < KUBELETS_LIMIT_BYTES // 4
         assert len({entry.id for entry in ids}) == len(ids)
         assert all(len(entry.id) <= MAX_ID_LENGTH for entry in ids)
 
 
 def test_a_node_of_all_dialects_serves_every_resource_that_one_of_them_needs() -> None:
-    served = shown_by(DIALECTS.values(), LARGEST, Strategy.AUTO).served
+    served = advertisement_of(DIALECTS.values(), LARGEST, Strategy.AUTO).served
 
     needed = [d.served for d in DIALECTS.values()]
     assert all(served.keys() & each for each in needed)

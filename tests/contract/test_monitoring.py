@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from services.node_agent.usage.series import families
-from services.node_agent.usage.usage_model import Picture
+from services.node_agent.usage.series import usage_metrics
+from services.node_agent.usage.usage_model import UsageSnapshot
 from shared.model.names import NodeName
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"
@@ -36,7 +36,7 @@ def existing() -> set[str]:
     """The names under which Prometheus stores what our processes expose."""
     for module in SPEAKING:
         importlib.import_module(module)
-    exposed = [*REGISTRY.collect(), *families(Picture(), NodeName("n"), now=0.0)]
+    exposed = [*REGISTRY.collect(), *usage_metrics(UsageSnapshot(), NodeName("n"), now=0.0)]
     names: set[str] = set()
     for family in exposed:
         suffixes = {

@@ -12,13 +12,13 @@ from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.usage.series import families
+from services.node_agent.usage.series import usage_metrics
 from services.node_agent.usage.usage_model import (
-    ContainerUse,
     DeviceSample,
-    Picture,
-    ShareUse,
-    Tenant,
+    LeasedContainer,
+    MeasuredContainer,
+    MeasuredShare,
+    UsageSnapshot,
     Violation,
 )
 from shared.model.events.node_events import ViolationReason
@@ -52,7 +52,7 @@ def registered() -> Mapping[str, list[Row]]:
 def node_page() -> list[Row]:
     """Return the families of the page of what a node's containers use, labels included."""
     rows = []
-    for family in families(_everything(), NodeName("n"), now=0.0, restored=1):
+    for family in usage_metrics(_everything(), NodeName("n"), now=0.0, restored=1):
         assert family.samples, f"{family.name}: the picture below must show one"
         rows.append(_row(family, sorted({key for s in family.samples for key in s.labels})))
     return sorted(rows)
@@ -67,12 +67,14 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
     return name, family.type, listed or "none", family.documentation
 
 
-def _everything() -> Picture:
+def _everything() -> UsageSnapshot:
     """Return a picture in which there is one of everything."""
     lent = share(0)
     seed = RegionSeed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
-    tenant = Tenant(lease=lease_of("u1", lent), container=lent.container, place=PLACE, seed=seed)
-    use = ShareUse(
+    tenant = LeasedContainer(
+        lease=lease_of("u1", lent), name=lent.container, place=PLACE, seed=seed
+    )
+    use = MeasuredShare(
         share=lent,
         position=0,
         limit_bytes=1,
@@ -83,20 +85,20 @@ def _everything() -> Picture:
     )
     region = replace(decode(V1_2, image_of(seed)), last_kernel_at=0)
     broken = Violation(
-        rule=ViolationReason.OVERRUN,
+        reason=ViolationReason.OVERRUN,
         pod=PodUid("u1"),
         namespace=Namespace("default"),
         name="pod",
         container=lent.container,
-        text="",
+        message="",
     )
-    return Picture(
+    return UsageSnapshot(
         devices=(
             DeviceSample(
                 device=lent.device, index=0, model="T4", busy_percent=1, memory_busy_percent=1
             ),
         ),
-        containers=(ContainerUse(tenant=tenant, region=region, shares=(use,)),),
+        containers=(MeasuredContainer(container=tenant, region=region, shares=(use,)),),
         violations=(broken,),
         unleased={lent.device: 1},
     )

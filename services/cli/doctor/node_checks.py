@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.finding import Finding, fail, ok, warn
-from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_bytes
+from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_size_bytes
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.usage.usage_model import DeviceSample
@@ -122,7 +122,7 @@ def node_resources(
 
 def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
     """Judge whether the kubelet can take the lists of devices."""
-    sizes = {name: list_bytes(ids.values()) for name, ids in served.items()}
+    sizes = {name: list_size_bytes(ids.values()) for name, ids in served.items()}
     if not sizes:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
     name = max(sizes, key=lambda name: sizes[name])

@@ -12,15 +12,15 @@ from services.cli.doctor import node_checks as judge
 from services.cli.doctor.finding import Finding, SkipError
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
-from services.node_agent.gpus.driver import Hardware
-from services.node_agent.gpus.inventory import Gpu, Shown, shown_by
+from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, advertisement_of
 from services.node_agent.instance_lock import running_instance
 from services.node_agent.isolation.host_paths import ELF_HEAD
 from services.node_agent.isolation.library import unusable_reason
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
-from services.node_agent.mig.partition_client import Partitionable
+from services.node_agent.mig.partition_client import RemoteMigGpus
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.cgroups import origin_of
+from services.node_agent.usage.cgroups import read_origin
 from services.node_agent.wiring import gpus_of, usage_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules
@@ -90,7 +90,7 @@ class NodeProbes:
         self.account = account
         self.knows_ledger = knows_ledger
         self._host = host
-        self._shown: Shown | None = None
+        self._shown: NodeAdvertisement | None = None
         self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
 
     @property
@@ -122,11 +122,11 @@ class NodeProbes:
         return {lease.pod: lease for lease in (self.account.leases if self.account else ())}
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> NodeAdvertisement:
         """What an agent with these settings shows of the devices in the ledger."""
         if self._shown is None:
             dialects = enabled(Rules(enabled=self.settings.dialects))
-            self._shown = shown_by(
+            self._shown = advertisement_of(
                 dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
             )
         return self._shown
@@ -185,7 +185,7 @@ class NodeProbes:
     async def driver(self) -> Finding:
         """Ask NVML, or whatever stands for it."""
         found = await self._found()
-        return judge.driver(found, self._hardware.unseen)
+        return judge.driver(found, self._hardware.unreadable)
 
     async def mig_modes(self) -> Finding:
         """Compare modes."""
@@ -243,10 +243,10 @@ class NodeProbes:
         leases = self.leases
         if leases is None:
             raise SkipError("the ledger is not known here: give --redis-url")
-        samples = await usage_of(self.settings, gpus_of(self.settings)).look()
-        pids = {one.pid: sample.asked_at_s for sample in samples for one in sample.processes}
+        samples = await usage_of(self.settings, gpus_of(self.settings)).sample()
+        pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
-        origins = {pid: origin_of(pid, proc, named_at_s=at) for pid, at in pids.items()}
+        origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}
         leased: dict[str, set[PodUid]] = {}
         for lease in leases.values():
             for share in lease.shares:
@@ -310,7 +310,7 @@ class NodeProbes:
             )
 
     @functools.cached_property
-    def _hardware(self) -> Hardware | Partitionable:
+    def _hardware(self) -> GpuDriver | RemoteMigGpus:
         return gpus_of(self.settings)
 
     async def _found(self) -> tuple[Gpu, ...]:

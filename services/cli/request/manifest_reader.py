@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from services.cli.request.manifests import Written
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.isolation.host_paths import HostLayout
-from services.node_agent.mig.layouts import KNOWN, layouts_for
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
@@ -76,7 +76,7 @@ class Example:
     @property
     def text(self) -> str:
         """The node in words."""
-        profile = PROFILES[self.model]
+        profile = GPU_MODELS[self.model]
         mode = ", in MIG mode" if self.mig else ""
         return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
 
@@ -85,7 +85,7 @@ class Example:
         demanded = request.selection.mode == DeviceMode.MIG or any(
             one.strict and one.sharing is not SharingPolicy.EXCLUSIVE for one in request.containers
         )
-        return replace(self, mig=self.mig or (demanded and bool(PROFILES[self.model].mig)))
+        return replace(self, mig=self.mig or (demanded and bool(GPU_MODELS[self.model].mig)))
 
 
 def example_of(model: str, *, now_s: float) -> Example:
@@ -94,10 +94,10 @@ def example_of(model: str, *, now_s: float) -> Example:
     Raises RequestError for a model that nobody knows, and for one that has no MIG.
     """
     model, _, mode = model.partition(":")
-    if model not in PROFILES:
-        raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(PROFILES)}")
-    if mode and (mode != DeviceMode.MIG or not PROFILES[model].mig):
-        able = ", ".join(f"{name}:mig" for name, profile in PROFILES.items() if profile.mig)
+    if model not in GPU_MODELS:
+        raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(GPU_MODELS)}")
+    if mode and (mode != DeviceMode.MIG or not GPU_MODELS[model].mig):
+        able = ", ".join(f"{name}:mig" for name, profile in GPU_MODELS.items() if profile.mig)
         raise RequestError(f"{model}:{mode} cannot be; there are {able}")
     layout = HostLayout(
         state_dir=PurePosixPath("/var/lib/leasehold"),
@@ -185,8 +185,10 @@ def _first_slot(share: Share) -> int | None:
 
 
 def _node(request: PodRequest, example: Example) -> LedgerNode:
-    profile = PROFILES[example.model]
-    layouts, _ = layouts_for(profile.product, profile.mig, KNOWN) if example.mig else ((), ())
+    profile = GPU_MODELS[example.model]
+    layouts, _ = (
+        layouts_for(profile.product, profile.mig, KNOWN_GEOMETRIES) if example.mig else ((), ())
+    )
     devices = tuple(
         Device(
             uuid=DeviceUuid(f"GPU-{'abcdefgh'[index] * 8}-0000-0000-0000-000000000000"),

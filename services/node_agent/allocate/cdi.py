@@ -118,7 +118,7 @@ def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[st
 def _capabilities(gpu: Gpu, instance: MigInstance, minors: Mapping[str, int]) -> tuple[str, ...]:
     """Return the device nodes that open an instance, and it alone; empty: not known."""
     within = f"gpu{gpu.index}/gi{instance.gi}"
-    keys = (f"{within}/access", *(f"{within}/ci{ci}/access" for ci in instance.computes))
+    keys = (f"{within}/access", *(f"{within}/ci{ci}/access" for ci in instance.compute_ids))
     return tuple(
         f"/dev/nvidia-caps/nvidia-cap{minors[key]}" if key in minors else "" for key in keys
     )

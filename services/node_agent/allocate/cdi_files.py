@@ -30,7 +30,7 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     cdi_names_of,
 )
-from services.node_agent.gpus.inventory import Gpu, driver_of
+from services.node_agent.gpus.inventory import Gpu, driver_version
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
@@ -162,7 +162,7 @@ class CdiFiles:
         minors = self.places.proc / "driver/nvidia-caps/mig-minors"
         known = parse_minors(minors.read_text()) if minors.is_file() else {}
         return build_specification(
-            self._gpus, known, find_driver(self.places, driver_of(self._gpus))
+            self._gpus, known, find_driver(self.places, driver_version(self._gpus))
         )
 
     def _put(self, content: bytes) -> None:

@@ -77,7 +77,9 @@ class Specifying(Protocol):
 class MigInstances(Protocol):
     """Instances of devices in MIG mode."""
 
-    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+    async def instance_uuids(
+        self, lease: Lease, container: str
+    ) -> dict[tuple[DeviceUuid, int], str]:
         """Return the UUIDs of a container's, by device and position, once they are there."""
         ...
 
@@ -85,11 +87,11 @@ class MigInstances(Protocol):
 class PodViews(Protocol):
     """Annotations that others like to read."""
 
-    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+    def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
         """Show that these containers of the pod have their devices."""
         ...
 
-    def failed(self, lease: Lease) -> None:
+    def show_failed(self, lease: Lease) -> None:
         """Show that the pod was refused."""
         ...
 
@@ -225,7 +227,7 @@ class AllocationHandler:
         """Make sure that what was told is there; MIG instances are lost when a device is reset."""
         told = entry.allocation
         if entry.instances:
-            there = await self.instances.of(told.lease, told.container)
+            there = await self.instances.instance_uuids(told.lease, told.container)
             if tuple(there.values()) != entry.instances:
                 raise RequestError(
                     f"container {told.container} of pod {told.namespace}/{told.name} was given "
@@ -271,7 +273,7 @@ class AllocationHandler:
         )
         lease = self.finding.leases.find(who.pod.uid)
         if lease is not None:
-            self.views.failed(lease)
+            self.views.show_failed(lease)
 
     async def _give(
         self,
@@ -300,7 +302,7 @@ class AllocationHandler:
         self.refused.discard(who.pod.uid)
         told = entry.allocation
         self.outbox.add(ShareActivated(node=self.node, allocation=told, trace=span.context))
-        self.views.allocated(lease, self._done(lease))
+        self.views.show_allocated(lease, self._done(lease))
         return entry.setup
 
     async def _settle(
@@ -311,7 +313,7 @@ class AllocationHandler:
         device_ids: Sequence[str],
         ids: tuple[str, ...],
     ) -> CheckpointEntry:
-        instances = await self.instances.of(lease, who.container.name)
+        instances = await self.instances.instance_uuids(lease, who.container.name)
         setup = grant(
             lease,
             who,

@@ -9,12 +9,12 @@ from typing import Self
 
 from shared.model.names import DeviceUuid
 
-DISABLE = "DP_DISABLE_HEALTHCHECKS"
-ENABLE = "DP_ENABLE_HEALTHCHECKS"
+DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
+ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """What a program does wrong; the next one finds the GPU as good as before."""
 _ALL = "all"
-_OFF = frozenset({_ALL, "xids"})
+_ALL_XIDS = frozenset({_ALL, "xids"})
 _MEANINGS = {
     48: "double-bit ECC error",
     61: "internal micro-controller halted",
@@ -40,7 +40,7 @@ class Fault:
     code: str
     """In CamelCase."""
     text: str
-    grave: bool = False
+    severe: bool = False
     """One sight of it is enough; otherwise it may have been a hiccup."""
 
     def __str__(self) -> str:
@@ -58,58 +58,63 @@ class Xid:
     def fault(self) -> Fault:
         """Return what it says about the GPU."""
         meaning = _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
-        return Fault("XidError", f"Xid {self.number}, {meaning}", grave=True)
+        return Fault("XidError", f"Xid {self.number}, {meaning}", severe=True)
 
 
-def no_answer(why: str) -> Fault:
+def no_response(reason: str) -> Fault:
     """Return the fault of a GPU about which the driver says nothing."""
-    return Fault("NoAnswer", why)
+    return Fault("NoAnswer", reason)
 
 
-MEMORY_BROKEN = Fault(
+ROW_REMAP_FAILED = Fault(
     "MemoryBroken",
     "a memory row could not be remapped: reset the GPU, and replace it if that stays",
-    grave=True,
+    severe=True,
 )
-GONE = Fault("Gone", "the driver does not list it any more")
+NOT_LISTED = Fault("Gone", "the driver does not list it any more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidRules:
     """Which XIDs condemn a GPU."""
 
-    off: bool = False
+    disabled: bool = False
     ignored: frozenset[int] = APPLICATION_XIDS
-    counted: frozenset[int] = frozenset()
+    enabled: frozenset[int] = frozenset()
     """These do whatever else is said."""
-    all_counted: bool = False
-    strange: tuple[str, ...] = ()
+    all_enabled: bool = False
+    invalid_words: tuple[str, ...] = ()
     """Words of the environment that mean nothing."""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Self:
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
         """Read the environment: XIDs to ignore besides the usual, and XIDs that count all the same.
 
         Each is a list of numbers; `all` (and `xids`, among those to ignore) means every one.
         """
-        disabled, enabled = _words(environ.get(DISABLE, "")), _words(environ.get(ENABLE, ""))
+        disabled, enabled = (
+            _words(environ.get(DISABLE_VARIABLE, "")),
+            _words(environ.get(ENABLE_VARIABLE, "")),
+        )
         return cls(
-            off=bool(_OFF & disabled),
+            disabled=bool(_ALL_XIDS & disabled),
             ignored=APPLICATION_XIDS | _numbers(disabled),
-            counted=_numbers(enabled),
-            all_counted=_ALL in enabled,
-            strange=tuple(
+            enabled=_numbers(enabled),
+            all_enabled=_ALL in enabled,
+            invalid_words=tuple(
                 sorted(
-                    word for word in (disabled - _OFF) | (enabled - {_ALL}) if not word.isdecimal()
+                    word
+                    for word in (disabled - _ALL_XIDS) | (enabled - {_ALL})
+                    if not word.isdecimal()
                 )
             ),
         )
 
-    def condemns(self, xid: int) -> bool:
+    def is_critical(self, xid: int) -> bool:
         """Say whether an XID means that the GPU is sick."""
-        if self.all_counted or xid in self.counted:
+        if self.all_enabled or xid in self.enabled:
             return True
-        return not self.off and xid not in self.ignored
+        return not self.disabled and xid not in self.ignored
 
 
 def _words(text: str) -> frozenset[str]:

@@ -4,26 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from services.node_agent.gpus.health_monitor import Xids
+from services.node_agent.gpus.health_monitor import XidSource
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus
-from services.node_agent.mig.partitioner import Driver
+from services.node_agent.mig.partitioner import MigDriver
 from services.node_agent.ports import Gpus
 from shared.model.names import NodeName
 
 NVML = "nvml"
-LAYOUTS = "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
+GPUS_HELP = "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
 
 
-class Hardware(Gpus, Driver, Xids, Protocol):
+class GpuDriver(Gpus, MigDriver, XidSource, Protocol):
     """The node's GPUs."""
 
     @property
-    def unseen(self) -> Mapping[int, str]:
+    def unreadable(self) -> Mapping[int, str]:
         """Why GPUs are not among those that were found at last, by the driver's number."""
         ...
 
 
-def hardware_of(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> Hardware:
+def open_gpu_driver(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> GpuDriver:
     """Return the node's GPUs; NVML's library is loaded only if it is meant.
 
     Raises RequestError for a layout that is none. The files are those of simulated GPUs.

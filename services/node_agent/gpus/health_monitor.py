@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.node_agent.gpus.device_faults import Fault, Xid, XidRules
-from services.node_agent.gpus.health import Health, Patient, Policy, examine
+from services.node_agent.gpus.health import DeviceHealth, HealthPolicy, HealthState, probe_results
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import health_shown
 from services.node_agent.records.known_leases import KnownLeases
@@ -19,10 +19,10 @@ from shared.model.names import DeviceUuid, NodeName
 
 logger = logging.getLogger(__name__)
 
-TOLD_KEPT = 256
+MAX_QUEUED = 256
 
 
-class Xids(Protocol):
+class XidSource(Protocol):
     """The driver's own news."""
 
     def xids(self) -> tuple[Xid, ...]:
@@ -30,16 +30,16 @@ class Xids(Protocol):
         ...
 
 
-class Checkup:
+class HealthMonitor:
     """The health of one node's devices."""
 
     def __init__(
         self,
         node: NodeName,
         *,
-        xids: Xids,
+        xids: XidSource,
         rules: XidRules,
-        policy: Policy,
+        policy: HealthPolicy,
         leases: KnownLeases,
         clock: Clock,
     ) -> None:
@@ -49,16 +49,18 @@ class Checkup:
         self.policy = policy
         self.leases = leases
         self.clock = clock
-        self.patients: dict[DeviceUuid, Patient] = {}
+        self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self._indices: dict[DeviceUuid, int] = {}
-        self._new: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(TOLD_KEPT)
+        self._new: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
 
     @property
-    def ills(self) -> Mapping[DeviceUuid, str]:
+    def faults(self) -> Mapping[DeviceUuid, str]:
         """What is wrong with devices that are not healthy."""
-        return {uuid: one.record.said for uuid, one in self.patients.items() if one.record.said}
+        return {
+            uuid: one.record.message for uuid, one in self.devices.items() if one.record.message
+        }
 
-    def served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+    def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return devices as the kubelet should see them: pods may start on a suspect one.
 
         What the placer must not choose any more may have been chosen a moment ago, and the kubelet
@@ -66,33 +68,33 @@ class Checkup:
         """
         suspect = {
             uuid
-            for uuid, patient in self.patients.items()
-            if patient.record.state is Health.SUSPECT
+            for uuid, patient in self.devices.items()
+            if patient.record.state is HealthState.SUSPECT
         }
         return tuple(
             replace(device, healthy=True, fault="") if device.uuid in suspect else device
             for device in devices
         )
 
-    def take(self, gpus: Sequence[Gpu], silence: Fault | None = None) -> None:
+    def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Take what a look has shown; with `silence`, why it has shown nothing."""
         self._indices |= {gpu.uuid: gpu.index for gpu in gpus}
-        now, before = self.clock.now(), self.patients
-        self.patients = examine(
+        now, before = self.clock.now(), self.devices
+        self.devices = probe_results(
             before,
             gpus,
             self.xids.xids(),
             rules=self.rules,
             policy=self.policy,
             now=self.clock.ticks(),
-            silence=silence,
+            driver_fault=driver_fault,
         )
         told: list[HealthChanged] = []
-        for uuid, patient in sorted(self.patients.items()):
+        for uuid, patient in sorted(self.devices.items()):
             was = before[uuid].record.state if uuid in before else None
             if patient.record.state is not was:
                 health_shown(uuid, self._indices.get(uuid, -1), patient.record.state)
-                told += self._changed(uuid, was, patient, now)
+                told += self._change_events(uuid, was, patient, now)
         if told:
             with contextlib.suppress(asyncio.QueueFull):  # nobody listens; reports say it, too
                 self._new.put_nowait(told)
@@ -101,16 +103,16 @@ class Checkup:
         """Wait until devices are cordoned, or have become healthy again."""
         return await self._new.get()
 
-    def _changed(
-        self, uuid: DeviceUuid, was: Health | None, patient: Patient, now: float
+    def _change_events(
+        self, uuid: DeviceUuid, was: HealthState | None, patient: DeviceHealth, now: float
     ) -> list[HealthChanged]:
         record = patient.record
         index = self._indices.get(uuid, -1)
         if was is not None or record.fault is not None:
             level = logging.INFO if record.fault is None else logging.WARNING
-            logger.log(level, "GPU %d (%s) is %s", index, uuid, record.said or record.state)
-        cordoned = record.state is Health.CORDONED and was is not Health.PROBING
-        healed = record.state is Health.HEALTHY and was is Health.PROBING
+            logger.log(level, "GPU %d (%s) is %s", index, uuid, record.message or record.state)
+        cordoned = record.state is HealthState.CORDONED and was is not HealthState.PROBING
+        healed = record.state is HealthState.HEALTHY and was is HealthState.PROBING
         if not cordoned and not healed:
             return []
         holders = [

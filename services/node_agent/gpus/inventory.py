@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.node_agent.gpus.device_faults import GONE, Fault
+from services.node_agent.gpus.device_faults import NOT_LISTED, Fault
 from services.node_agent.mig.layout_changes import MigInstance, MigState
-from services.node_agent.mig.layouts import KNOWN, layouts_for, present
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
 from shared.dialects.advertised import (
     NodeObject,
     NodeSoftware,
@@ -22,8 +22,8 @@ from shared.model.node import AGENT_ANNOTATION
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; a little room is left."""
 MAX_ID_LENGTH = 63
-NO_HOST = NodeSoftware()
-NO_ILLS: Mapping[DeviceUuid, str] = {}
+UNKNOWN_HOST = NodeSoftware()
+NO_FAULTS: Mapping[DeviceUuid, str] = {}
 _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
 
@@ -61,7 +61,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class SharingConfig:
     """The operator's choices of how GPUs are shared."""
 
     split_count: int = 10
@@ -70,20 +70,20 @@ class Division:
     """MiB per unit in which pods ask for memory."""
     strategy: str = "auto"
     """How gpushare's memory reaches the kubelet; see `Strategy`."""
-    tables: tuple[MigGeometries, ...] = KNOWN
+    geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
     """MIG layouts by model; the first table that is about a model counts."""
-    partition: bool = True
+    may_partition: bool = True
     """Layouts may be changed; otherwise what is on a device is all there is."""
     hidden: frozenset[str] = frozenset()
     """UUIDs, and indices as text, of devices that are not served."""
     isolation: Isolation = Isolation.SHARED
     """Which shares are offered of devices that are not partitioned."""
-    wanted_mode: DeviceMode | None = None
+    expected_mode: DeviceMode | None = None
     """The mode that the configuration expects of the node's devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class NodeAdvertisement:
     """What the node shows for all its dialects together."""
 
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
@@ -103,29 +103,29 @@ class Shown:
             for resource, ids in self.served.items()
         }
 
-    def beside(self, more: Mapping[str, int]) -> "Shown":
+    def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
         """Return the same with more of those resources that are written into node status."""
         patched = {name: amount + more.get(name, 0) for name, amount in self.patched.items()}
         return replace(self, patched=patched)
 
 
-def check_division(division: Division, strategies: Sequence[str]) -> None:
+def check_sharing_config(sharing: SharingConfig, strategies: Sequence[str]) -> None:
     """Raise RequestError naming the setting that no node can be divided by."""
-    if division.split_count < 1:
-        raise RequestError(f"--device-split-count must be 1 or more, got {division.split_count}")
-    if division.unit_mib < 1:
-        raise RequestError(f"--memory-factor must be 1 MiB or more, got {division.unit_mib}")
-    if division.strategy not in strategies:
+    if sharing.split_count < 1:
+        raise RequestError(f"--device-split-count must be 1 or more, got {sharing.split_count}")
+    if sharing.unit_mib < 1:
+        raise RequestError(f"--memory-factor must be 1 MiB or more, got {sharing.unit_mib}")
+    if sharing.strategy not in strategies:
         raise RequestError(
-            f"--gpu-strategy must be one of {', '.join(strategies)}, got {division.strategy!r}"
+            f"--gpu-strategy must be one of {', '.join(strategies)}, got {sharing.strategy!r}"
         )
 
 
 def devices_of(
     gpus: Iterable[Gpu],
-    division: Division,
+    sharing: SharingConfig,
     known: Iterable[Device] = (),
-    ills: Mapping[DeviceUuid, str] = NO_ILLS,
+    faults: Mapping[DeviceUuid, str] = NO_FAULTS,
 ) -> tuple[Device, ...]:
     """Divide GPUs into devices, in order of their minor number; `ills` says what is wrong.
 
@@ -133,78 +133,78 @@ def devices_of(
     to pods that still run, and an ID must never come to mean another device.
     """
     found = {
-        gpu.uuid: _device(gpu, division, ills.get(gpu.uuid, ""))
-        for gpu in served_of(gpus, division)
+        gpu.uuid: _device(gpu, sharing, faults.get(gpu.uuid, ""))
+        for gpu in visible_gpus(gpus, sharing)
     }
     lost = {
-        device.uuid: replace(device, healthy=False, fault=ills.get(device.uuid, str(GONE)))
+        device.uuid: replace(device, healthy=False, fault=faults.get(device.uuid, str(NOT_LISTED)))
         for device in known
     }
     return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
 
 
-def served_of(gpus: Iterable[Gpu], division: Division) -> list[Gpu]:
+def visible_gpus(gpus: Iterable[Gpu], sharing: SharingConfig) -> list[Gpu]:
     """Leave out the GPUs that the configuration hides."""
-    return [gpu for gpu in gpus if not division.hidden & {gpu.uuid, str(gpu.index)}]
+    return [gpu for gpu in gpus if not sharing.hidden & {gpu.uuid, str(gpu.index)}]
 
 
-def driver_of(gpus: Iterable[Gpu]) -> str:
+def driver_version(gpus: Iterable[Gpu]) -> str:
     """Return the version of the GPUs' driver; empty: unknown."""
     return next((gpu.driver for gpu in gpus if gpu.driver), "")
 
 
-def models_of(devices: Iterable[Device]) -> str:
+def count_models(devices: Iterable[Device]) -> str:
     """Count devices by model, for people."""
     counts = Counter(device.model for device in devices)
     return ", ".join(f"{count}x {model}" for model, count in counts.items())
 
 
-def notes_on(gpus: Iterable[Gpu], division: Division) -> tuple[str, ...]:
+def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...]:
     """Say what an operator should know of the GPUs' modes and layouts, a sentence each."""
     notes: list[str] = []
-    for gpu in served_of(gpus, division):
+    for gpu in visible_gpus(gpus, sharing):
         where = f"GPU {gpu.index} ({gpu.model})"
-        if division.wanted_mode not in {None, gpu.mode}:
+        if sharing.expected_mode not in {None, gpu.mode}:
             remedy = (
                 f"`nvidia-smi -i {gpu.index} -mig 1` turns it on once nothing uses the GPU"
                 if gpu.mig is not None and gpu.mode is DeviceMode.HAMI_CORE
                 else "the mode of the hardware counts"
             )
             notes.append(
-                f"{where} is in {gpu.mode} mode, and operatingmode is {division.wanted_mode}: "
+                f"{where} is in {gpu.mode} mode, and operatingmode is {sharing.expected_mode}: "
                 f"{remedy}"
             )
         if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending:
             to = "on" if gpu.mig.pending else "off"
             notes.append(f"{where}: MIG goes {to} with the next reset of the GPU")
         if gpu.mig is not None and gpu.mode is DeviceMode.MIG:
-            _, said = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
+            _, said = layouts_for(gpu.model, gpu.mig.profiles, sharing.geometries)
             notes += said
     return tuple(dict.fromkeys(notes))
 
 
-def _device(gpu: Gpu, division: Division, ill: str) -> Device:
-    layouts = _layouts(gpu, division)
+def _device(gpu: Gpu, sharing: SharingConfig, fault: str) -> Device:
+    layouts = _layouts(gpu, sharing)
     return Device(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
         memory_mib=gpu.memory_mib,
-        slots=max([division.split_count, *(len(layout.positions) for layout in layouts)]),
-        unit_mib=division.unit_mib,
+        slots=max([sharing.split_count, *(len(layout.positions) for layout in layouts)]),
+        unit_mib=sharing.unit_mib,
         mode=gpu.mode,
-        healthy=not ill,
-        fault=ill,
+        healthy=not fault,
+        fault=fault,
         numa=gpu.numa,
         pcie=gpu.pcie,
         bus=gpu.bus,
         links=gpu.links,
         layouts=layouts,
-        isolation=division.isolation,
+        isolation=sharing.isolation,
     )
 
 
-def isolation_of(word: str) -> Isolation:
+def parse_isolation(word: str) -> Isolation:
     """Read an operator's choice. Raises RequestError for a word that is none."""
     if word not in {Isolation.SHARED.value, Isolation.STRICT.value}:
         raise RequestError(
@@ -213,26 +213,30 @@ def isolation_of(word: str) -> Isolation:
     return Isolation(word)
 
 
-def unheld(division: Division) -> Division:
+def without_isolation(sharing: SharingConfig) -> SharingConfig:
     """Return how devices are shared while HAMi-core's library does not load."""
-    if division.isolation is Isolation.STRICT:
-        return division
-    return replace(division, isolation=Isolation.UNHELD)
+    if sharing.isolation is Isolation.STRICT:
+        return sharing
+    return replace(sharing, isolation=Isolation.UNHELD)
 
 
-def _layouts(gpu: Gpu, division: Division) -> tuple[MigLayout, ...]:
+def _layouts(gpu: Gpu, sharing: SharingConfig) -> tuple[MigLayout, ...]:
     if gpu.mig is None or gpu.mode is not DeviceMode.MIG:
         return ()
-    layouts, _ = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
-    return layouts if division.partition else present(gpu.instances, layouts, gpu.mig.profiles)
+    layouts, _ = layouts_for(gpu.model, gpu.mig.profiles, sharing.geometries)
+    return (
+        layouts
+        if sharing.may_partition
+        else current_layouts(gpu.instances, layouts, gpu.mig.profiles)
+    )
 
 
-def shown_by(
+def advertisement_of(
     dialects: Iterable[Dialect],
     devices: Sequence[Device],
     strategy: str,
-    host: NodeSoftware = NO_HOST,
-) -> Shown:
+    host: NodeSoftware = UNKNOWN_HOST,
+) -> NodeAdvertisement:
     """Put together what all dialects show of the devices and their host.
 
     Raises RequestError where a list is too long for the kubelet or an ID is.
@@ -254,7 +258,7 @@ def shown_by(
             labels |= advertised.labels
             lists |= advertised.annotation_entries
             objects += advertised.objects
-    return Shown(
+    return NodeAdvertisement(
         served=served,
         patched=patched,
         annotations=annotations,
@@ -266,7 +270,7 @@ def shown_by(
 
 def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
     """Raise RequestError if the kubelet would not take a list, with its size."""
-    size = list_bytes(ids)
+    size = list_size_bytes(ids)
     if size > MAX_LIST_BYTES:
         raise RequestError(
             f"the list of {len(ids)} devices for {resource} has {size} bytes, and the kubelet "
@@ -281,7 +285,7 @@ def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
         )
 
 
-def list_bytes(ids: Iterable[PluginDeviceId]) -> int:
+def list_size_bytes(ids: Iterable[PluginDeviceId]) -> int:
     """Return the exact size of a ListAndWatch message.
 
     Every device is a field of tag, length, then ID and health, each with tag and length; all of

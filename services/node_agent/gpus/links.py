@@ -17,7 +17,7 @@ _BUS = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORE
 _ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
-def bus_of(text: str) -> str:
+def parse_pci_address(text: str) -> str:
     """Write a PCI address as the kernel does, `0000:3b:00.0`; empty: it is none."""
     match = _BUS.fullmatch(text.strip("\0 "))
     if match is None:
@@ -26,12 +26,12 @@ def bus_of(text: str) -> str:
     return f"{int(domain, 16):04x}:{bus}:{device}.{function}".lower()
 
 
-def root_in(path: str) -> str:
+def root_complex_in(path: str) -> str:
     """Return the root complex in a device's place in sysfs, `pci0000:3a`; empty: none is named."""
     return next((part for part in path.split("/") if _ROOT.fullmatch(part)), "")
 
 
-def nvlinks_between(
+def count_nvlinks(
     own: Iterable[str], own_switched: int, other_bus: str, other_switched: int
 ) -> int:
     """Return how many NVLinks join two GPUs.
@@ -42,6 +42,6 @@ def nvlinks_between(
     return sum(bus == other_bus for bus in own) + min(own_switched, other_switched)
 
 
-def score(nearest: int, nvlinks: int) -> int:
+def link_score(nearest: int, nvlinks: int) -> int:
     """Return a pair's score."""
     return nearest + PER_NVLINK * nvlinks

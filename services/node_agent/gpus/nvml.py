@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import pynvml
 
 from services.node_agent.gpus import nvml_mig, nvml_topology
-from services.node_agent.gpus.device_faults import MEMORY_BROKEN, Fault, Xid, no_answer
+from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Fault, Xid, no_response
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.nvml_events import NvmlEvents
-from services.node_agent.gpus.probes import Looking
-from services.node_agent.gpus.worker_threads import Questions, begun
+from services.node_agent.gpus.nvml_events import XidListener
+from services.node_agent.gpus.probes import GpuProber
+from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
 from services.node_agent.mig.layout_changes import MigInstance
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -26,10 +26,10 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 20.0
-LINKS_S = 300.0
+LINKS_REFRESH_S = 300.0
 """How often it is asked anew how GPUs are linked."""
 MIB = 1024 * 1024
-UNTOLD = frozenset(
+NOT_AVAILABLE = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_NO_PERMISSION,
@@ -48,14 +48,14 @@ class NvmlGpus:
     """The GPUs of this machine."""
 
     def __init__(self) -> None:
-        self._looking = Looking(_count, _look, limit_s=lambda: TIMEOUT_S)
-        self._events = NvmlEvents()
-        self._linking: Questions[Links] = Questions(pynvml.NVMLError)
+        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=lambda: TIMEOUT_S)
+        self._events = XidListener()
+        self._link_calls: SingleFlight[Links] = SingleFlight(pynvml.NVMLError)
         self._links: Links = {}
-        self._linked: tuple[frozenset[DeviceUuid], float] | None = None
+        self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
         """Of which GPUs the links are known, and until when they are believed."""
-        self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
-        self._late: set[DeviceUuid] = set()
+        self._latest_calls: dict[DeviceUuid, asyncio.Future[Any]] = {}
+        self._overdue: set[DeviceUuid] = set()
         """Devices that owe an answer for which nobody waits any more."""
 
     async def discover(self) -> tuple[Gpu, ...]:
@@ -63,26 +63,30 @@ class NvmlGpus:
 
         Raises UnavailableError, saying what to do, while there is no driver or it does not answer.
         """
-        found = await self._looking.look()
+        found = await self._prober.probe()
         self._events.listen(gpu.uuid for gpu in found)
-        await self._ask_links(frozenset(gpu.uuid for gpu in found if gpu.fault is None))
+        await self._refresh_links(frozenset(gpu.uuid for gpu in found if gpu.fault is None))
         return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in found)
 
     @property
-    def unseen(self) -> Mapping[int, str]:
+    def unreadable(self) -> Mapping[int, str]:
         """Why GPUs are not among those that were found at last, by the driver's number."""
-        return self._looking.unseen
+        return self._prober.unreadable
 
-    async def _ask_links(self, sound: frozenset[DeviceUuid]) -> None:
+    async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
         """Ask how GPUs are linked, if others answer than did, or the last answer is old.
 
         Without an answer they are taken to be linked as they were.
         """
         now = asyncio.get_running_loop().time()
-        if self._linked is not None and self._linked[0] == sound and now < self._linked[1]:
+        if (
+            self._links_valid is not None
+            and self._links_valid[0] == sound
+            and now < self._links_valid[1]
+        ):
             return
         try:
-            links = await self._linking.answer(
+            links = await self._link_calls.call(
                 sound,
                 lambda: _initialised(lambda: nvml_topology.links_among(sorted(sound))),
                 lambda: TIMEOUT_S,
@@ -91,7 +95,7 @@ class NvmlGpus:
             logger.debug("how GPUs are linked is not told: %s", str(error) or "no answer in time")
             return
         self._links = {**self._links, **links}
-        self._linked = (sound, now + LINKS_S)
+        self._links_valid = (sound, now + LINKS_REFRESH_S)
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""
@@ -99,49 +103,49 @@ class NvmlGpus:
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a device in MIG mode."""
-        return await self._ask(device, lambda: nvml_mig.instances(device))
+        return await self._call(device, lambda: nvml_mig.instances(device))
 
     async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
         """Make an instance at a place; return its id."""
-        return await self._ask(device, lambda: nvml_mig.create_instance(device, profile, start))
+        return await self._call(device, lambda: nvml_mig.create_instance(device, profile, start))
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
         """Make the compute instance that takes all of an instance."""
-        await self._ask(device, lambda: nvml_mig.create_compute(device, gi))
+        await self._call(device, lambda: nvml_mig.create_compute(device, gi))
 
     async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
         """Remove a compute instance."""
-        await self._ask(device, lambda: nvml_mig.destroy_compute(device, gi, compute))
+        await self._call(device, lambda: nvml_mig.destroy_compute(device, gi, compute))
 
     async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
         """Remove an instance without compute instances."""
-        await self._ask(device, lambda: nvml_mig.destroy_instance(device, gi))
+        await self._call(device, lambda: nvml_mig.destroy_instance(device, gi))
 
-    async def _ask(self, device: DeviceUuid, question: Callable[[], T]) -> T:
+    async def _call(self, device: DeviceUuid, question: Callable[[], T]) -> T:
         """Put a question about one device, after the last one has come back.
 
         Raises UnavailableError in NVML's words, or if it takes longer than `TIMEOUT_S`; at once
         while a device still owes an answer that took longer.
         """
-        last = self._last.get(device)
-        if device in self._late and last is not None and not last.done():
-            raise _silent()
-        self._late.discard(device)
+        last = self._latest_calls.get(device)
+        if device in self._overdue and last is not None and not last.done():
+            raise _no_response()
+        self._overdue.discard(device)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if last is not None and not last.done():
                     await asyncio.wait([last])
                 asked = in_own_thread(lambda: _initialised(question))
-                self._last[device] = asked
+                self._latest_calls[device] = asked
                 return await asyncio.shield(asked)
         except TimeoutError as error:
-            self._late.add(device)
-            raise _silent() from error
+            self._overdue.add(device)
+            raise _no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
 
 
-def _silent() -> UnavailableError:
+def _no_response() -> UnavailableError:
     return UnavailableError(f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s")
 
 
@@ -155,10 +159,10 @@ def _initialised(question: Callable[[], T]) -> T:
 
 def in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
     """Begin; the answer may be an NVMLError."""
-    return begun(question, pynvml.NVMLError)
+    return start_in_thread(question, pynvml.NVMLError)
 
 
-def _count() -> int:
+def _count_gpus() -> int:
     try:
         return int(_initialised(pynvml.nvmlDeviceGetCount))
     except pynvml.NVMLError as error:
@@ -168,7 +172,7 @@ def _count() -> int:
         ) from error
 
 
-def _look(number: int) -> Gpu:
+def _read_gpu(number: int) -> Gpu:
     try:
         return _initialised(lambda: _gpu(number))
     except pynvml.NVMLError as error:
@@ -185,7 +189,7 @@ def _gpu(number: int) -> Gpu:
         model=_text(pynvml.nvmlDeviceGetName(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         fault=_fault_of(handle),
-        ecc_errors=_asked(lambda: _uncorrected(handle), None),
+        ecc_errors=_asked(lambda: _uncorrected_ecc_errors(handle), None),
         numa=place.numa,
         pcie=place.pcie,
         bus=place.bus,
@@ -201,16 +205,16 @@ def _fault_of(handle: Any) -> Fault | None:
     """Return what a lost or broken GPU shows: it does not answer, or its memory is broken."""
     rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
     if rows is not None and rows[3]:
-        return MEMORY_BROKEN
+        return ROW_REMAP_FAILED
     try:
         pynvml.nvmlDeviceGetUtilizationRates(handle)
     except pynvml.NVMLError as error:
-        if error.value not in UNTOLD:
-            return no_answer(f"NVML: {error}")
+        if error.value not in NOT_AVAILABLE:
+            return no_response(f"NVML: {error}")
     return None
 
 
-def _uncorrected(handle: Any) -> int:
+def _uncorrected_ecc_errors(handle: Any) -> int:
     kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
 

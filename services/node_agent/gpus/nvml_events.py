@@ -26,7 +26,7 @@ PAUSE_S = 5.0
 XID = pynvml.nvmlEventTypeXidCriticalError
 
 
-class NvmlEvents:
+class XidListener:
     """XID events since they were last asked for."""
 
     def __init__(self) -> None:
@@ -69,16 +69,16 @@ class NvmlEvents:
 
     def _listen_once(self, device: DeviceUuid) -> None:
         """Listen for a minute."""
-        with opened(device) as events:
+        with event_set(device) as events:
             until = time.monotonic() + OPEN_S
             while time.monotonic() < until:
-                number = heard(events)
+                number = wait_for_xid(events)
                 if number is not None:
                     self.note(Xid(device, number))
 
 
 @contextlib.contextmanager
-def opened(device: DeviceUuid) -> Iterator[Any]:
+def event_set(device: DeviceUuid) -> Iterator[Any]:
     """Yield the set of a GPU's events. Raises NVMLError, also if it has none."""
     pynvml.nvmlInit()
     try:
@@ -95,7 +95,7 @@ def opened(device: DeviceUuid) -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def heard(events: Any) -> int | None:
+def wait_for_xid(events: Any) -> int | None:
     """Wait for an XID for a while; None: there was none, or an event of another kind."""
     try:
         event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)

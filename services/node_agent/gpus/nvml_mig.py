@@ -184,7 +184,7 @@ def _instance(
         start=int(info.placement.start),
         memory_slices=int(info.placement.size),
         compute_slices=profile.compute_slices,
-        computes=tuple(sorted(computes)),
+        compute_ids=tuple(sorted(computes)),
         uuid=uuids.get((gi, whole[0]), "") if whole else "",
         busy=gi in busy,
     )

@@ -18,10 +18,10 @@ from services.node_agent.gpus.links import (
     UNDER_HOST_BRIDGE,
     UNDER_ONE_SWITCH,
     UNDER_SWITCHES,
-    bus_of,
-    nvlinks_between,
-    root_in,
-    score,
+    count_nvlinks,
+    link_score,
+    parse_pci_address,
+    root_complex_in,
 )
 from shared.model.names import DeviceUuid
 
@@ -104,8 +104,8 @@ def _score(own: _End, other: _End) -> int | None:
     nearest = _NEAREST.get(_asked(lambda: ask(own.handle, other.handle), None))
     if nearest is None:
         return None
-    joined = nvlinks_between(own.links.direct, own.links.switched, other.bus, other.links.switched)
-    return score(nearest, joined)
+    joined = count_nvlinks(own.links.direct, own.links.switched, other.bus, other.links.switched)
+    return link_score(nearest, joined)
 
 
 def _links(handle: Any) -> _Links:
@@ -132,7 +132,7 @@ def _bus(handle: Any) -> str:
 
 def _address(info: Any) -> str:
     text = info.busId
-    return bus_of(text.decode() if isinstance(text, bytes) else text)
+    return parse_pci_address(text.decode() if isinstance(text, bytes) else text)
 
 
 def _in_sysfs(bus: str) -> tuple[int | None, str]:
@@ -146,7 +146,7 @@ def _in_sysfs(bus: str) -> tuple[int | None, str]:
         place = str(device.resolve(strict=True))
     except OSError:
         place = ""
-    return numa if numa >= 0 else None, root_in(place)
+    return numa if numa >= 0 else None, root_complex_in(place)
 
 
 def _asked(question: Callable[[], T], otherwise: T) -> T:

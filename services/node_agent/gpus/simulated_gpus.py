@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.node_agent.gpus.device_faults import Fault, Xid
-from services.node_agent.gpus.gpu_models import PROFILES, GpuProfile
+from services.node_agent.gpus.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.probes import Looking
+from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.simulated_mig import SimulatedMig
 from services.node_agent.mig.layout_changes import MigInstance, MigState
 from shared.model.errors import RequestError, UnavailableError
@@ -52,8 +52,8 @@ SLOW_S = 20.0
 """And so long otherwise, as real ones may: it is the machine that is slow then, and not a GPU."""
 HANGING_S = 0.05
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
-_PART = re.compile(r"(\d+)x(.+?)(:mig)?")
-_SAID_OF_NONE = 99
+_LAYOUT_PART = re.compile(r"(\d+)x(.+?)(:mig)?")
+_MISSING_INSTANCE_ID = 99
 """An id that NVML gives for an instance it has not made."""
 
 
@@ -61,7 +61,7 @@ _SAID_OF_NONE = 99
 class SimulatedGpu:
     """One GPU of a layout."""
 
-    profile: GpuProfile
+    model: GpuModel
     mig: bool = False
     """MIG mode is on."""
 
@@ -75,18 +75,18 @@ def parse_layout(text: str) -> tuple[SimulatedGpu, ...]:
 
 
 def _parse_part(part: str) -> Iterator[SimulatedGpu]:
-    match = _PART.fullmatch(part)
-    profile = PROFILES.get(match[2]) if match else None
+    match = _LAYOUT_PART.fullmatch(part)
+    profile = GPU_MODELS.get(match[2]) if match else None
     if match is None or profile is None or not 1 <= int(match[1]) <= 64:
         raise RequestError(
             f"{part!r} is no GPU layout: write COUNTxMODEL, such as 8xA100-80GB or 4xT4+2xA10 (or "
             f"4xA100-40GB:mig for GPUs in MIG mode), with a count of 1 to 64 and a model of "
-            f"{', '.join(PROFILES)}"
+            f"{', '.join(GPU_MODELS)}"
         )
     if match[3] and not profile.mig:
-        able = ", ".join(name for name, one in PROFILES.items() if one.mig)
+        able = ", ".join(name for name, one in GPU_MODELS.items() if one.mig)
         raise RequestError(f"{part!r}: {match[2]} has no MIG mode; {able} have")
-    yield from [SimulatedGpu(profile=profile, mig=bool(match[3]))] * int(match[1])
+    yield from [SimulatedGpu(model=profile, mig=bool(match[3]))] * int(match[1])
 
 
 def uuid_of(node: NodeName, index: int) -> DeviceUuid:
@@ -107,24 +107,20 @@ class SimulatedGpus:
         self.node = node
         self.gpus = parse_layout(layout)
         self.fault_file = fault_file
-        self._looking = Looking(self._count, self._look, limit_s=self._limit_s)
+        self._prober = GpuProber(self._count, self._read_gpu, limit_s=self._limit_s)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
-            {
-                uuid_of(node, index): gpu.profile.mig
-                for index, gpu in enumerate(self.gpus)
-                if gpu.mig
-            },
+            {uuid_of(node, index): gpu.model.mig for index, gpu in enumerate(self.gpus) if gpu.mig},
         )
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is not what it should be."""
-        return await self._looking.look()
+        return await self._prober.probe()
 
     @property
-    def unseen(self) -> Mapping[int, str]:
+    def unreadable(self) -> Mapping[int, str]:
         """Why GPUs are not among those that were found at last, by number."""
-        return self._looking.unseen
+        return self._prober.unreadable
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU that the fault file says has some."""
@@ -151,12 +147,12 @@ class SimulatedGpus:
         if fault == CREATE_FAILS:
             raise UnavailableError("NVML: Unknown Error")
         if fault == CREATE_NOTHING:
-            return _SAID_OF_NONE
+            return _MISSING_INSTANCE_ID
         return await asyncio.to_thread(self.mig.create_instance, device, profile, start)
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
         """Make the compute instance that takes all of an instance."""
-        if gi == _SAID_OF_NONE:
+        if gi == _MISSING_INSTANCE_ID:
             return
         if await self._fault(device) == COMPUTE_FAILS:
             raise UnavailableError("NVML: Insufficient Resources")
@@ -179,7 +175,7 @@ class SimulatedGpus:
         self._faults()
         return len(self.gpus)
 
-    def _look(self, index: int) -> Gpu | None:
+    def _read_gpu(self, index: int) -> Gpu | None:
         name, gpu = uuid_of(self.node, index), self.gpus[index]
         while (fault := self._named(self._faults(), index)) == HANG:
             time.sleep(HANGING_S)
@@ -189,13 +185,13 @@ class SimulatedGpus:
         return Gpu(
             uuid=name,
             index=index,
-            model=gpu.profile.product,
-            memory_mib=int(memory[1]) if memory else gpu.profile.memory_mib,
-            fault=Fault("Unhealthy", "the fault file says so", grave=True)
+            model=gpu.model.product,
+            memory_mib=int(memory[1]) if memory else gpu.model.memory_mib,
+            fault=Fault("Unhealthy", "the fault file says so", severe=True)
             if fault == UNHEALTHY
             else None,
             driver=DRIVER,
-            mig=_state(gpu, flipped=fault == MODE_FLIP),
+            mig=_mig_state(gpu, flipped=fault == MODE_FLIP),
             instances=self._instances(name) if gpu.mig and fault != MODE_FLIP else (),
         )
 
@@ -227,8 +223,8 @@ class SimulatedGpus:
         return {str(device): str(state) for device, state in faults.items()}
 
 
-def _state(gpu: SimulatedGpu, *, flipped: bool) -> MigState | None:
-    if not gpu.profile.mig:
+def _mig_state(gpu: SimulatedGpu, *, flipped: bool) -> MigState | None:
+    if not gpu.model.mig:
         return None
     mig = gpu.mig is not flipped
-    return MigState(enabled=mig, pending=mig, profiles=gpu.profile.mig if mig else ())
+    return MigState(enabled=mig, pending=mig, profiles=gpu.model.mig if mig else ())

@@ -20,7 +20,7 @@ _FIRST_ID = {8: 0, 4: 1, 2: 3, 1: 7}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _StoredInstance:
     """One instance, as the file has it."""
 
     gi: int
@@ -43,19 +43,22 @@ class SimulatedMig:
     def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """List a device's instances, by id."""
         return tuple(
-            self._shown(device, kept)
-            for kept in sorted(self._read().get(device, ()), key=lambda kept: kept.gi)
+            self._to_instance(device, kept)
+            for kept in sorted(self._load().get(device, ()), key=lambda kept: kept.gi)
         )
 
     def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
         """Make an instance; return its id. Raises UnavailableError as NVML refuses."""
-        state = self._read()
+        state = self._load()
         there = state.get(device, ())
         wanted = self._profile(device, profile)
         self._check_room(device, there, wanted, start)
         gi = _id_of(wanted.memory_slices, start)
-        self._write(
-            {**state, device: (*there, _Kept(gi=gi, profile=profile, start=start, computes=()))}
+        self._save(
+            {
+                **state,
+                device: (*there, _StoredInstance(gi=gi, profile=profile, start=start, computes=())),
+            }
         )
         return gi
 
@@ -79,11 +82,15 @@ class SimulatedMig:
         kept = self._find(device, gi)
         if kept.computes:
             raise UnavailableError("NVML: In use by another client")
-        state = self._read()
-        self._write({**state, device: tuple(one for one in state[device] if one != kept)})
+        state = self._load()
+        self._save({**state, device: tuple(one for one in state[device] if one != kept)})
 
     def _check_room(
-        self, device: DeviceUuid, there: Sequence[_Kept], wanted: InstanceProfile, start: int
+        self,
+        device: DeviceUuid,
+        there: Sequence[_StoredInstance],
+        wanted: InstanceProfile,
+        start: int,
     ) -> None:
         if start not in wanted.starts:
             raise UnavailableError("NVML: Invalid Argument")
@@ -96,7 +103,7 @@ class SimulatedMig:
         if taken.intersection(needed) or slices > most or alike >= wanted.count:
             raise UnavailableError("NVML: Insufficient Resources")
 
-    def _shown(self, device: DeviceUuid, kept: _Kept) -> MigInstance:
+    def _to_instance(self, device: DeviceUuid, kept: _StoredInstance) -> MigInstance:
         profile = self._profile(device, kept.profile)
         name = f"{device}/{kept.gi}/{kept.computes[0]}" if len(kept.computes) == 1 else ""
         return MigInstance(
@@ -105,7 +112,7 @@ class SimulatedMig:
             start=kept.start,
             memory_slices=profile.memory_slices,
             compute_slices=profile.compute_slices,
-            computes=kept.computes,
+            compute_ids=kept.computes,
             uuid=f"MIG-{uuid.uuid5(_NAMESPACE, name)}" if name else "",
         )
 
@@ -115,19 +122,19 @@ class SimulatedMig:
             raise UnavailableError("NVML: Not Supported")
         return found
 
-    def _find(self, device: DeviceUuid, gi: int) -> _Kept:
-        for kept in self._read().get(device, ()):
+    def _find(self, device: DeviceUuid, gi: int) -> _StoredInstance:
+        for kept in self._load().get(device, ()):
             if kept.gi == gi:
                 return kept
         raise UnavailableError("NVML: Not Found")
 
-    def _replace(self, device: DeviceUuid, old: _Kept, computes: tuple[int, ...]) -> None:
-        state = self._read()
-        new = _Kept(gi=old.gi, profile=old.profile, start=old.start, computes=computes)
+    def _replace(self, device: DeviceUuid, old: _StoredInstance, computes: tuple[int, ...]) -> None:
+        state = self._load()
+        new = _StoredInstance(gi=old.gi, profile=old.profile, start=old.start, computes=computes)
         changed = tuple(new if one == old else one for one in state[device])
-        self._write({**state, device: changed})
+        self._save({**state, device: changed})
 
-    def _read(self) -> dict[DeviceUuid, tuple[_Kept, ...]]:
+    def _load(self) -> dict[DeviceUuid, tuple[_StoredInstance, ...]]:
         try:
             state = json.loads(self.file.read_text())
         except FileNotFoundError:
@@ -136,13 +143,13 @@ class SimulatedMig:
             raise RequestError(f"{self.file} is not JSON: {error}") from error
         return {
             DeviceUuid(device): tuple(
-                _Kept(gi=gi, profile=profile, start=start, computes=tuple(computes))
+                _StoredInstance(gi=gi, profile=profile, start=start, computes=tuple(computes))
                 for gi, profile, start, computes in rows
             )
             for device, rows in state.items()
         }
 
-    def _write(self, state: Mapping[DeviceUuid, Sequence[_Kept]]) -> None:
+    def _save(self, state: Mapping[DeviceUuid, Sequence[_StoredInstance]]) -> None:
         rows = {
             device: [[kept.gi, kept.profile, kept.start, list(kept.computes)] for kept in there]
             for device, there in state.items()

@@ -11,11 +11,11 @@ from shared.model.errors import UnavailableError
 
 T = TypeVar("T")
 
-AGAIN_S = 0.5
+LIMIT_CHECK_S = 0.5
 """How often the limit of an answer is looked at."""
 
 
-def begun(question: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
+def start_in_thread(question: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
     """Begin in a thread that keeps neither the other threads busy nor the process alive.
 
     The answer is what the question returns, or which of `errors` it raises. Whatever else it raises
@@ -42,7 +42,7 @@ def begun(question: Callable[[], T], *errors: type[Exception]) -> asyncio.Future
     return answer
 
 
-class Questions(Generic[T]):
+class SingleFlight(Generic[T]):
     """Questions about several things, of each thing one at a time.
 
     What has not answered in time is not asked again before it has, and meanwhile nobody waits for
@@ -54,7 +54,7 @@ class Questions(Generic[T]):
         self._asked: dict[Hashable, asyncio.Future[T]] = {}
         self._late: set[Hashable] = set()
 
-    async def answer(
+    async def call(
         self, about: Hashable, question: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
         """Return the answer, be it to a question that was put before and is answered only now.
@@ -63,7 +63,7 @@ class Questions(Generic[T]):
         """
         asked = self._asked.get(about)
         if asked is None:
-            asked = self._asked[about] = begun(question, *self._errors)
+            asked = self._asked[about] = start_in_thread(question, *self._errors)
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not asked.done():
@@ -71,7 +71,7 @@ class Questions(Generic[T]):
             if left_s <= 0 or about in self._late:
                 self._late.add(about)
                 raise TimeoutError
-            await asyncio.wait({asked}, timeout=min(left_s, AGAIN_S))
+            await asyncio.wait({asked}, timeout=min(left_s, LIMIT_CHECK_S))
         if self._asked.get(about) is asked:  # nobody has begun anew in the meantime
             del self._asked[about]
             self._late.discard(about)

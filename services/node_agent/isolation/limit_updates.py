@@ -28,7 +28,7 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.timeouts import set_within
-from services.node_agent.usage.usage_model import ContainerUse, Picture
+from services.node_agent.usage.usage_model import MeasuredContainer, UsageSnapshot
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LeasesReply, LeasesRequest, LimitsReply, LimitsRequest
@@ -64,7 +64,7 @@ class Record(Protocol):
 class Seeing(Protocol):
     """The monitor."""
 
-    seen: Picture
+    snapshot: UsageSnapshot
 
 
 class _ShortageError(RequestError):
@@ -238,9 +238,11 @@ class LimitUpdater:
         if found is not None:
             raise _ShortageError(shortage_text(entry, found), found.used_mib)
 
-    def _use_of(self, entry: CheckpointEntry) -> ContainerUse | None:
+    def _use_of(self, entry: CheckpointEntry) -> MeasuredContainer | None:
         who = entry.allocation.pod, entry.allocation.container
-        return next((use for use in self.monitor.seen.containers if use.tenant.key == who), None)
+        return next(
+            (use for use in self.monitor.snapshot.containers if use.container.key == who), None
+        )
 
     def _of(self, pod: PodUid) -> Iterable[CheckpointEntry]:
         return [entry for entry in self.record.entries if entry.allocation.pod == pod]

@@ -7,7 +7,11 @@ from services.node_agent.allocate.allocation import NodeSnapshot, container_setu
 from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
-from services.node_agent.usage.usage_model import UNCOUNTED_BYTES, ContainerUse, positions
+from services.node_agent.usage.usage_model import (
+    UNCOUNTED_BYTES,
+    MeasuredContainer,
+    region_positions,
+)
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT
@@ -108,7 +112,7 @@ def _is_limit(name: str) -> bool:
 
 
 def shortage(
-    entry: CheckpointEntry, region: Region, seed: RegionSeed, use: ContainerUse | None
+    entry: CheckpointEntry, region: Region, seed: RegionSeed, use: MeasuredContainer | None
 ) -> Shortage | None:
     """Say which limit would be below what is in use, by the region or by the driver's last word.
 
@@ -116,7 +120,7 @@ def shortage(
     count here either.
     """
     shares = in_order(entry.allocation.lease.shares_of(entry.allocation.container))
-    places = positions(region, shares)
+    places = region_positions(region, shares)
     seen = {one.share.device: one for one in use.shares} if use else {}
     for number, share in enumerate(shares):
         limit = seed.memory_bytes[number]

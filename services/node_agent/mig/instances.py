@@ -17,9 +17,9 @@ from services.node_agent.mig.layout_changes import (
     InstanceProfile,
     InUseError,
     MigInstance,
+    find_layout,
     instance_at,
     is_laid_out,
-    layout_of,
 )
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
@@ -47,7 +47,7 @@ class Instanced(Protocol):
         ...
 
 
-class Partitioning(Protocol):
+class LayoutPartitioner(Protocol):
     """Whoever may change layouts."""
 
     async def partition(
@@ -61,7 +61,7 @@ class Partitioning(Protocol):
         ...
 
 
-class Answered(Protocol):
+class AllocatedEntries(Protocol):
     """What the kubelet was told."""
 
     @property
@@ -78,58 +78,60 @@ class Counting(Protocol):
         ...
 
 
-class Instances:
+class LayoutReconciler:
     """The instances of one node's devices."""
 
     def __init__(
         self,
         driver: Instanced,
-        partitioning: Partitioning | None,
+        partitioner: LayoutPartitioner | None,
         *,
         leases: KnownLeases,
-        record: Answered,
+        checkpoint: AllocatedEntries,
         pods: PodLister,
         counting: Counting,
         clock: Clock,
     ) -> None:
         self.driver = driver
-        self.partitioning = partitioning
+        self.partitioning = partitioner
         self.leases = leases
-        self.record = record
+        self.record = checkpoint
         self.pods = pods
         self.counting = counting
         self.clock = clock
         self.devices: Mapping[DeviceUuid, Device] = {}
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
-        self._news = asyncio.Event()
+        self._wake = asyncio.Event()
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
-        self._brought: dict[DeviceUuid, int] = {}
+        self._handled_fences: dict[DeviceUuid, int] = {}
         """Fence of the newest lease for which each device was looked at."""
-        self._waiting_for: dict[DeviceUuid, str] = {}
+        self._blocked_by: dict[DeviceUuid, str] = {}
         """What was in the way when a device was last to change its layout."""
 
-    def found(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
+    def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
         """Take what there is."""
         self.devices = {device.uuid: device for device in devices}
         self.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
-        self._news.set()
+        self._wake.set()
 
     def leases_changed(self) -> None:
         """Look at the leases: what they are for is made ready before somebody asks."""
-        self._news.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Lay devices out as leases want it, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._news.wait()
-                self._news.clear()
-                for lease, share in self._newest():
-                    if self._brought.get(share.device, -1) < share.fence:
-                        self._brought[share.device] = share.fence
-                        group.create_task(self._bring_early(lease, share))
+                await self._wake.wait()
+                self._wake.clear()
+                for lease, share in self._newest_shares():
+                    if self._handled_fences.get(share.device, -1) < share.fence:
+                        self._handled_fences[share.device] = share.fence
+                        group.create_task(self._lay_out_early(lease, share))
 
-    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+    async def instance_uuids(
+        self, lease: Lease, container: str
+    ) -> dict[tuple[DeviceUuid, int], str]:
         """Return the UUID of each instance of a container, by device and position.
 
         Waits until the devices are laid out. Raises RequestError or UnavailableError saying why
@@ -142,7 +144,7 @@ class Instances:
             uuids[share.device, _position(share)] = instance.uuid
         return uuids
 
-    async def listed(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
+    async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
         """Return what each device in MIG mode has now, whatever it should have."""
         return {
             device: await self._list(device) for device, known in self.profiles.items() if known
@@ -153,9 +155,9 @@ class Instances:
         self._check_newest(lease, share)
         try:
             async with asyncio.timeout(READY_S):
-                there = await self._bring(share.device, layout)
+                there = await self._lay_out(share.device, layout)
         except TimeoutError as error:
-            why = self._waiting_for.get(share.device, "the driver takes longer")
+            why = self._blocked_by.get(share.device, "the driver takes longer")
             raise UnavailableError(
                 f"device {share.device} was not laid out as {layout.name} within {READY_S:g} s: "
                 f"{why}"
@@ -168,7 +170,7 @@ class Instances:
         device = self.devices.get(share.device)
         if device is None or share.mig is None:
             raise UnavailableError(f"device {share.device} is not known yet")
-        return layout_of(share.mig, share.device, device)
+        return find_layout(share.mig, share.device, device)
 
     async def _check_free(self, instance: MigInstance, pod: PodUid) -> None:
         """Wait until the kubelet has let go of whom the instance was given to.
@@ -182,7 +184,7 @@ class Instances:
         ]
         until = self.clock.ticks() + GONE_S
         while others:
-            going_on = await self._going_on()
+            going_on = await self._running_pods()
             others = [told for told in others if told.pod in going_on]
             if others and self.clock.ticks() >= until:
                 raise RequestError(
@@ -193,7 +195,7 @@ class Instances:
 
     def _check_newest(self, lease: Lease, share: Share) -> None:
         """Raise RequestError if a newer lease has laid the device out in another way."""
-        for other, newest in self._newest():
+        for other, newest in self._newest_shares():
             if (
                 newest.device == share.device
                 and other.pod != lease.pod
@@ -208,7 +210,7 @@ class Instances:
                     f"out as {newest.mig.layout}"
                 )
 
-    def _newest(self) -> list[tuple[Lease, Share]]:
+    def _newest_shares(self) -> list[tuple[Lease, Share]]:
         """Return the newest share of each device that is an instance."""
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
         for lease in self.leases.leases.values():
@@ -218,15 +220,15 @@ class Instances:
                     newest[share.device] = (lease, share)
         return [pair for device, pair in newest.items() if device in self.devices]
 
-    async def _bring_early(self, lease: Lease, share: Share) -> None:
+    async def _lay_out_early(self, lease: Lease, share: Share) -> None:
         try:
             async with asyncio.timeout(READY_S):
-                await self._bring(share.device, self._layout(share))
+                await self._lay_out(share.device, self._layout(share))
         except TimeoutError:
             logger.warning(
                 "device %s is not laid out for pod %s/%s after %g s: %s",
                 *(share.device, lease.namespace, lease.name, READY_S),
-                self._waiting_for.get(share.device, "the driver takes longer"),
+                self._blocked_by.get(share.device, "the driver takes longer"),
             )
         except LeaseholdError as error:
             logger.warning(
@@ -234,11 +236,11 @@ class Instances:
                 *(share.device, lease.namespace, lease.name, error),
             )
 
-    async def _bring(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
+    async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
         async with self._locks.setdefault(device, asyncio.Lock()):
             there = await self._list(device)
             if is_laid_out(layout, there):
-                self._waiting_for.pop(device, None)
+                self._blocked_by.pop(device, None)
                 return there
             if self.partitioning is None:
                 raise RequestError(
@@ -250,28 +252,28 @@ class Instances:
             try:
                 there = await self._partition(self.partitioning, device, layout)
                 outcome = "done"
-                self._waiting_for.pop(device, None)
+                self._blocked_by.pop(device, None)
             finally:
                 self.counting.partitioned(outcome, self.clock.ticks() - began)
             return there
 
     async def _partition(
-        self, partitioning: Partitioning, device: DeviceUuid, layout: MigLayout
+        self, partitioning: LayoutPartitioner, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
         """Partition; while somebody uses what is in the way, again until the caller gives up."""
         while True:
-            held = await self._held(device)
+            held = await self._used_instances(device)
             try:
                 return await partitioning.partition(
                     device, layout, self.profiles.get(device, ()), held
                 )
             except InUseError as error:
-                self._waiting_for[device] = str(error)
+                self._blocked_by[device] = str(error)
             await self.clock.sleep(LOOK_AGAIN_S)
 
-    async def _held(self, device: DeviceUuid) -> frozenset[str]:
+    async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
         """Return the UUIDs of instances whose pods the kubelet still shows."""
-        going_on = await self._going_on()
+        going_on = await self._running_pods()
         there = await self._list(device)
         held = {
             uuid
@@ -288,7 +290,7 @@ class Instances:
                         held.add(instance_at(layout, _position(share), there).uuid)
         return frozenset(held)
 
-    async def _going_on(self) -> dict[PodUid, str]:
+    async def _running_pods(self) -> dict[PodUid, str]:
         """Return the phase of each pod that the kubelet has not let go of.
 
         What it says of the runtime's containers may be two seconds old; a pod in a final phase has

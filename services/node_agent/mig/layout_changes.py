@@ -46,7 +46,7 @@ class MigInstance:
     start: int
     memory_slices: int
     compute_slices: int
-    computes: tuple[int, ...] = ()
+    compute_ids: tuple[int, ...] = ()
     """NVML's ids of the compute instances in it."""
     uuid: str = ""
     """Of its MIG device, if one compute instance takes all of it; empty: none does."""
@@ -107,7 +107,7 @@ def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstanc
         raise RequestError(f"layout {layout.name} has {len(positions)} positions, not {position}")
     if not is_laid_out(layout, instances):
         raise RequestError(
-            f"the device is not laid out as {layout.name}: it has {described(instances)}"
+            f"the device is not laid out as {layout.name}: it has {describe_instances(instances)}"
         )
     profile = positions[position].name
     number = sum(one.name == profile for one in positions[:position])
@@ -115,7 +115,7 @@ def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstanc
     return alike[number]
 
 
-def instances_of(
+def container_instances(
     lease: Lease,
     container: str,
     devices: Mapping[DeviceUuid, Device],
@@ -128,14 +128,14 @@ def instances_of(
     uuids: dict[tuple[DeviceUuid, int], str] = {}
     for share in lease.shares_of(container):
         if share.mig is not None:
-            layout = layout_of(share.mig, share.device, devices.get(share.device))
+            layout = find_layout(share.mig, share.device, devices.get(share.device))
             there = instances.get(share.device, ())
             found = instance_at(layout, share.mig.position, there)
             uuids[share.device, share.mig.position] = found.uuid
     return uuids
 
 
-def layout_of(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> MigLayout:
+def find_layout(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> MigLayout:
     """Return the layout that a place is in. Raises RequestError if its device has none such."""
     layouts = device.layouts if device is not None else ()
     for layout in layouts:
@@ -151,7 +151,7 @@ def layout_of(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> M
     )
 
 
-def plan(
+def plan_layout(
     layout: MigLayout,
     profiles: Sequence[InstanceProfile],
     instances: Sequence[MigInstance],
@@ -172,12 +172,12 @@ def plan(
             f"{', '.join(known) or 'no instances'}"
         )
     used = [instance for instance in instances if instance.gi in held or instance.busy]
-    fitting = _fitting(layout, instances, used)
+    fitting = _reusable(layout, instances, used)
     foreign = [instance for instance in used if instance not in fitting]
     if foreign:
         raise InUseError(
-            f"{described(foreign)} of the device {'is' if len(foreign) == 1 else 'are'} in use, "
-            f"and layout {layout.name} has no place for that"
+            f"{describe_instances(foreign)} of the device {'is' if len(foreign) == 1 else 'are'} "
+            f"in use, and layout {layout.name} does not contain that"
         )
     for kept in (fitting, used):
         missing = _missing(layout, kept, known)
@@ -190,8 +190,8 @@ def plan(
             )
     if used:
         raise InUseError(
-            f"the other instances of layout {layout.name} do not fit beside {described(used)}, "
-            "which is in use"
+            f"the other instances of layout {layout.name} do not fit beside "
+            f"{describe_instances(used)}, which is in use"
         )
     raise RequestError(f"the instances of layout {layout.name} do not fit on the device")
 
@@ -237,7 +237,7 @@ def fits_alone(profiles: Sequence[InstanceProfile], layout: Sequence[InstancePro
     return arrange(layout, (), _compute_slices(profiles)) is not None
 
 
-def described(instances: Iterable[MigInstance]) -> str:
+def describe_instances(instances: Iterable[MigInstance]) -> str:
     """Name instances by profile and place."""
     named = sorted((i.start, f"{i.profile} at slice {i.start}") for i in instances)
     return ", ".join(text for _, text in named) or "no instance"
@@ -251,14 +251,14 @@ def _compute_slices(profiles: Iterable[InstanceProfile]) -> int:
     return max((profile.compute_slices for profile in profiles), default=0)
 
 
-def _fitting(
+def _reusable(
     layout: MigLayout, instances: Sequence[MigInstance], used: Sequence[MigInstance]
 ) -> list[MigInstance]:
     """Return the instances that the layout has, too: those in use first, no more than it has."""
     left = _counts(layout)
     fitting: list[MigInstance] = []
     for instance in sorted(instances, key=lambda i: (i not in used, i.start)):
-        if left[instance.profile] > 0 and (instance.uuid or not instance.computes):
+        if left[instance.profile] > 0 and (instance.uuid or not instance.compute_ids):
             left[instance.profile] -= 1
             fitting.append(instance)
     return fitting

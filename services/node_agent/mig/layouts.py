@@ -14,7 +14,7 @@ from shared.model.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
 """By how much a profile's memory may differ from a table's to be taken for it under its name."""
-PRESENT = "present"
+CURRENT = "present"
 """Name of a layout that is on the device and in no table."""
 
 
@@ -27,7 +27,7 @@ def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
     )
 
 
-def _sevenths(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
+def _seven_slice_layouts(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
     """Return the usual layouts of a device with seven compute slices, given its 1g, 2g, 3g, 7g."""
     one, two, three, all_ = profiles
     return (
@@ -38,7 +38,7 @@ def _sevenths(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
     )
 
 
-KNOWN: tuple[MigGeometries, ...] = (
+KNOWN_GEOMETRIES: tuple[MigGeometries, ...] = (
     MigGeometries(
         models=("A30",),
         layouts=(
@@ -49,31 +49,31 @@ KNOWN: tuple[MigGeometries, ...] = (
     ),
     MigGeometries(
         models=("A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"),
-        layouts=_sevenths(
+        layouts=_seven_slice_layouts(
             ("1g.5gb", 5120), ("2g.10gb", 10240), ("3g.20gb", 20480), ("7g.40gb", 40960)
         ),
     ),
     MigGeometries(
         models=("A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB"),
-        layouts=_sevenths(
+        layouts=_seven_slice_layouts(
             ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192), ("7g.80gb", 80896)
         ),
     ),
     MigGeometries(
         models=("H100 80GB", "H100 PCIe", "H800"),
-        layouts=_sevenths(
+        layouts=_seven_slice_layouts(
             ("1g.10gb", 9984), ("2g.20gb", 20096), ("3g.40gb", 40448), ("7g.80gb", 81152)
         ),
     ),
     MigGeometries(
         models=("NVIDIA H200",),
-        layouts=_sevenths(
+        layouts=_seven_slice_layouts(
             ("1g.18gb", 16384), ("2g.35gb", 33024), ("3g.71gb", 71168), ("7g.141gb", 143360)
         ),
     ),
     MigGeometries(
         models=("NVIDIA B200",),
-        layouts=_sevenths(
+        layouts=_seven_slice_layouts(
             ("1g.23gb", 20992), ("2g.45gb", 45312), ("3g.90gb", 90624), ("7g.180gb", 182272)
         ),
     ),
@@ -94,7 +94,7 @@ def layouts_for(
     said: list[str] = []
     found: list[MigLayout] = []
     for layout in table.layouts if table is not None else ():
-        real = _as_nvml_says(layout, model, profiles, said)
+        real = _match_profiles(layout, model, profiles, said)
         if not real.profiles:
             continue
         if fits_alone(profiles, _instances(real, profiles)):
@@ -104,11 +104,11 @@ def layouts_for(
     if not found:
         if table is not None:
             said.append(f"no layout of {model} is left: layouts are made of what NVML knows")
-        found = list(derived(profiles))
+        found = list(derive_layouts(profiles))
     return tuple(found), tuple(said)
 
 
-def derived(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
+def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
     """Return one layout for each size of instance, smallest first, filled up with the smallest.
 
     Profiles for special uses (`+me`, `+gfx`, `-me`) are left out; of those with equal memory, the
@@ -118,16 +118,16 @@ def derived(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
     best: dict[int, InstanceProfile] = {}
     for profile in plain:
         rival = best.get(profile.memory_mib)
-        if rival is None or _reach(rival) < _reach(profile):
+        if rival is None or _usable_slices(rival) < _usable_slices(profile):
             best[profile.memory_mib] = profile
     sizes = [best[memory] for memory in sorted(best)]
     return tuple(
-        _filled(f"group{number}", profile, sizes[0], profiles)
+        _fill_layout(f"group{number}", profile, sizes[0], profiles)
         for number, profile in enumerate(sizes, start=1)
     )
 
 
-def present(
+def current_layouts(
     instances: Sequence[MigInstance],
     layouts: Sequence[MigLayout],
     profiles: Sequence[InstanceProfile],
@@ -148,15 +148,15 @@ def present(
         MigProfile(name=name, memory_mib=memory[name], count=count)
         for name, count in sorted(counts.items(), key=lambda pair: (-memory[pair[0]], pair[0]))
     )
-    return (MigLayout(name=PRESENT, profiles=there),) if there else ()
+    return (MigLayout(name=CURRENT, profiles=there),) if there else ()
 
 
-def _as_nvml_says(
+def _match_profiles(
     layout: MigLayout, model: str, profiles: Sequence[InstanceProfile], said: list[str]
 ) -> MigLayout:
     real: list[MigProfile] = []
     for profile in layout.profiles:
-        found = _like(profile, profiles)
+        found = _closest_profile(profile, profiles)
         if found is None:
             said.append(
                 f"layout {layout.name} of {model} has {profile.name}, which NVML does not know "
@@ -169,7 +169,9 @@ def _as_nvml_says(
     return replace(layout, profiles=tuple(real))
 
 
-def _like(profile: MigProfile, profiles: Iterable[InstanceProfile]) -> InstanceProfile | None:
+def _closest_profile(
+    profile: MigProfile, profiles: Iterable[InstanceProfile]
+) -> InstanceProfile | None:
     """Return the profile of this name, or else the one of like compute and memory."""
     slices = profile.name.partition("g.")[0]
     near = [
@@ -194,11 +196,11 @@ def _instances(layout: MigLayout, profiles: Sequence[InstanceProfile]) -> list[I
     return [known[profile.name] for profile in layout.positions]
 
 
-def _reach(profile: InstanceProfile) -> int:
+def _usable_slices(profile: InstanceProfile) -> int:
     return profile.count * profile.compute_slices
 
 
-def _filled(
+def _fill_layout(
     name: str,
     profile: InstanceProfile,
     smallest: InstanceProfile,

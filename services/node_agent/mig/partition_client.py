@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.node_agent.gpus.device_faults import Xid
-from services.node_agent.gpus.driver import Hardware
+from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance
 from services.node_agent.mig.partition_protocol import (
     MAX_LINE,
-    Look,
-    Partition,
-    Seen,
-    line_of,
-    seen_in,
+    InstancesReply,
+    InstancesRequest,
+    PartitionRequest,
+    decode_reply,
+    encode_line,
 )
 from shared.model.device import DeviceMode, MigLayout
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -28,8 +28,8 @@ from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-PARTITION_S = 120.0
+READ_TIMEOUT_S = 10.0
+PARTITION_TIMEOUT_S = 120.0
 """Longer than the driver is given for all steps of a layout; who asks has his own patience."""
 
 
@@ -39,13 +39,13 @@ class RemotePartitioner:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
 
-    async def look(self, device: DeviceUuid) -> Seen:
+    async def read_device(self, device: DeviceUuid) -> InstancesReply:
         """Return what a device has. Raises UnavailableError while the partitioner is away."""
-        return await self._ask(Look(device), LOOK_S)
+        return await self._request(InstancesRequest(device), READ_TIMEOUT_S)
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a device in MIG mode."""
-        return (await self.look(device)).instances
+        return (await self.read_device(device)).instances
 
     async def partition(
         self,
@@ -55,15 +55,17 @@ class RemotePartitioner:
         held: Collection[str],
     ) -> tuple[MigInstance, ...]:
         """Give the device this layout; see `Partitioner.partition`, which does it over there."""
-        asked = Partition(device, layout, tuple(sorted(held)))
-        return (await self._ask(asked, PARTITION_S)).instances
+        asked = PartitionRequest(device, layout, tuple(sorted(held)))
+        return (await self._request(asked, PARTITION_TIMEOUT_S)).instances
 
-    async def _ask(self, asked: Look | Partition, limit_s: float) -> Seen:
+    async def _request(
+        self, asked: InstancesRequest | PartitionRequest, limit_s: float
+    ) -> InstancesReply:
         try:
             async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_unix_connection(self.socket, limit=MAX_LINE)
                 try:
-                    writer.write(line_of(asked))
+                    writer.write(encode_line(asked))
                     await writer.drain()
                     line = await reader.readline()
                 finally:
@@ -72,27 +74,27 @@ class RemotePartitioner:
             raise UnavailableError(
                 f"no partitioner answers at {self.socket} ({error!r}): does its container run?"
             ) from error
-        return seen_in(line)
+        return decode_reply(line)
 
 
-class Partitionable:
+class RemoteMigGpus:
     """The node's GPUs, with what the partitioner knows of those in MIG mode."""
 
-    def __init__(self, gpus: Hardware, remote: RemotePartitioner) -> None:
+    def __init__(self, gpus: GpuDriver, remote: RemotePartitioner) -> None:
         self.gpus = gpus
         self.remote = remote
-        self._known: dict[DeviceUuid, Seen] = {}
-        self._trouble = ""
+        self._known: dict[DeviceUuid, InstancesReply] = {}
+        self._last_error = ""
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs; UnavailableError while the driver cannot be asked."""
         found = await self.gpus.discover()
-        return tuple(await asyncio.gather(*(self._completed(gpu) for gpu in found)))
+        return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in found)))
 
     @property
-    def unseen(self) -> Mapping[int, str]:
+    def unreadable(self) -> Mapping[int, str]:
         """Why GPUs are not among those that were found at last, by the driver's number."""
-        return self.gpus.unseen
+        return self.gpus.unreadable
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""
@@ -102,15 +104,15 @@ class Partitionable:
         """Return the instances of a device in MIG mode."""
         return await self.remote.instances(device)
 
-    async def _completed(self, gpu: Gpu) -> Gpu:
+    async def _with_mig_state(self, gpu: Gpu) -> Gpu:
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
         try:
-            self._known[gpu.uuid] = await self.remote.look(gpu.uuid)
-            self._trouble = ""
+            self._known[gpu.uuid] = await self.remote.read_device(gpu.uuid)
+            self._last_error = ""
         except LeaseholdError as error:
-            if str(error) != self._trouble:
+            if str(error) != self._last_error:
                 logger.warning("MIG instances are as last seen: %s", error)
-            self._trouble = str(error)
+            self._last_error = str(error)
         seen = self._known.get(gpu.uuid)
         return gpu if seen is None else replace(gpu, mig=seen.state, instances=seen.instances)

@@ -13,7 +13,7 @@ from shared.model.names import DeviceUuid
 
 MAX_LINE = 256 * 1024
 """Bytes; what a device can have is a hundredth of it."""
-FAULTS: tuple[tuple[str, type[LeaseholdError]], ...] = (
+ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("in use", InUseError),
     ("request", RequestError),
     ("unavailable", UnavailableError),
@@ -21,13 +21,13 @@ FAULTS: tuple[tuple[str, type[LeaseholdError]], ...] = (
 """How errors are called on the wire; the first that fits counts."""
 
 
-class Look(msgspec.Struct, tag=True, frozen=True):
+class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
     """A question: what does this device have?"""
 
     device: DeviceUuid
 
 
-class Partition(msgspec.Struct, tag=True, frozen=True):
+class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
     """A request: give this device this layout; instances with the UUIDs `held` stay."""
 
     device: DeviceUuid
@@ -35,49 +35,53 @@ class Partition(msgspec.Struct, tag=True, frozen=True):
     held: tuple[str, ...] = ()
 
 
-class Seen(msgspec.Struct, tag=True, frozen=True):
+class InstancesReply(msgspec.Struct, tag=True, frozen=True):
     """The answer to both: what the device has now."""
 
     state: MigState | None
     instances: tuple[MigInstance, ...] = ()
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class FailureReply(msgspec.Struct, tag=True, frozen=True):
     """The other answer: why not."""
 
-    fault: str
+    code: str
     text: str
 
 
-_asked: msgspec.json.Decoder[Look | Partition] = msgspec.json.Decoder(Look | Partition)
-_told: msgspec.json.Decoder[Seen | Failed] = msgspec.json.Decoder(Seen | Failed)
+_request_decoder: msgspec.json.Decoder[InstancesRequest | PartitionRequest] = msgspec.json.Decoder(
+    InstancesRequest | PartitionRequest
+)
+_reply_decoder: msgspec.json.Decoder[InstancesReply | FailureReply] = msgspec.json.Decoder(
+    InstancesReply | FailureReply
+)
 
 
-def line_of(said: Look | Partition | Seen | Failed) -> bytes:
+def encode_line(said: InstancesRequest | PartitionRequest | InstancesReply | FailureReply) -> bytes:
     """Encode."""
     return msgspec.json.encode(said) + b"\n"
 
 
-def asked_in(line: bytes) -> Look | Partition:
+def decode_request(line: bytes) -> InstancesRequest | PartitionRequest:
     """Decode what the partitioner is asked. Raises RequestError for anything else."""
     try:
-        return _asked.decode(line)
+        return _request_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"this is no question: {error}") from error
 
 
-def seen_in(line: bytes) -> Seen:
+def decode_reply(line: bytes) -> InstancesReply:
     """Decode what the agent is told. Raises what the partitioner says went wrong."""
     try:
-        told = _told.decode(line)
+        told = _reply_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"the partitioner's answer cannot be read: {error}") from error
-    if isinstance(told, Failed):
-        raise dict(FAULTS).get(told.fault, UnavailableError)(told.text)
+    if isinstance(told, FailureReply):
+        raise dict(ERROR_CODES).get(told.code, UnavailableError)(told.text)
     return told
 
 
-def failed(error: LeaseholdError) -> Failed:
+def failure_reply(error: LeaseholdError) -> FailureReply:
     """Put an error into words."""
-    fault = next((name for name, kind in FAULTS if isinstance(error, kind)), "unavailable")
-    return Failed(fault, str(error))
+    fault = next((name for name, kind in ERROR_CODES if isinstance(error, kind)), "unavailable")
+    return FailureReply(fault, str(error))

@@ -14,17 +14,17 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from services.node_agent.gpus.driver import Hardware
+from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.partition_protocol import (
     MAX_LINE,
-    Failed,
-    Look,
-    Partition,
-    Seen,
-    asked_in,
-    failed,
-    line_of,
+    FailureReply,
+    InstancesReply,
+    InstancesRequest,
+    PartitionRequest,
+    decode_request,
+    encode_line,
+    failure_reply,
 )
 from services.node_agent.mig.partitioner import Partitioner
 from shared.model.device import DeviceMode
@@ -33,8 +33,8 @@ from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
-MODE = 0o600
-IDLE_S = 30.0
+SOCKET_MODE = 0o600
+IDLE_TIMEOUT_S = 30.0
 """A connection that says nothing for so long is closed."""
 MAX_POSITIONS = 64
 """No device has as many instances."""
@@ -44,64 +44,68 @@ _CREDENTIALS = struct.Struct("3i")
 class PartitionServer:
     """Serves one agent; a change that was begun is finished, also if nobody waits for it."""
 
-    def __init__(self, gpus: Hardware, *, uid: int) -> None:
+    def __init__(self, gpus: GpuDriver, *, agent_uid: int) -> None:
         self.gpus = gpus
-        self.uid = uid
+        self.uid = agent_uid
         self._partitioner = Partitioner(gpus)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
-        self._under_way: set[asyncio.Task[Seen]] = set()
+        self._running: set[asyncio.Task[InstancesReply]] = set()
 
     @contextlib.asynccontextmanager
-    async def listening(self, path: Path) -> AsyncIterator[None]:
+    async def serve(self, path: Path) -> AsyncIterator[None]:
         """Listen on a socket that only its owner may use."""
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-        server = await asyncio.start_unix_server(self._talk, path, limit=MAX_LINE)
-        await asyncio.to_thread(path.chmod, MODE)
+        server = await asyncio.start_unix_server(self._handle_connection, path, limit=MAX_LINE)
+        await asyncio.to_thread(path.chmod, SOCKET_MODE)
         logger.info("partitioning is done for user %d through %s", self.uid, path)
         try:
             yield
         finally:
             server.close()
-            if self._under_way:
-                await asyncio.wait(self._under_way)
+            if self._running:
+                await asyncio.wait(self._running)
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            pid, uid = _peer(writer)
-            while line := await _line(reader):
-                told = await self._answer(line) if uid == self.uid else self._refuse(pid, uid)
-                writer.write(line_of(told))
+            pid, uid = _peer_credentials(writer)
+            while line := await _read_line(reader):
+                told = await self._reply(line) if uid == self.uid else self._refuse(pid, uid)
+                writer.write(encode_line(told))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:
             logger.info("a connection ended: %r", error)
         finally:
             writer.close()
 
-    def _refuse(self, pid: int, uid: int) -> Failed:
+    def _refuse(self, pid: int, uid: int) -> FailureReply:
         logger.warning("process %d of user %d is not talked to", pid, uid)
-        return failed(UnavailableError(f"the partitioner talks to user {self.uid}, not to {uid}"))
+        return failure_reply(
+            UnavailableError(f"the partitioner talks to user {self.uid}, not to {uid}")
+        )
 
-    async def _answer(self, line: bytes) -> Seen | Failed:
+    async def _reply(self, line: bytes) -> InstancesReply | FailureReply:
         try:
-            asked = asked_in(line)
+            asked = decode_request(line)
             gpu = await self._gpu(asked.device)
-            if isinstance(asked, Look):
-                return Seen(gpu.mig, gpu.instances)
-            _check(gpu, len(asked.layout.positions))
+            if isinstance(asked, InstancesRequest):
+                return InstancesReply(gpu.mig, gpu.instances)
+            _check_request(gpu, len(asked.layout.positions))
             task = asyncio.create_task(self._partition(gpu, asked))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
         except LeaseholdError as error:
             logger.info("%s: %s", type(error).__name__, error)
-            return failed(error)
+            return failure_reply(error)
 
-    async def _partition(self, gpu: Gpu, asked: Partition) -> Seen:
+    async def _partition(self, gpu: Gpu, asked: PartitionRequest) -> InstancesReply:
         profiles = gpu.mig.profiles if gpu.mig is not None else ()
         async with self._locks.setdefault(gpu.uuid, asyncio.Lock()):
             there = await self._partitioner.partition(gpu.uuid, asked.layout, profiles, asked.held)
-        return Seen(gpu.mig, there)
+        return InstancesReply(gpu.mig, there)
 
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         found = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
@@ -110,7 +114,7 @@ class PartitionServer:
         return found[device]
 
 
-def _check(gpu: Gpu, positions: int) -> None:
+def _check_request(gpu: Gpu, positions: int) -> None:
     """Raise RequestError for what no agent of ours asks."""
     if gpu.mode is not DeviceMode.MIG:
         raise RequestError(f"device {gpu.uuid} is not in MIG mode, which only an operator changes")
@@ -118,12 +122,12 @@ def _check(gpu: Gpu, positions: int) -> None:
         raise RequestError(f"a layout of {positions} instances is none")
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(IDLE_S):
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(IDLE_TIMEOUT_S):
         return await reader.readline()
 
 
-def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
+def _peer_credentials(writer: asyncio.StreamWriter) -> tuple[int, int]:
     """Return process and user at the other end, as the kernel has them."""
     connection = writer.get_extra_info("socket")
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -16,9 +16,9 @@ from services.node_agent.mig.layout_changes import (
     InstanceProfile,
     MigInstance,
     Step,
-    described,
+    describe_instances,
     is_laid_out,
-    plan,
+    plan_layout,
 )
 from shared.model.device import MigLayout
 from shared.model.errors import UnavailableError
@@ -32,7 +32,7 @@ STEP_S = 15.0
 """A driver that takes longer than this to make or remove an instance does not come back."""
 
 
-class Driver(Protocol):
+class MigDriver(Protocol):
     """The driver's MIG calls; each raises UnavailableError in the driver's words."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -59,7 +59,7 @@ class Driver(Protocol):
 class Partitioner:
     """Brings devices to layouts, step by step, and looks whether it has worked."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: MigDriver) -> None:
         self.driver = driver
 
     async def partition(
@@ -75,43 +75,45 @@ class Partitioner:
         or removed. Raises InUseError while somebody uses what is in the way, RequestError if the
         layout cannot be, UnavailableError if the driver fails, with what the device has then.
         """
-        before = await self._within(device, "list its instances", self.driver.instances(device))
+        before = await self._call(device, "list its instances", self.driver.instances(device))
         ids = {instance.gi for instance in before if instance.uuid in held}
-        steps = plan(layout, profiles, before, ids)
+        steps = plan_layout(layout, profiles, before, ids)
         for step in steps:
-            await self._do(device, step)
-        after = await self._within(device, "list its instances", self.driver.instances(device))
+            await self._apply(device, step)
+        after = await self._call(device, "list its instances", self.driver.instances(device))
         if not is_laid_out(layout, after):
             raise UnavailableError(
-                f"the driver made no error, and device {device} has {described(after)} instead of "
-                f"layout {layout.name}"
+                f"the driver reported no error, but device {device} has "
+                f"{describe_instances(after)} instead of layout {layout.name}"
             )
         if steps:
-            logger.info("device %s is laid out as %s: %s", device, layout.name, described(after))
+            logger.info(
+                "device %s is laid out as %s: %s", device, layout.name, describe_instances(after)
+            )
         return after
 
-    async def _do(self, device: DeviceUuid, step: Step) -> None:
+    async def _apply(self, device: DeviceUuid, step: Step) -> None:
         driver = self.driver
         match step:
             case Destroy(instance):
-                what = f"remove {described([instance])}"
-                for compute in instance.computes:
-                    await self._within(
+                what = f"remove {describe_instances([instance])}"
+                for compute in instance.compute_ids:
+                    await self._call(
                         device, what, driver.destroy_compute(device, instance.gi, compute)
                     )
-                await self._within(device, what, driver.destroy_instance(device, instance.gi))
+                await self._call(device, what, driver.destroy_instance(device, instance.gi))
             case Complete(instance):
-                what = f"complete {described([instance])}"
-                await self._within(device, what, driver.create_compute(device, instance.gi))
+                what = f"complete {describe_instances([instance])}"
+                await self._call(device, what, driver.create_compute(device, instance.gi))
             case Create(profile, start):
                 what = f"make {profile.name} at slice {start}"
-                gi = await self._within(
+                gi = await self._call(
                     device, what, driver.create_instance(device, profile.id, start)
                 )
-                await self._within(device, what, driver.create_compute(device, gi))
+                await self._call(device, what, driver.create_compute(device, gi))
 
     @staticmethod
-    async def _within(device: DeviceUuid, what: str, call: Coroutine[Any, Any, T]) -> T:
+    async def _call(device: DeviceUuid, what: str, call: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(STEP_S):
                 return await call

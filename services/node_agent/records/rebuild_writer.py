@@ -28,7 +28,7 @@ async def rebuild_record(
         leases,
         await finding.pods.list_pods(),
         await finding.pod_resources.list_holdings(),
-        instances=await instances.listed(),
+        instances=await instances.list_instances(),
         now=now,
     )
     lost = [entry for entry in entries if entry.allocation.pod not in record.pods]

@@ -27,7 +27,7 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ProcessOrigin:
     """Where a process comes from."""
 
     pod: PodUid | None
@@ -82,7 +82,9 @@ def parse_started_s(stat: str) -> float:
     return int(fields[_STARTED]) / _TICKS_A_SECOND
 
 
-def origin_of(pid: int, proc: Path, *, named_at_s: float | None = None) -> Origin | None:
+def read_origin(
+    pid: int, proc: Path, *, reported_at_s: float | None = None
+) -> ProcessOrigin | None:
     """Look a process up below `proc`; None if there is none of that pid (any more).
 
     One that began after `named_at_s`, when the pid was named, has taken the number of another: an
@@ -94,7 +96,7 @@ def origin_of(pid: int, proc: Path, *, named_at_s: float | None = None) -> Origi
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    if named_at_s is not None and parse_started_s(stat) > named_at_s:
+    if reported_at_s is not None and parse_started_s(stat) > reported_at_s:
         return None
     pod, container = parse_cgroup(cgroup)
-    return Origin(pod=pod, container_id=container, inner_pid=parse_inner_pid(status))
+    return ProcessOrigin(pod=pod, container_id=container, inner_pid=parse_inner_pid(status))

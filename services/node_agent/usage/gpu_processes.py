@@ -7,30 +7,30 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from services.node_agent.gpus.worker_threads import Questions
-from services.node_agent.usage.usage_model import DeviceSample, Process
+from services.node_agent.gpus.worker_threads import SingleFlight
+from services.node_agent.usage.usage_model import DeviceSample, GpuProcess
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
 TIMEOUT_S = 20.0
 _SILENT = f"the NVIDIA driver did not name processes within {TIMEOUT_S:g} s"
-BUSY_WITHIN_S = 5.0
+UTILIZATION_WINDOW_S = 5.0
 """A process is as busy as the driver's samples of this time are on average."""
 
 T = TypeVar("T")
 
 
-class NvmlUsage:
+class NvmlProcesses:
     """The processes of this machine's GPUs; of each GPU one question at a time."""
 
     def __init__(self) -> None:
-        self._counting: Questions[int] = Questions(pynvml.NVMLError)
-        self._looking: Questions[DeviceSample | None] = Questions(pynvml.NVMLError)
+        self._counting: SingleFlight[int] = SingleFlight(pynvml.NVMLError)
+        self._looking: SingleFlight[DeviceSample | None] = SingleFlight(pynvml.NVMLError)
 
-    async def look(self) -> tuple[DeviceSample, ...]:
+    async def sample(self) -> tuple[DeviceSample, ...]:
         """Return all devices that answer. Raises UnavailableError if the driver does not."""
         try:
-            count = await self._counting.answer("count", _count, _limit_s)
+            count = await self._counting.call("count", _count, _limit_s)
         except TimeoutError as error:
             raise UnavailableError(_SILENT) from error
         except pynvml.NVMLError as error:
@@ -43,7 +43,7 @@ class NvmlUsage:
     async def _one(self, number: int) -> DeviceSample | TimeoutError | None:
         """Return what one GPU says; None: it has nothing to say."""
         try:
-            return await self._looking.answer(number, lambda: _look(number), _limit_s)
+            return await self._looking.call(number, lambda: _look(number), _limit_s)
         except TimeoutError as error:
             return error
         except pynvml.NVMLError:
@@ -83,10 +83,10 @@ def _sample(number: int) -> DeviceSample:
         busy_percent=None if rates is None else int(rates.gpu),
         memory_busy_percent=None if rates is None else int(rates.memory),
         processes=tuple(
-            Process(pid=pid, memory_bytes=memory, busy_percent=busy.get(pid, 0))
+            GpuProcess(pid=pid, memory_bytes=memory, busy_percent=busy.get(pid, 0))
             for pid, memory in sorted(_memory(handle).items())
         ),
-        asked_at_s=asked_at_s,
+        sampled_at_s=asked_at_s,
     )
 
 
@@ -105,7 +105,7 @@ def _memory(handle: Any) -> dict[int, int | None]:
 
 
 def _busy(handle: Any) -> dict[int, int]:
-    since_us = int((time.time() - BUSY_WITHIN_S) * 1_000_000)
+    since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
     samples: list[Any] = _asked(
         lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us), []
     )

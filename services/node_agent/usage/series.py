@@ -11,7 +11,12 @@ from prometheus_client import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered
-from services.node_agent.usage.usage_model import ContainerUse, DeviceSample, Picture, ShareUse
+from services.node_agent.usage.usage_model import (
+    DeviceSample,
+    MeasuredContainer,
+    MeasuredShare,
+    UsageSnapshot,
+)
 from shared.dialects.metrics import (
     DeviceUsage,
     InstanceUsage,
@@ -27,117 +32,117 @@ from shared.model.names import NodeName
 
 
 @dataclass(frozen=True, slots=True)
-class _Of:
+class _ShareSample:
     """One share of one container at the time of the scrape."""
 
-    container: ContainerUse
-    share: ShareUse
+    container: MeasuredContainer
+    share: MeasuredShare
     now: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Series:
+class _ShareMetric:
     """One family of series of shares; no value, no series."""
 
     name: str
     about: str
-    value: Callable[[_Of], float | None]
-    labels: Callable[[_Of], Labels]
+    value: Callable[[_ShareSample], float | None]
+    labels: Callable[[_ShareSample], Labels]
 
 
-def _ours(of: _Of) -> Labels:
-    lease = of.container.tenant.lease
+def _share_labels(of: _ShareSample) -> Labels:
+    lease = of.container.container.lease
     return {
         "namespace": lease.namespace,
         "pod": lease.name,
-        "container": of.container.tenant.container,
+        "container": of.container.container.name,
         "device_uuid": of.share.share.device,
     }
 
 
-def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_Of], float | None]:
+def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_ShareSample], float | None]:
     """Return an amount that the region tells."""
 
-    def value(of: _Of) -> float | None:
+    def value(of: _ShareSample) -> float | None:
         return None if of.share.region is None else of_sums(of.share.region)
 
     return value
 
 
-def _since_kernel(of: _Of) -> float | None:
+def _since_kernel(of: _ShareSample) -> float | None:
     region = of.container.region
     if not isinstance(region, Region) or region.last_kernel_at is None:
         return None
     return max(0.0, of.now - region.last_kernel_at)
 
 
-def _drift(of: _Of) -> float | None:
+def _drift(of: _ShareSample) -> float | None:
     share = of.share
     if share.region is None or share.driver_bytes is None:
         return None
     return share.driver_bytes - share.region.total
 
 
-def _busy(of: _Of) -> float | None:
+def _busy(of: _ShareSample) -> float | None:
     percent = of.share.driver_percent
     return None if percent is None else percent / 100
 
 
-_SHARES: Sequence[_Series] = (
-    _Series(
+_SHARE_METRICS: Sequence[_ShareMetric] = (
+    _ShareMetric(
         "leasehold_container_memory_leased_bytes",
         "Memory of a device that the container's lease is for.",
         lambda of: of.share.share.limit_bytes,
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_memory_measured_bytes",
         "Memory of a device in use: what HAMi-core or the driver says, whichever is more.",
         lambda of: of.share.measured_bytes,
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_memory_overrun_bytes",
         "Memory in use beyond the lease.",
         lambda of: of.share.overrun_bytes,
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_memory_enforced_bytes",
         "Memory that HAMi-core compares with the limit; ended processes may still count in it.",
         _amount(lambda used: used.enforced),
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_memory_drift_bytes",
         "What the driver says is in use, less what HAMi-core says.",
         _drift,
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_cores_leased_ratio",
         "Part of a device's cores that the container's lease is for, 0 to 1.",
         lambda of: of.share.share.cores_percent / 100,
-        _ours,
+        _share_labels,
     ),
-    _Series(
+    _ShareMetric(
         "leasehold_container_cores_measured_ratio",
         "Part of a device's cores in use, 0 to 1, as the driver says.",
         _busy,
-        _ours,
+        _share_labels,
     ),
 )
 
-_CONTAINERS: Sequence[tuple[str, str, Callable[[ContainerUse], float | None]]] = (
+_CONTAINER_METRICS: Sequence[tuple[str, str, Callable[[MeasuredContainer], float | None]]] = (
     (
         "leasehold_container_isolation_lost",
         "1 while HAMi-core should hold the container and does not hold all of its processes.",
-        lambda use: None if use.tenant.place is None else use.isolation_lost,
+        lambda use: None if use.container.place is None else use.isolation_lost,
     ),
     (
         "leasehold_container_region_tampered",
         "1 while the container's region file is none.",
-        lambda use: None if use.tenant.place is None else isinstance(use.region, Tampered),
+        lambda use: None if use.container.place is None else isinstance(use.region, Tampered),
     ),
     (
         "leasehold_container_region_faults",
@@ -159,33 +164,37 @@ _CONTAINERS: Sequence[tuple[str, str, Callable[[ContainerUse], float | None]]] =
     (
         "leasehold_container_uncounted_processes",
         "Processes on leased GPUs that HAMi-core does not know of.",
-        lambda use: None if use.tenant.place is None else len(use.unseen),
+        lambda use: None if use.container.place is None else len(use.uncounted_pids),
     ),
 )
 
 
-def _of_region(use: ContainerUse, value: Callable[[Region], float]) -> float | None:
+def _of_region(use: MeasuredContainer, value: Callable[[Region], float]) -> float | None:
     return value(use.region) if isinstance(use.region, Region) else None
 
 
-def families(seen: Picture, node: NodeName, *, now: float, restored: int = 0) -> Iterator[Metric]:
+def usage_metrics(
+    seen: UsageSnapshot, node: NodeName, *, now: float, restored: int = 0
+) -> Iterator[Metric]:
     """Return every family of the node's page; none of them asks anybody anything."""
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
     yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
     devices = [_device_usage(sample, node) for sample in seen.devices]
     for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
         yield _published(of_devices, devices)
-    shares = [_Of(use, share, now) for use in seen.containers for share in use.shares]
+    shares = [_ShareSample(use, share, now) for use in seen.containers for share in use.shares]
     usages = [_share_usage(of) for of in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
     yield _memory_counter(usages)
-    for series in _SHARES:
+    for series in _SHARE_METRICS:
         values = ((series.labels(of), series.value(of)) for of in shares)
         yield _family(series.name, series.about, values)
-    for name, about, value_of in _CONTAINERS:
-        yield _family(name, about, ((_container(use), value_of(use)) for use in seen.containers))
-    yield from _own(seen, restored)
+    for name, about, value_of in _CONTAINER_METRICS:
+        yield _family(
+            name, about, ((_container_labels(use), value_of(use)) for use in seen.containers)
+        )
+    yield from _node_metrics(seen, restored)
 
 
 def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
@@ -200,12 +209,12 @@ def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
     )
 
 
-def _share_usage(of: _Of) -> ShareUsage:
-    lease, used, instance = of.container.tenant.lease, of.share.region, of.share.instance
+def _share_usage(of: _ShareSample) -> ShareUsage:
+    lease, used, instance = of.container.container.lease, of.share.region, of.share.instance
     return ShareUsage(
         namespace=lease.namespace,
         pod=lease.name,
-        container=of.container.tenant.container,
+        container=of.container.container.name,
         position=of.share.position,
         device_uuid=of.share.share.device,
         limit_bytes=of.share.limit_bytes,
@@ -226,7 +235,7 @@ def _share_usage(of: _Of) -> ShareUsage:
             uuid=instance.uuid,
             profile=instance.profile,
             gpu_instance_id=instance.gi,
-            compute_instance_id=instance.computes[0] if instance.computes else None,
+            compute_instance_id=instance.compute_ids[0] if instance.compute_ids else None,
         ),
     )
 
@@ -241,10 +250,10 @@ def _memory_counter(usages: Iterable[ShareUsage]) -> Metric:
     return counter
 
 
-def _own(seen: Picture, restored: int) -> Iterator[Metric]:
+def _node_metrics(seen: UsageSnapshot, restored: int) -> Iterator[Metric]:
     rules: dict[str, int] = {}
     for violation in seen.violations:
-        rules[violation.rule] = rules.get(violation.rule, 0) + 1
+        rules[violation.reason] = rules.get(violation.reason, 0) + 1
     yield _family(
         "leasehold_violations",
         "Rules that containers of the node break now.",
@@ -258,7 +267,7 @@ def _own(seen: Picture, restored: int) -> Iterator[Metric]:
     yield _family(
         "leasehold_gpu_unknown_processes",
         "Processes whose container could not be told.",
-        [({}, seen.unknown)],
+        [({}, seen.unattributed)],
     )
     done = Metric(
         "leasehold_limits_restored", "Times that altered limits were set again.", "counter"
@@ -268,9 +277,9 @@ def _own(seen: Picture, restored: int) -> Iterator[Metric]:
     yield _family(
         "leasehold_usage_scanned_timestamp_seconds",
         "When all of this was looked at.",
-        [({}, seen.seen_at)],
+        [({}, seen.scanned_at)],
     )
-    yield _family("leasehold_usage_scan_seconds", "How long that took.", [({}, seen.took_s)])
+    yield _family("leasehold_usage_scan_seconds", "How long that took.", [({}, seen.scan_s)])
 
 
 def _published(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
@@ -288,10 +297,10 @@ def _family(
     return family
 
 
-def _container(use: ContainerUse) -> Labels:
-    lease = use.tenant.lease
+def _container_labels(use: MeasuredContainer) -> Labels:
+    lease = use.container.lease
     return {
         "namespace": lease.namespace,
         "pod": lease.name,
-        "container": use.tenant.container,
+        "container": use.container.name,
     }

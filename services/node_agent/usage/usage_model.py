@@ -11,7 +11,7 @@ from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.isolation.region import DeviceSums, Region, RegionPath, Tampered, sums
 from services.node_agent.isolation.region_image import RegionSeed, altered_limits
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.usage.cgroups import Origin
+from services.node_agent.usage.cgroups import ProcessOrigin
 from shared.model.events.node_events import ViolationReason
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, PodUid
@@ -21,7 +21,7 @@ UNCOUNTED_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class GpuProcess:
     """One process on a device, as the driver tells."""
 
     pid: int
@@ -40,18 +40,18 @@ class DeviceSample:
     used_bytes: int = 0
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
-    processes: tuple[Process, ...] = ()
-    asked_at_s: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    sampled_at_s: float | None = None
     """When the driver was asked, in seconds since the machine started; None: not noted. A process
     that is younger cannot have been named: its pid was another's then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class LeasedContainer:
     """A container that was given shares."""
 
     lease: Lease
-    container: str
+    name: str
     place: RegionPath | None = None
     """Where its region lies; None: HAMi-core does not hold it."""
     seed: RegionSeed | None = None
@@ -61,7 +61,7 @@ class Tenant:
 
     def instance_of(self, share: Share) -> str:
         """Return the UUID of the instance that a share is; empty: it is none, or not known."""
-        own = (one for one in self.lease.shares_of(self.container) if one.mig is not None)
+        own = (one for one in self.lease.shares_of(self.name) if one.mig is not None)
         known = {
             (one.device, one.mig): uuid for one, uuid in zip(own, self.instances, strict=False)
         }
@@ -70,16 +70,16 @@ class Tenant:
     @property
     def shares(self) -> tuple[Share, ...]:
         """Its shares in the order in which it counts its devices."""
-        return tuple(sorted(self.lease.shares_of(self.container), key=lambda share: share.index))
+        return tuple(sorted(self.lease.shares_of(self.name), key=lambda share: share.index))
 
     @property
     def key(self) -> tuple[PodUid, str]:
         """Pod and container."""
-        return self.lease.pod, self.container
+        return self.lease.pod, self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareUse:
+class MeasuredShare:
     """What a container uses of one device."""
 
     share: Share
@@ -107,120 +107,120 @@ class ShareUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerUse:
+class MeasuredContainer:
     """What one container uses."""
 
-    tenant: Tenant
+    container: LeasedContainer
     region: Region | Tampered | None
-    shares: tuple[ShareUse, ...]
-    unseen: tuple[int, ...] = ()
+    shares: tuple[MeasuredShare, ...]
+    uncounted_pids: tuple[int, ...] = ()
     """Pids, as the node counts, of its processes on leased devices that HAMi-core does not know."""
 
     @property
     def isolation_lost(self) -> bool:
         """Whether HAMi-core should hold it, and does not."""
-        held = self.tenant.place is not None
-        return held and (not isinstance(self.region, Region) or bool(self.unseen))
+        held = self.container.place is not None
+        return held and (not isinstance(self.region, Region) or bool(self.uncounted_pids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
     """A rule that a container breaks."""
 
-    rule: ViolationReason
+    reason: ViolationReason
     pod: PodUid
     namespace: Namespace
     name: str
     container: str
     device: DeviceUuid | None = None
-    text: str = field(compare=False)
+    message: str = field(compare=False)
     """For people; numbers in it may change while the violation is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class UsageSnapshot:
     """Everything one look has shown."""
 
-    seen_at: float = 0.0
-    took_s: float = 0.0
+    scanned_at: float = 0.0
+    scan_s: float = 0.0
     devices: tuple[DeviceSample, ...] = ()
-    containers: tuple[ContainerUse, ...] = ()
+    containers: tuple[MeasuredContainer, ...] = ()
     violations: tuple[Violation, ...] = ()
     unleased: Mapping[DeviceUuid, int] = field(default_factory=dict)
     """Processes on each device that no lease is for."""
-    unknown: int = 0
+    unattributed: int = 0
     """Processes whose container could not be told (yet)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _AttributedProcess:
     """A process on a device, with whose it is."""
 
-    process: Process
-    origin: Origin
+    process: GpuProcess
+    origin: ProcessOrigin
     device: DeviceUuid
     pod: KubeletPod | None
-    tenant: Tenant | None
+    leased: LeasedContainer | None
     container: str
 
 
-def picture(
-    tenants: Sequence[Tenant],
+def build_snapshot(
+    containers: Sequence[LeasedContainer],
     regions: Mapping[tuple[PodUid, str], Region | Tampered | None],
     devices: Sequence[DeviceSample],
-    origins: Mapping[int, Origin],
+    origins: Mapping[int, ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
     *,
     complete: bool,
-    seen_at: float = 0.0,
+    scanned_at: float = 0.0,
     instances: Mapping[str, MigInstance] | None = None,
-) -> Picture:
+) -> UsageSnapshot:
     """Join the witnesses.
 
     `instances` are MIG's, by UUID. `origins` lacks processes that have ended since the driver named
     them. Unless `complete`, more containers may have leases than `tenants` tells, and nobody is
     said to be without.
     """
-    held, unleased, unknown = _attribute(tenants, devices, origins, pods)
-    containers = tuple(
-        _container_use(
-            tenant,
-            regions.get(tenant.key),
-            [one for one in held if one.tenant is tenant],
+    held, unleased, unknown = _attribute(containers, devices, origins, pods)
+    measured = tuple(
+        _measure_container(
+            container,
+            regions.get(container.key),
+            [one for one in held if one.leased is container],
             {sample.device for sample in devices},
             instances or {},
         )
-        for tenant in tenants
+        for container in containers
     )
     outside = [one for one in unleased if one.origin.pod is not None]
-    violations = [violation for use in containers for violation in _broken(use)]
-    violations += _outside(outside, tenants) if complete else []
+    violations = [violation for use in measured for violation in _container_violations(use)]
+    violations += _unleased_violations(outside, containers) if complete else []
     counts: dict[DeviceUuid, int] = {sample.device: 0 for sample in devices}
     for one in unleased if complete else ():
         counts[one.device] += 1
-    return Picture(
-        seen_at=seen_at,
+    return UsageSnapshot(
+        scanned_at=scanned_at,
         devices=tuple(devices),
-        containers=containers,
+        containers=measured,
         violations=tuple(dict.fromkeys(violations)),
         unleased=counts,
-        unknown=unknown,
+        unattributed=unknown,
     )
 
 
 def _attribute(
-    tenants: Sequence[Tenant],
+    tenants: Sequence[LeasedContainer],
     devices: Sequence[DeviceSample],
-    origins: Mapping[int, Origin],
+    origins: Mapping[int, ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
-) -> tuple[list[_Held], list[_Held], int]:
+) -> tuple[list[_AttributedProcess], list[_AttributedProcess], int]:
     """Return who uses what with a lease, who without, and of how many that cannot be told."""
     by_key = {tenant.key: tenant for tenant in tenants}
     by_pod: dict[PodUid, list[str]] = {}
     for uid, leasing in by_key:
         by_pod.setdefault(uid, []).append(leasing)
-    leased: list[_Held] = []
-    unleased: list[_Held] = []
+    leased: list[_AttributedProcess] = []
+    unleased: list[_AttributedProcess] = []
     unknown = 0
     for sample in devices:
         for process in sample.processes:
@@ -233,12 +233,12 @@ def _attribute(
                 unknown += 1
                 continue
             tenant = by_key.get((origin.pod, container)) if origin.pod else None
-            one = _Held(
+            one = _AttributedProcess(
                 process=process,
                 origin=origin,
                 device=sample.device,
                 pod=pod,
-                tenant=tenant,
+                leased=tenant,
                 container=container,
             )
             holds = tenant and any(share.device == sample.device for share in tenant.shares)
@@ -247,7 +247,7 @@ def _attribute(
 
 
 def _container_name(
-    origin: Origin, pod: KubeletPod | None, tenants: Mapping[PodUid, Sequence[str]]
+    origin: ProcessOrigin, pod: KubeletPod | None, tenants: Mapping[PodUid, Sequence[str]]
 ) -> str | None:
     """Return the container's name, empty for a process of no pod; None if it cannot be told yet."""
     if origin.pod is None:
@@ -260,21 +260,21 @@ def _container_name(
     return names[0] if len(names) == 1 else None
 
 
-def _container_use(
-    tenant: Tenant,
+def _measure_container(
+    tenant: LeasedContainer,
     region: Region | Tampered | None,
-    held: Sequence[_Held],
+    held: Sequence[_AttributedProcess],
     sampled: set[DeviceUuid],
     instances: Mapping[str, MigInstance],
-) -> ContainerUse:
-    places = positions(region, tenant.shares) if isinstance(region, Region) else ()
+) -> MeasuredContainer:
+    places = region_positions(region, tenant.shares) if isinstance(region, Region) else ()
     uses = []
     for position, share in enumerate(tenant.shares):
         own = [one.process for one in held if one.device == share.device]
         told = [one.memory_bytes for one in own if one.memory_bytes is not None]
         known = share.device in sampled and len(told) == len(own)
         uses.append(
-            ShareUse(
+            MeasuredShare(
                 share=share,
                 position=position,
                 limit_bytes=region.memory_limits[position] if isinstance(region, Region) else None,
@@ -287,12 +287,15 @@ def _container_use(
                 instance=instances.get(tenant.instance_of(share)),
             )
         )
-    return ContainerUse(
-        tenant=tenant, region=region, shares=tuple(uses), unseen=_unseen(region, held)
+    return MeasuredContainer(
+        container=tenant,
+        region=region,
+        shares=tuple(uses),
+        uncounted_pids=_uncounted_pids(region, held),
     )
 
 
-def positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
+def region_positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
     """Return where the region counts each share: by its device's name if all are named there.
 
     Shares come in the order in which the container counts its devices.
@@ -303,7 +306,9 @@ def positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
     return tuple(range(len(shares)))
 
 
-def _unseen(region: Region | Tampered | None, held: Sequence[_Held]) -> tuple[int, ...]:
+def _uncounted_pids(
+    region: Region | Tampered | None, held: Sequence[_AttributedProcess]
+) -> tuple[int, ...]:
     known = region if isinstance(region, Region) else None
     return tuple(
         sorted(
@@ -317,8 +322,8 @@ def _unseen(region: Region | Tampered | None, held: Sequence[_Held]) -> tuple[in
     )
 
 
-def _broken(use: ContainerUse) -> Iterator[Violation]:
-    tenant = use.tenant
+def _container_violations(use: MeasuredContainer) -> Iterator[Violation]:
+    tenant = use.container
     for one in use.shares:
         allowed = one.share.limit_bytes + UNCOUNTED_BYTES * max(1, one.processes)
         if one.measured_bytes > allowed:
@@ -346,33 +351,35 @@ def _broken(use: ContainerUse) -> Iterator[Violation]:
                     ViolationReason.TAMPERED,
                     f"has changed its limits: {'; '.join(changed)}",
                 )
-            if use.unseen:
-                pids = ", ".join(map(str, use.unseen[:5]))
+            if use.uncounted_pids:
+                pids = ", ".join(map(str, use.uncounted_pids[:5]))
                 yield _violation(
                     tenant,
                     ViolationReason.ISOLATION_LOST,
-                    f"has {len(use.unseen)} processes on its GPUs that no limit holds for (pids "
-                    f"{pids} on the node): they do not load libvgpu.so, as programs that are "
+                    f"has {len(use.uncounted_pids)} processes on its GPUs that no limit applies to "
+                    f"(pids {pids} on the node): they do not load libvgpu.so, because they are "
                     "linked statically or started with another dynamic linker",
                 )
 
 
 def _violation(
-    tenant: Tenant, rule: ViolationReason, what: str, device: DeviceUuid | None = None
+    tenant: LeasedContainer, rule: ViolationReason, what: str, device: DeviceUuid | None = None
 ) -> Violation:
     lease = tenant.lease
     return Violation(
-        rule=rule,
+        reason=rule,
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
-        container=tenant.container,
+        container=tenant.name,
         device=device,
-        text=f"container {tenant.container} {what}",
+        message=f"container {tenant.name} {what}",
     )
 
 
-def _outside(unleased: Iterable[_Held], tenants: Sequence[Tenant]) -> Iterator[Violation]:
+def _unleased_violations(
+    unleased: Iterable[_AttributedProcess], tenants: Sequence[LeasedContainer]
+) -> Iterator[Violation]:
     names = {tenant.lease.pod: (tenant.lease.namespace, tenant.lease.name) for tenant in tenants}
     for one in unleased:
         if one.origin.pod is None:
@@ -383,12 +390,12 @@ def _outside(unleased: Iterable[_Held], tenants: Sequence[Tenant]) -> Iterator[V
             else names.get(one.origin.pod, (Namespace(""), ""))
         )
         yield Violation(
-            rule=ViolationReason.UNLEASED,
+            reason=ViolationReason.UNLEASED,
             pod=one.origin.pod,
             namespace=namespace,
             name=name,
             container=one.container,
             device=one.device,
-            text=f"container {one.container or 'unknown'} uses GPU {one.device} without a lease "
+            message=f"container {one.container or 'unknown'} uses GPU {one.device} without a lease "
             f"(pid {one.process.pid} on the node): let it ask for a share, or take the GPU from it",
         )

@@ -7,7 +7,9 @@ from shared.model.events.node_events import ViolationFound
 from shared.model.names import NodeName
 
 
-def told(found: Iterable[Violation], node: NodeName, now: float) -> list[ViolationFound]:
+def violation_events(
+    found: Iterable[Violation], node: NodeName, now: float
+) -> list[ViolationFound]:
     """Return what is said of violations: those whose pod's name is known."""
     return [
         ViolationFound(
@@ -16,8 +18,8 @@ def told(found: Iterable[Violation], node: NodeName, now: float) -> list[Violati
             namespace=one.namespace,
             name=one.name,
             container=one.container,
-            reason=one.rule,
-            message=one.text,
+            reason=one.reason,
+            message=one.message,
             found_at=now,
         )
         for one in found

@@ -6,16 +6,16 @@ beside it, so that what an operator or another program wrote is never taken away
 
 from collections.abc import Iterable, Mapping
 
-OWN = "leasehold.dev/own-"
+OWN_PREFIX = "leasehold.dev/own-"
 
 
-def with_ours(
+def merge_own_entries(
     present: Mapping[str, str], lists: Mapping[str, Iterable[str]]
 ) -> dict[str, str | None]:
     """Return the annotations to change so that each list holds our entries and all of others'."""
     changes: dict[str, str | None] = {}
     for key, ours in lists.items():
-        own_key = OWN + key.rpartition("/")[2]
+        own_key = OWN_PREFIX + key.rpartition("/")[2]
         shown, added_before = _entries(present.get(key)), _entries(present.get(own_key))
         others = [entry for entry in shown if entry not in added_before]
         added = [entry for entry in ours if entry not in others]

@@ -104,7 +104,7 @@ def new_object(wanted: NodeObject, node: NodeName, node_uid: str, *, now_s: floa
                 }
             ],
         },
-        "spec": {"devices": dated(wanted.devices, (), now_s=now_s)},
+        "spec": {"devices": date_conditions(wanted.devices, (), now_s=now_s)},
     }
 
 
@@ -117,7 +117,7 @@ def changes_to(
 ) -> Entry:
     """Return what a merge patch must change in a stored object; nothing where all is well."""
     stale = {key: text for key, text in wanted.labels.items() if labels.get(key) != text}
-    fresh = dated(wanted.devices, devices, now_s=now_s)
+    fresh = date_conditions(wanted.devices, devices, now_s=now_s)
     changes: dict[str, Any] = {}
     if stale:
         changes["metadata"] = {"labels": stale}
@@ -126,7 +126,9 @@ def changes_to(
     return changes
 
 
-def dated(devices: Iterable[Entry], before: Iterable[Entry], *, now_s: float) -> list[Entry]:
+def date_conditions(
+    devices: Iterable[Entry], before: Iterable[Entry], *, now_s: float
+) -> list[Entry]:
     """Date every condition: since before if it was so before, since now otherwise."""
     since = {
         (entry.get("id"), one.get("type"), one.get("status")): one.get(SINCE)

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.node_agent.gpus.inventory import Shown
+from services.node_agent.gpus.inventory import NodeAdvertisement
 from services.node_agent.timeouts import set_within
-from services.node_agent.views.annotation_lists import with_ours
+from services.node_agent.views.annotation_lists import merge_own_entries
 from services.node_agent.views.node_objects import NodeObjects
 from shared.dialects import DIALECTS
 from shared.kubernetes.client import KubernetesClient, pod_path
@@ -49,30 +49,30 @@ class _Node(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-class Views:
+class ViewWriter:
     """The views of one node."""
 
     def __init__(self, kube: KubernetesClient, node: NodeName, clock: Clock) -> None:
         self.kube = kube
         self.objects = NodeObjects(kube, node, clock)
         self.path = f"/api/v1/nodes/{quote(node, safe='')}"
-        self.shown: Shown | None = None
+        self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
 
-    def show(self, shown: Shown) -> None:
+    def set_advertisement(self, shown: NodeAdvertisement) -> None:
         """Have the node show this."""
-        self.shown = shown
+        self.advertisement = shown
         self._node_changed.set()
 
-    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+    def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
         """Have the pod show that these containers have their devices."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
             self._annotate(lease, dialect.allocated_annotations(lease, containers))
 
-    def failed(self, lease: Lease) -> None:
+    def show_failed(self, lease: Lease) -> None:
         """Have the pod show that it was refused."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
@@ -84,7 +84,7 @@ class Views:
             self.pods[lease.pod] = (lease, {**waiting, **annotations})
             self._pods_changed.set()
 
-    async def allocatable(self, resource: str) -> int | None:
+    async def read_allocatable(self, resource: str) -> int | None:
         """Return how much of a resource the node shows; None if it shows nothing of it."""
         node = await self.kube.read(self.path, _Node)
         amount = (node.status.allocatable or {}).get(resource)
@@ -93,16 +93,16 @@ class Views:
     async def run(self) -> None:
         """Keep the views until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_node())
-            group.create_task(self._keep_pods())
+            group.create_task(self._write_node_forever())
+            group.create_task(self._write_pods_forever())
 
-    async def _keep_node(self) -> None:
+    async def _write_node_forever(self) -> None:
         pause_s = PAUSE_S
         while True:
             self._node_changed.clear()
             try:
-                if self.shown is not None:
-                    await self._write_node(self.shown)
+                if self.advertisement is not None:
+                    await self._write_node(self.advertisement)
                 pause_s = PAUSE_S
                 await set_within(self._node_changed, LOOK_S)
             except LeaseholdError as error:
@@ -110,7 +110,7 @@ class Views:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _write_node(self, shown: Shown) -> None:
+    async def _write_node(self, shown: NodeAdvertisement) -> None:
         node = await self.kube.read(self.path, _Node)
         await self._write_metadata(node.metadata, shown)
         missing = {
@@ -128,10 +128,10 @@ class Views:
             await self.kube.patch_strategic(f"{self.path}/status", {"status": missing})
         await self.objects.write(shown.objects, node.metadata.uid)
 
-    async def _write_metadata(self, seen: _Metadata, shown: Shown) -> None:
+    async def _write_metadata(self, seen: _Metadata, shown: NodeAdvertisement) -> None:
         present = seen.annotations or {}
         stale = {key: text for key, text in shown.annotations.items() if present.get(key) != text}
-        entries = with_ours(present, shown.lists)
+        entries = merge_own_entries(present, shown.lists)
         labels = {
             key: text for key, text in shown.labels.items() if (seen.labels or {}).get(key) != text
         }
@@ -141,7 +141,7 @@ class Views:
                 metadata["resourceVersion"] = seen.version
             await self.kube.patch_merge(self.path, {"metadata": metadata})
 
-    async def _keep_pods(self) -> None:
+    async def _write_pods_forever(self) -> None:
         pause_s = PAUSE_S
         while True:
             await self._pods_changed.wait()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.mig.layouts import KNOWN
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import Lease, Share
@@ -19,7 +19,7 @@ from tests.support.dialects.mixes import MIB, Part, Wish
 PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
 
 
-LAYOUTS = next(each.layouts for each in KNOWN if "A100-SXM4-40GB" in each.models)
+LAYOUTS = next(each.layouts for each in KNOWN_GEOMETRIES if "A100-SXM4-40GB" in each.models)
 
 
 def _device(node: str, index: int, **fields: Any) -> Device:

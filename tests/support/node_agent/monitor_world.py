@@ -15,8 +15,8 @@ from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.usage.monitor import Monitor, pages, tenants_of
-from services.node_agent.usage.usage_model import DeviceSample, Process, Tenant
+from services.node_agent.usage.monitor import UsageMonitor, leased_containers, metrics_app
+from services.node_agent.usage.usage_model import DeviceSample, GpuProcess, LeasedContainer
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
@@ -101,7 +101,7 @@ class Driver:
     samples: tuple[DeviceSample, ...] = ()
     broken: bool = False
 
-    async def look(self) -> tuple[DeviceSample, ...]:
+    async def sample(self) -> tuple[DeviceSample, ...]:
         if self.broken:
             raise UnavailableError("NVML: GPU is lost")
         return self.samples
@@ -113,7 +113,7 @@ class Hardware:
         assert device == GPU
         one = MigInstance(
             gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
-            computes=(0,), uuid="MIG-a",
+            compute_ids=(0,), uuid="MIG-a",
         )  # fmt: skip
         return (replace(one, gi=4, uuid="MIG-b", start=1), one)
 
@@ -142,14 +142,14 @@ class Record:
 @dataclass
 class World:
     root: Path
-    monitor: Monitor
+    monitor: UsageMonitor
     driver: Driver
     kubelet: Kubelet
     record: Record
     known: KnownLeases
     clock: FakeClock
 
-    def give(self, lease: Lease) -> Tenant:
+    def give(self, lease: Lease) -> LeasedContainer:
         """Have the kubelet told of a container, and its region seeded."""
         layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
@@ -164,7 +164,7 @@ class World:
         )
         self.record.told.append(CheckpointEntry(allocation=activation, setup=setup))
         self.known.observe([lease])
-        (tenant,) = tenants_of(self.record.told[-1:], self.known.leases, complete=True)
+        (tenant,) = leased_containers(self.record.told[-1:], self.known.leases, complete=True)
         assert tenant.place is not None
         assert tenant.seed is not None
         Path(tenant.place.directory).mkdir(parents=True)
@@ -172,7 +172,7 @@ class World:
         return tenant
 
     def runs(
-        self, tenant: Tenant, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
+        self, tenant: LeasedContainer, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
     ) -> None:
         """Have a process run on GPU 0."""
         directory = self.root / "proc" / str(pid)
@@ -181,10 +181,10 @@ class World:
         (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
         (directory / "stat").write_text(stat_of(pid, began_ticks))
         (before,) = self.driver.samples
-        one = Process(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
+        one = GpuProcess(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
         self.driver.samples = (replace(before, processes=(*before.processes, one)),)
 
-    def change(self, tenant: Tenant, at: int, data: bytes) -> None:
+    def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
         assert tenant.place is not None
         with path_of(tenant.place).open("r+b") as file:
             file.seek(at)
@@ -207,12 +207,12 @@ def monitored(tmp_path: Path) -> World:
     )
     driver, kubelet, record, clock = Driver((idle,)), Kubelet(), Record(), FakeClock()
     known = KnownLeases(NodeName(NODE), synced=True)
-    monitor = Monitor(
+    monitor = UsageMonitor(
         NodeName(NODE),
         usage=driver,
         mig=Hardware(),
         pods=kubelet,
-        record=record,
+        checkpoint=record,
         leases=known,
         clock=clock,
         proc=tmp_path / "proc",
@@ -220,7 +220,7 @@ def monitored(tmp_path: Path) -> World:
     return World(tmp_path, monitor, driver, kubelet, record, known, clock)
 
 
-def computing(world: World) -> Tenant:
+def computing(world: World) -> LeasedContainer:
     """Have a container whose process has used its GPU 30 s ago."""
     tenant = world.give(lease_of(UID))
     assert tenant.place is not None
@@ -241,9 +241,9 @@ def read(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return found
 
 
-async def scraped(monitor: Monitor) -> str:
+async def scraped(monitor: UsageMonitor) -> str:
     async with (
-        served(pages(monitor), "127.0.0.1:0") as address,
+        served(metrics_app(monitor), "127.0.0.1:0") as address,
         aiohttp.ClientSession() as client,
         client.get(f"http://{address}/metrics") as answer,
     ):

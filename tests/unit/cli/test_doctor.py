@@ -14,13 +14,13 @@ from services.cli.doctor.finding import Finding, Outcome, SkipError
 from services.cli.doctor.node_probes import NodeProbes
 from services.cli.doctor.remedies import REMEDIES
 from services.node_agent.allocate.cdi import FILE
-from services.node_agent.gpus.device_faults import no_answer
+from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.layout_changes import MigState
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.usage_model import DeviceSample, Process
+from services.node_agent.usage.usage_model import DeviceSample, GpuProcess
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
@@ -77,7 +77,7 @@ def elf(machine: int = MACHINE) -> bytes:
 
 
 def sample(*pids: int) -> DeviceSample:
-    processes = tuple(Process(pid=pid, memory_bytes=1, busy_percent=0) for pid in pids)
+    processes = tuple(GpuProcess(pid=pid, memory_bytes=1, busy_percent=0) for pid in pids)
     return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
 
 
@@ -104,7 +104,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.device_health([]), FAIL, "no device"),
     (node_checks.driver([gpu(driver="550.1")], {}), OK, "550.1"),
     (node_checks.driver([], {}), FAIL, "no GPU"),
-    (node_checks.driver([gpu(fault=no_answer("lost"))], {}), FAIL, "NoAnswer: lost"),
+    (node_checks.driver([gpu(fault=no_response("lost"))], {}), FAIL, "NoAnswer: lost"),
     (node_checks.driver([gpu()], {3: "no answer"}), FAIL, "number 3 of its GPUs: no answer"),
     (node_checks.mig_modes([gpu()], [DEVICE]), OK, ""),
     (

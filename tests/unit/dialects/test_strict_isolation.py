@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.gpus.inventory import Division, devices_of, isolation_of, unheld
+from services.node_agent.gpus.inventory import (
+    SharingConfig,
+    devices_of,
+    parse_isolation,
+    without_isolation,
+)
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
@@ -189,13 +194,13 @@ def test_the_index_asks_no_strict_node_for_a_part() -> None:
 
 async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> None:
     gpus = await SimulatedGpus(NodeName("n"), "1xT4").discover()
-    strict = Division(isolation=isolation_of("strict"))
+    strict = SharingConfig(isolation=parse_isolation("strict"))
 
     assert devices_of(gpus, strict)[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, unheld(strict))[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, unheld(Division()))[0].isolation is Isolation.UNHELD
+    assert devices_of(gpus, without_isolation(strict))[0].isolation is Isolation.STRICT
+    assert devices_of(gpus, without_isolation(SharingConfig()))[0].isolation is Isolation.UNHELD
     with pytest.raises(RequestError, match="--isolation must be shared or strict, got 'none'"):
-        isolation_of("none")
+        parse_isolation("none")
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:

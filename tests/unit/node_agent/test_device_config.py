@@ -10,10 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.device_config import READ_AGAIN_S, Configuring, divided
-from services.node_agent.gpus.inventory import Division, Gpu, devices_of, notes_on, shown_by
+from services.node_agent.device_config import READ_AGAIN_S, DeviceConfigLoader, merge_sharing
+from services.node_agent.gpus.inventory import (
+    Gpu,
+    SharingConfig,
+    advertisement_of,
+    devices_of,
+    mode_warnings,
+)
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus
-from services.node_agent.mig.layouts import KNOWN
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import parse_device_config
@@ -78,7 +84,7 @@ def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word(
 
     assert config.warnings == ()
     assert (config.split_count, config.unit_mib) == (10, 1)
-    assert config.geometries == KNOWN[:1]
+    assert config.geometries == KNOWN_GEOMETRIES[:1]
     assert config.node_split_count == 4
     assert config.mode is DeviceMode.MIG
     assert config.excluded_devices == {"GPU-x", "2"}
@@ -88,9 +94,11 @@ def test_item_50_a_missing_factor_means_1() -> None:
     document = shipped()
     del document["nvidia"]["gpuMemoryFactor"]
 
-    division = divided(parse_device_config(document, None, NODE), Division(), split=None, unit=None)
+    sharing = merge_sharing(
+        parse_device_config(document, None, NODE), SharingConfig(), split=None, unit=None
+    )
 
-    assert division.unit_mib == 1
+    assert sharing.unit_mib == 1
 
 
 @pytest.mark.parametrize(
@@ -182,9 +190,9 @@ def test_no_document_whatever_ends_the_agent(device: object, node: object) -> No
         {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
     )
 
-    division = divided(config, Division(), split=None, unit=None)
-    assert division.split_count >= 1
-    assert division.unit_mib >= 1
+    sharing = merge_sharing(config, SharingConfig(), split=None, unit=None)
+    assert sharing.split_count >= 1
+    assert sharing.unit_mib >= 1
     parse_device_config(device, node, NODE)
 
 
@@ -192,12 +200,15 @@ def test_flags_win_over_the_file_for_all_nodes_and_the_nodes_own_entry_over_both
     of_all = parse_device_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
     own = parse_device_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
 
-    assert divided(of_all, Division(), split=None, unit=None).split_count == 5
-    assert divided(of_all, Division(), split=None, unit=None).unit_mib == 10
-    assert divided(of_all, Division(), split=8, unit=100).split_count == 8
-    assert divided(of_all, Division(), split=8, unit=100).unit_mib == 100
-    assert divided(own, Division(), split=8, unit=None).split_count == 4
-    assert divided(of_all, Division(), split=None, unit=None).tables == (*of_all.geometries, *KNOWN)
+    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).split_count == 5
+    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).unit_mib == 10
+    assert merge_sharing(of_all, SharingConfig(), split=8, unit=100).split_count == 8
+    assert merge_sharing(of_all, SharingConfig(), split=8, unit=100).unit_mib == 100
+    assert merge_sharing(own, SharingConfig(), split=8, unit=None).split_count == 4
+    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).geometries == (
+        *of_all.geometries,
+        *KNOWN_GEOMETRIES,
+    )
 
 
 async def found(layout: str) -> tuple[Gpu, ...]:
@@ -207,7 +218,7 @@ async def found(layout: str) -> tuple[Gpu, ...]:
 async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
     gpus = await found("1xT4+1xA100-40GB+1xA100-40GB:mig")
 
-    devices = devices_of(gpus, Division(split_count=5))
+    devices = devices_of(gpus, SharingConfig(split_count=5))
 
     assert [str(device.mode) for device in devices] == ["hami-core", "hami-core", "mig"]
     assert [device.slots for device in devices] == [5, 5, 7], "an ID for every position"
@@ -217,7 +228,7 @@ async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
 async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
     gpus = await found("1xT4+1xA100-40GB:mig")
 
-    shown = shown_by(DIALECTS.values(), devices_of(gpus, Division()), Strategy.AUTO)
+    shown = advertisement_of(DIALECTS.values(), devices_of(gpus, SharingConfig()), Strategy.AUTO)
 
     assert shown.healthy_counts["volcano.sh/gpu-memory"] == 15360
     assert shown.patched["volcano.sh/gpu-number"] == 1
@@ -226,7 +237,7 @@ async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
 
 async def test_hidden_devices_are_not_served() -> None:
     gpus = await found("3xT4")
-    division = Division(hidden=frozenset({gpus[0].uuid, "2"}))
+    division = SharingConfig(hidden=frozenset({gpus[0].uuid, "2"}))
 
     assert [device.index for device in devices_of(gpus, division)] == [1]
 
@@ -234,13 +245,13 @@ async def test_hidden_devices_are_not_served() -> None:
 async def test_a_mode_that_the_hardware_has_not_is_said_with_what_turns_it_on() -> None:
     gpus = await found("1xA100-40GB+1xT4+1xA100-40GB:mig")
 
-    notes = notes_on(gpus, Division(wanted_mode=DeviceMode.MIG))
+    notes = mode_warnings(gpus, SharingConfig(expected_mode=DeviceMode.MIG))
 
     assert "GPU 0 (NVIDIA A100-SXM4-40GB) is in hami-core mode" in notes[0]
     assert "nvidia-smi -i 0 -mig 1" in notes[0]
     assert "the mode of the hardware counts" in notes[1]
     assert len(notes) == 2
-    assert notes_on(gpus, Division()) == ()
+    assert mode_warnings(gpus, SharingConfig()) == ()
 
 
 async def test_a_mode_that_waits_for_a_reset_is_said() -> None:
@@ -248,7 +259,7 @@ async def test_a_mode_that_waits_for_a_reset_is_said() -> None:
     assert gpu.mig is not None
     pending = replace(gpu, mig=replace(gpu.mig, pending=True))
 
-    assert notes_on([pending], Division()) == (
+    assert mode_warnings([pending], SharingConfig()) == (
         "GPU 0 (NVIDIA A100-SXM4-40GB): MIG goes on with the next reset of the GPU",
     )
 
@@ -274,17 +285,17 @@ class Maps:
         )
 
 
-def configuring(tmp_path: Path, maps: Any, clock: FakeClock, **changes: Any) -> Configuring:
+def configuring(tmp_path: Path, maps: Any, clock: FakeClock, **changes: Any) -> DeviceConfigLoader:
     facts: dict[str, Any] = {
-        "flags": Division(),
+        "flags": SharingConfig(),
         "split": None,
         "unit": None,
         "device_file": None,
         "node_file": None,
-        "kept": tmp_path / "kept.json",
+        "cache_file": tmp_path / "kept.json",
         "clock": clock,
     }
-    return Configuring(maps, NodeName(NODE), **(facts | changes))
+    return DeviceConfigLoader(maps, NodeName(NODE), **(facts | changes))
 
 
 def text(**changes: Any) -> str:
@@ -298,9 +309,9 @@ async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system
     both = Maps(kube_system=text(deviceSplitCount=3), volcano_system=text(deviceSplitCount=4))
     other = Maps(volcano_system=text(deviceSplitCount=4))
 
-    assert (await configuring(tmp_path, both, clock).division()).split_count == 3
-    assert (await configuring(tmp_path, other, clock).division()).split_count == 4
-    assert (await configuring(tmp_path, Maps(), clock).division()).split_count == 10
+    assert (await configuring(tmp_path, both, clock).load()).split_count == 3
+    assert (await configuring(tmp_path, other, clock).load()).split_count == 4
+    assert (await configuring(tmp_path, Maps(), clock).load()).split_count == 10
 
 
 async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_minute(
@@ -308,12 +319,12 @@ async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_
 ) -> None:
     clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
     config = configuring(tmp_path, maps, clock)
-    await config.division()
+    await config.load()
     maps.texts["kube_system"] = text(deviceSplitCount=6)
 
-    before, asked = await config.division(), len(maps.asked)
+    before, asked = await config.load(), len(maps.asked)
     clock.advance(READ_AGAIN_S)
-    after = await config.division()
+    after = await config.load()
 
     assert (before.split_count, after.split_count) == (3, 6)
     assert asked == 3
@@ -322,12 +333,12 @@ async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_
 async def test_without_the_api_server_devices_are_divided_as_before(tmp_path: Path) -> None:
     clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
     running = configuring(tmp_path, maps, clock)
-    await running.division()
+    await running.load()
     maps.away = True
     clock.advance(READ_AGAIN_S)
 
-    assert (await running.division()).split_count == 3
-    assert (await configuring(tmp_path, maps, clock).division()).split_count == 3
+    assert (await running.load()).split_count == 3
+    assert (await configuring(tmp_path, maps, clock).load()).split_count == 3
 
 
 async def test_files_win_over_config_maps_and_one_that_is_not_there_ends_the_start(
@@ -341,10 +352,10 @@ async def test_files_win_over_config_maps_and_one_that_is_not_there_ends_the_sta
     from_files = configuring(tmp_path, maps, FakeClock(), device_file=device, node_file=node)
     missing = configuring(tmp_path, maps, FakeClock(), device_file=tmp_path / "none")
 
-    assert (await from_files.division()).split_count == 4
+    assert (await from_files.load()).split_count == 4
     assert maps.asked == []
     with pytest.raises(RequestError, match="none cannot be read"):
-        await missing.division()
+        await missing.load()
 
 
 async def test_text_that_is_no_yaml_says_nothing_and_is_named(
@@ -352,5 +363,5 @@ async def test_text_that_is_no_yaml_says_nothing_and_is_named(
 ) -> None:
     config = configuring(tmp_path, Maps(kube_system="nvidia: ["), FakeClock())
 
-    assert (await config.division()).split_count == 10
+    assert (await config.load()).split_count == 10
     assert "device-config.yaml cannot be read, and says nothing" in caplog.text

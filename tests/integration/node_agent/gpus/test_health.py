@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from services.node_agent.gpus.health import Health
-from services.node_agent.gpus.health_monitor import Checkup
+from services.node_agent.gpus.health import HealthState
+from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.simulated_gpus import uuid_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
@@ -24,11 +24,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:
-    def of(state: Health) -> float | None:
+    def of(state: HealthState) -> float | None:
         labels = {"device": uuid, "index": str(index), "state": str(state)}
         return REGISTRY.get_sample_value("leasehold_device_health", labels)
 
-    return {str(state): of(state) for state in Health if of(state)}
+    return {str(state): of(state) for state in HealthState if of(state)}
 
 
 def fault(at: Site, **faults: str) -> None:
@@ -74,7 +74,7 @@ async def test_hami_core_41_after_an_xid_a_gpu_leaves_and_its_leases_are_told_an
     assert state_shown(sick.uuid, 1) == {"healthy": 1.0}
 
 
-def watched(checkup: Checkup) -> list[int]:
+def watched(checkup: HealthMonitor) -> list[int]:
     """Return a list that grows with each look, by the number of XIDs that it had."""
     looks: list[int] = []
     told = checkup.xids.xids

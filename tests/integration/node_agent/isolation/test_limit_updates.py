@@ -267,7 +267,7 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
             place = region_of(at, lease)
             assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
         async with at.running() as agent:
-            await eventually(lambda: agent.leases.synced and agent.usage.seen.containers)  # type: ignore[attr-defined]
+            await eventually(lambda: agent.leases.synced and agent.usage.snapshot.containers)  # type: ignore[attr-defined]
             assert limit_mib(place) == 1_000
 
             await at.tell(at.ledger.grant(sized(lease, 1_000)))
@@ -287,8 +287,8 @@ async def test_no_resize_is_taken_for_tampering(monkeypatch: pytest.MonkeyPatch)
             await ask(agent, proposed, f"turn-{step}")
             assert (await ask(agent, at.ledger.grant(sized(lease, mib, later=step)))).applied
             assert limit_mib(place) == mib
-        seen = agent.usage.seen.seen_at  # type: ignore[attr-defined]
-        await eventually(lambda: agent.usage.seen.seen_at > seen)  # type: ignore[attr-defined]
+        seen = agent.usage.snapshot.scanned_at  # type: ignore[attr-defined]
+        await eventually(lambda: agent.usage.snapshot.scanned_at > seen)  # type: ignore[attr-defined]
 
         assert agent.usage.restored == 0  # type: ignore[attr-defined]
         assert not at.heard(ViolationFound)

@@ -387,7 +387,7 @@ async def test_a_layout_that_is_no_more_offered_refuses_its_lease() -> None:
         held = at.ledger.leases[next(iter(at.ledger.leases))]
 
         with pytest.raises(RequestError, match="were the layouts changed"):
-            await agent.answering.instances.of(replace(held, shares=(other,)), "main")
+            await agent.answering.instances.instance_uuids(replace(held, shares=(other,)), "main")
 
     assert "layout old" in message
     assert await there(at) == {}

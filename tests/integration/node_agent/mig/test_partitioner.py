@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
 from services.node_agent.mig.layout_changes import InUseError, MigInstance
-from services.node_agent.mig.layouts import KNOWN, layouts_for
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partition_client import RemotePartitioner
 from services.node_agent.mig.partition_server import PartitionServer
 from shared.model.device import MigLayout, MigProfile
@@ -27,7 +27,9 @@ from tests.support.simcluster.kubelet import NODE, eventually, pod
 A100, T4 = (uuid_of(NodeName(NODE), index) for index in range(2))
 LAYOUTS = {
     layout.name: layout
-    for layout in layouts_for(PROFILES["A100-40GB"].product, PROFILES["A100-40GB"].mig, KNOWN)[0]
+    for layout in layouts_for(
+        GPU_MODELS["A100-40GB"].product, GPU_MODELS["A100-40GB"].mig, KNOWN_GEOMETRIES
+    )[0]
 }
 
 
@@ -76,7 +78,7 @@ async def test_an_agent_without_rights_has_its_devices_laid_out_by_the_partition
     async with node() as at, partitioner(at.root), at.running():
         at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
         await at.node.phase("one", "Running")
-        seen = await RemotePartitioner(at.root / "p.sock").look(A100)
+        seen = await RemotePartitioner(at.root / "p.sock").read_device(A100)
 
     assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
     assert at.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
@@ -105,19 +107,19 @@ async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[Rem
     gpus = SimulatedGpus(
         NodeName(NODE), "1xA100-40GB:mig+1xT4", tmp_path / "faults.json", tmp_path / "mig.json"
     )
-    server = PartitionServer(gpus, uid=os.geteuid() if uid is None else uid)
-    async with server.listening(tmp_path / "p.sock"):
+    server = PartitionServer(gpus, agent_uid=os.geteuid() if uid is None else uid)
+    async with server.serve(tmp_path / "p.sock"):
         yield RemotePartitioner(tmp_path / "p.sock")
 
 
 async def test_only_its_agents_user_is_talked_to(tmp_path: Path) -> None:
     async with served(tmp_path, uid=os.geteuid() + 1) as remote:
         with pytest.raises(UnavailableError, match="talks to user"):
-            await remote.look(A100)
+            await remote.read_device(A100)
 
     async with served(tmp_path) as remote:
         assert (tmp_path / "p.sock").stat().st_mode & 0o777 == 0o600
-        assert (await remote.look(A100)).state is not None
+        assert (await remote.read_device(A100)).state is not None
 
 
 async def test_an_instance_that_a_process_uses_stays_whatever_is_asked(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
             assert await reader.read() == b""
         writer.close()
 
-        assert (await remote.look(A100)).state is not None
+        assert (await remote.read_device(A100)).state is not None
 
 
 async def test_a_change_that_was_begun_is_finished_if_its_agent_goes(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ async def test_the_register_annotation_and_patched_amounts_come_back_if_they_are
             }
         }
         at.node.store.patch("nodes", None, NODE, lost, subresource="status")
-        agent.views.show(agent.shown)
+        agent.views.set_advertisement(agent.shown)
         await at.node.allocatable("volcano.sh/vgpu-cores", 200)
         await eventually(lambda: at.node.node()["metadata"]["annotations"].get(key))
 

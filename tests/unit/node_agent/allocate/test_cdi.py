@@ -57,7 +57,7 @@ def instance(gi: int, uuid: str) -> MigInstance:
         start=0,
         memory_slices=1,
         compute_slices=1,
-        computes=(0,),
+        compute_ids=(0,),
         uuid=uuid,
     )
 

@@ -15,7 +15,7 @@ from services.node_agent.allocate.pod_resolution import (
     PodResources,
 )
 from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.gpus.inventory import Division, devices_of, shown_by
+from services.node_agent.gpus.inventory import SharingConfig, advertisement_of, devices_of
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
 from services.node_agent.metrics import AllocationSpan
 from services.node_agent.records.checkpoint import Checkpoint
@@ -85,13 +85,15 @@ class Around:
         if setup.cdi_devices:
             self.happened.append(f"specified {list(setup.cdi_devices)}")
 
-    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+    async def instance_uuids(
+        self, lease: Lease, container: str
+    ) -> dict[tuple[DeviceUuid, int], str]:
         return {}
 
-    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+    def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
         self.happened.append(f"shown {sorted(containers)}")
 
-    def failed(self, lease: Lease) -> None:
+    def show_failed(self, lease: Lease) -> None:
         self.happened.append("shown as failed")
 
     def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
@@ -130,11 +132,11 @@ class Desk:
 
     async def open(self) -> "Desk":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
-        devices = devices_of(gpus, Division())
+        devices = devices_of(gpus, SharingConfig())
         self.answering.facts = NodeSnapshot(
             name=NodeName(NODE),
             devices={device.uuid: device for device in devices},
-            served=shown_by(DIALECTS.values(), devices, "auto").served,
+            served=advertisement_of(DIALECTS.values(), devices, "auto").served,
             paths=Paths(library="/l", preload="/p", containers="/c"),
         )
         return self

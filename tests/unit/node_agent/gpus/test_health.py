@@ -9,29 +9,35 @@ from hypothesis import strategies as st
 
 from services.node_agent.gpus.device_faults import (
     APPLICATION_XIDS,
-    GONE,
+    NOT_LISTED,
     Fault,
     Xid,
     XidRules,
-    no_answer,
+    no_response,
 )
 from services.node_agent.gpus.health import (
     TRANSITIONS,
-    Health,
-    Patient,
-    Policy,
-    Record,
-    examine,
-    pause_s,
-    step,
+    DeviceHealth,
+    HealthPolicy,
+    HealthRecord,
+    HealthState,
+    backoff_s,
+    next_record,
+    probe_results,
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.layout_changes import MigState
 from shared.model.names import DeviceUuid
 
-POLICY = Policy(first_s=30, longest_s=240, steady_s=3600, bad_looks=2, clean_looks=3)
+POLICY = HealthPolicy(
+    first_backoff_s=30,
+    max_backoff_s=240,
+    reset_after_s=3600,
+    failure_threshold=2,
+    success_threshold=3,
+)
 A, B = DeviceUuid("GPU-a"), DeviceUuid("GPU-b")
-MILD, GRAVE = no_answer("NVML: Unknown Error"), Xid(A, 79).fault
+MILD, GRAVE = no_response("NVML: Unknown Error"), Xid(A, 79).fault
 
 
 def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
@@ -39,30 +45,30 @@ def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
     return Gpu(**(facts | changes))
 
 
-def after(*looks: tuple[float, Fault | None]) -> Record:
-    record = Record()
+def after(*looks: tuple[float, Fault | None]) -> HealthRecord:
+    record = HealthRecord()
     for at, fault in looks:
-        record = step(record, fault, POLICY, at)
+        record = next_record(record, fault, POLICY, at)
     return record
 
 
 @pytest.mark.parametrize(
     ("looks", "state"),
     [
-        ([(0, None)], Health.HEALTHY),
-        ([(0, MILD)], Health.SUSPECT),
-        ([(0, MILD), (5, None)], Health.HEALTHY),
-        ([(0, MILD), (5, MILD)], Health.CORDONED),
-        ([(0, MILD), (5, GRAVE)], Health.CORDONED),
-        ([(0, GRAVE)], Health.CORDONED),
-        ([(0, GRAVE), (29, None)], Health.CORDONED),
-        ([(0, GRAVE), (30, None)], Health.PROBING),
-        ([(0, GRAVE), (30, None), (35, None), (40, None)], Health.PROBING),
-        ([(0, GRAVE), (30, None), (35, MILD)], Health.CORDONED),
+        ([(0, None)], HealthState.HEALTHY),
+        ([(0, MILD)], HealthState.SUSPECT),
+        ([(0, MILD), (5, None)], HealthState.HEALTHY),
+        ([(0, MILD), (5, MILD)], HealthState.CORDONED),
+        ([(0, MILD), (5, GRAVE)], HealthState.CORDONED),
+        ([(0, GRAVE)], HealthState.CORDONED),
+        ([(0, GRAVE), (29, None)], HealthState.CORDONED),
+        ([(0, GRAVE), (30, None)], HealthState.PROBING),
+        ([(0, GRAVE), (30, None), (35, None), (40, None)], HealthState.PROBING),
+        ([(0, GRAVE), (30, None), (35, MILD)], HealthState.CORDONED),
     ],
 )
 def test_what_follows_from_looks(
-    looks: Sequence[tuple[float, Fault | None]], state: Health
+    looks: Sequence[tuple[float, Fault | None]], state: HealthState
 ) -> None:
     assert after(*looks).state is state
 
@@ -70,22 +76,22 @@ def test_what_follows_from_looks(
 def test_koordinator_32_after_clean_probes_in_a_row_a_device_is_healthy_by_itself() -> None:
     healed = after((0, GRAVE), (30, None), (35, None), (40, None), (45, None))
 
-    assert (healed.state, healed.fault, healed.said) == (Health.HEALTHY, None, "")
+    assert (healed.state, healed.fault, healed.message) == (HealthState.HEALTHY, None, "")
 
 
 def test_each_cordon_lasts_twice_as_long_up_to_a_limit_until_the_device_was_steady() -> None:
-    assert [pause_s(n, POLICY) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
+    assert [backoff_s(n, POLICY) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
     again = after((0, GRAVE), (30, MILD))
-    assert (again.state, again.probe_at) == (Health.CORDONED, 90)
+    assert (again.state, again.probe_at) == (HealthState.CORDONED, 90)
     healed = after((0, GRAVE), *((30 + 5 * n, None) for n in range(4)))
-    assert step(healed, GRAVE, POLICY, 100).probe_at == 160
-    assert step(healed, GRAVE, POLICY, 4000).probe_at == 4030
+    assert next_record(healed, GRAVE, POLICY, 100).probe_at == 160
+    assert next_record(healed, GRAVE, POLICY, 4000).probe_at == 4030
 
 
 def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
     record = after((0, GRAVE), (5, MILD), (30, None))
 
-    assert record.said == "probing: XidError: Xid 79, the GPU has fallen off the bus"
+    assert record.message == "probing: XidError: Xid 79, the GPU has fallen off the bus"
 
 
 FAULTS = st.sampled_from([None, None, MILD, GRAVE])
@@ -95,38 +101,40 @@ FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 def test_every_step_is_in_the_table_and_only_health_says_nothing(
     looks: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = Record(), 0.0
+    record, now = HealthRecord(), 0.0
     for pause, fault in looks:
         now += pause
-        before, record = record, step(record, fault, POLICY, now)
+        before, record = record, next_record(record, fault, POLICY, now)
         assert record.state is before.state or record.state in TRANSITIONS[before.state]
-        assert (record.fault is None) is (record.state is Health.HEALTHY)
-        assert fault is None or record.state in {Health.SUSPECT, Health.CORDONED}
+        assert (record.fault is None) is (record.state is HealthState.HEALTHY)
+        assert fault is None or record.state in {HealthState.SUSPECT, HealthState.CORDONED}
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
 def test_whatever_went_before_a_device_at_which_nothing_is_wrong_any_more_heals(
     looks: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = Record(), 0.0
+    record, now = HealthRecord(), 0.0
     for pause, fault in looks:
         now += pause
-        record = step(record, fault, POLICY, now)
+        record = next_record(record, fault, POLICY, now)
 
-    for number in range(1 + POLICY.clean_looks):
-        record = step(record, None, POLICY, now + POLICY.longest_s + number)
+    for number in range(1 + POLICY.success_threshold):
+        record = next_record(record, None, POLICY, now + POLICY.max_backoff_s + number)
 
-    assert record.state is Health.HEALTHY
+    assert record.state is HealthState.HEALTHY
 
 
 def look(
-    patients: dict[DeviceUuid, Patient],
+    patients: dict[DeviceUuid, DeviceHealth],
     *gpus: Gpu,
     now: float = 0.0,
     xids: Sequence[Xid] = (),
     silence: Fault | None = None,
-) -> dict[DeviceUuid, Patient]:
-    return examine(patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, silence=silence)
+) -> dict[DeviceUuid, DeviceHealth]:
+    return probe_results(
+        patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, driver_fault=silence
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,12 +149,12 @@ def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
     changes: dict[str, Any], said: str
 ) -> None:
     patients = look(look({}, gpu(ecc_errors=3)), gpu(**changes))
-    assert patients[A].record.said.startswith(f"cordoned: {said}")
+    assert patients[A].record.message.startswith(f"cordoned: {said}")
 
     for now in (30, 35, 40, 45):
         patients = look(patients, gpu(**changes), now=now)
 
-    assert patients[A].record.state is Health.HEALTHY
+    assert patients[A].record.state is HealthState.HEALTHY
 
 
 def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> None:
@@ -154,23 +162,23 @@ def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> 
 
     for told in (None, 3):
         patients = look(patients, gpu(ecc_errors=told))
-        assert patients[A].record.said == ""
+        assert patients[A].record.message == ""
     patients = look(look(patients, gpu()), gpu(ecc_errors=4))
 
-    assert "EccErrors: 1 uncorrected" in patients[A].record.said
+    assert "EccErrors: 1 uncorrected" in patients[A].record.message
 
 
 def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:
     patients = look({}, gpu(A), gpu(B, index=1))
     patients = look(look(patients, gpu(B, index=0)), gpu(B, index=0))
-    assert patients[A].record.fault == GONE
-    assert patients[A].record.state is Health.CORDONED
-    assert patients[B].record.state is Health.HEALTHY
+    assert patients[A].record.fault == NOT_LISTED
+    assert patients[A].record.state is HealthState.CORDONED
+    assert patients[B].record.state is HealthState.HEALTHY
 
     for now in (30, 35, 40, 45):
         patients = look(patients, gpu(A, index=1), gpu(B, index=0), now=now)
 
-    assert {patient.record.state for patient in patients.values()} == {Health.HEALTHY}
+    assert {patient.record.state for patient in patients.values()} == {HealthState.HEALTHY}
 
 
 def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -> None:
@@ -178,7 +186,7 @@ def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -
     for now in (5, 10):
         patients = look(patients, silence=MILD, now=now)
 
-    assert [patient.record.state for patient in patients.values()] == [Health.CORDONED] * 2
+    assert [patient.record.state for patient in patients.values()] == [HealthState.CORDONED] * 2
 
 
 def test_an_xid_condemns_its_own_device_and_no_other() -> None:
@@ -186,13 +194,13 @@ def test_an_xid_condemns_its_own_device_and_no_other() -> None:
 
     one = look(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
 
-    assert [one[A].record.state, one[B].record.state] == [Health.HEALTHY, Health.CORDONED]
+    assert [one[A].record.state, one[B].record.state] == [HealthState.HEALTHY, HealthState.CORDONED]
 
 
 def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
     storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
 
-    assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is Health.HEALTHY
+    assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -211,8 +219,10 @@ def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
 def test_which_xids_condemn_is_said_as_nvidias_plugin_says_it(
     disable: str, enable: str, condemned: set[int], spared: set[int]
 ) -> None:
-    rules = XidRules.of({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
+    rules = XidRules.from_environment(
+        {"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable}
+    )
 
-    assert all(rules.condemns(xid) for xid in condemned)
-    assert not any(rules.condemns(xid) for xid in spared)
-    assert rules.strange == (("x",) if "x" in disable.split(",") else ())
+    assert all(rules.is_critical(xid) for xid in condemned)
+    assert not any(rules.is_critical(xid) for xid in spared)
+    assert rules.invalid_words == (("x",) if "x" in disable.split(",") else ())

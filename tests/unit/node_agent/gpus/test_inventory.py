@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.gpus.inventory import (
     MAX_LIST_BYTES,
-    Division,
     Gpu,
-    check_division,
+    SharingConfig,
+    advertisement_of,
     check_list,
+    check_sharing_config,
     devices_of,
-    list_bytes,
-    shown_by,
+    list_size_bytes,
 )
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus, parse_layout, uuid_of
 from services.node_agent.kubelet.device_ids import compact
@@ -37,23 +37,23 @@ GPUS = tuple(
 
 
 def test_01_eight_cards_of_11178_mib_show_89424_units_and_eight_cards() -> None:
-    shown = shown_by(DIALECTS.values(), devices_of(GPUS, Division()), Strategy.SHARE)
+    shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.SHARE)
 
     assert shown.healthy_counts[MEMORY] == 89424
     assert shown.patched["volcano.sh/gpu-number"] == 8
 
 
 def test_02_in_number_mode_memory_is_shown_as_nothing() -> None:
-    shown = shown_by(DIALECTS.values(), devices_of(GPUS, Division()), Strategy.NUMBER)
+    shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.NUMBER)
 
     assert shown.patched[MEMORY] == 0
     assert shown.healthy_counts["volcano.sh/gpu-number"] == 8
 
 
 def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
-    devices = devices_of(GPUS, Division(split_count=4, unit_mib=100))
+    devices = devices_of(GPUS, SharingConfig(split_count=4, unit_mib=100))
 
-    shown = shown_by(DIALECTS.values(), devices, Strategy.AUTO)
+    shown = advertisement_of(DIALECTS.values(), devices, Strategy.AUTO)
 
     assert shown.healthy_counts["volcano.sh/vgpu-number"] == 32
     assert shown.patched["volcano.sh/vgpu-cores"] == 800
@@ -62,9 +62,9 @@ def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
 
 
 def test_12_devices_come_in_order_of_their_minor_number() -> None:
-    devices = devices_of(reversed(GPUS), Division())
+    devices = devices_of(reversed(GPUS), SharingConfig())
 
-    shown = shown_by(DIALECTS.values(), devices, Strategy.AUTO)
+    shown = advertisement_of(DIALECTS.values(), devices, Strategy.AUTO)
 
     assert [device.index for device in devices] == list(range(8))
     register = shown.annotations["volcano.sh/node-vgpu-register"] or ""
@@ -72,7 +72,7 @@ def test_12_devices_come_in_order_of_their_minor_number() -> None:
 
 
 def test_the_node_shows_that_our_agent_reports_its_devices() -> None:
-    shown = shown_by(DIALECTS.values(), devices_of(GPUS, Division()), Strategy.AUTO)
+    shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.AUTO)
 
     assert shown.annotations["leasehold.dev/agent"] == "true"
 
@@ -81,13 +81,13 @@ def test_17_a_list_too_long_names_the_factor_needed() -> None:
     many = [replace(gpu, memory_mib=81920) for gpu in GPUS]
 
     with pytest.raises(RequestError, match=r"factor of \d+ or more"):
-        shown_by(DIALECTS.values(), devices_of(many, Division()), Strategy.SHARE)
+        advertisement_of(DIALECTS.values(), devices_of(many, SharingConfig()), Strategy.SHARE)
 
 
 def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_served() -> None:
     many = [replace(gpu, memory_mib=81920) for gpu in GPUS]
 
-    shown = shown_by(DIALECTS.values(), devices_of(many, Division()), Strategy.AUTO)
+    shown = advertisement_of(DIALECTS.values(), devices_of(many, SharingConfig()), Strategy.AUTO)
 
     assert shown.patched[MEMORY] == 8 * 81920
     assert shown.healthy_counts["leasehold.dev/share"] == 800
@@ -99,7 +99,7 @@ def test_the_size_of_a_list_is_computed_exactly() -> None:
     encoded = encode_list({entry.id: entry for entry in ids})
     read = api_pb2.ListAndWatchResponse.FromString(encoded)
 
-    assert list_bytes(ids) == len(encoded)
+    assert list_size_bytes(ids) == len(encoded)
     assert [(device.ID, device.health == "Healthy") for device in read.devices] == [
         (entry.id, entry.healthy) for entry in ids
     ]
@@ -115,9 +115,9 @@ def test_no_list_and_no_id_is_longer_than_the_kubelet_takes() -> None:
 
 
 def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:
-    before = devices_of(GPUS[:2], Division())
+    before = devices_of(GPUS[:2], SharingConfig())
 
-    after = devices_of(GPUS[1:2], Division(), before)
+    after = devices_of(GPUS[1:2], SharingConfig(), before)
 
     assert [(device.uuid, device.healthy) for device in after] == [
         ("GPU-0", False),
@@ -127,12 +127,12 @@ def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:
 
 def test_a_card_in_the_place_of_a_lost_one_has_ids_of_its_own() -> None:
     lost, put_in = GPUS[0], replace(GPUS[0], uuid=DeviceUuid("GPU-00"))
-    before = devices_of([lost], Division())
-    both = devices_of([put_in], Division(), before)
+    before = devices_of([lost], SharingConfig())
+    both = devices_of([put_in], SharingConfig(), before)
 
     for strategy in (Strategy.AUTO, Strategy.NUMBER):
-        old = shown_by(DIALECTS.values(), before, strategy)
-        new = shown_by(DIALECTS.values(), both, strategy)
+        old = advertisement_of(DIALECTS.values(), before, strategy)
+        new = advertisement_of(DIALECTS.values(), both, strategy)
         for resource, ids in new.served.items():
             known = old.served[resource]
             assert all(known[text].device == ids[text].device for text in ids if text in known)
@@ -142,27 +142,27 @@ def test_a_card_in_the_place_of_a_lost_one_has_ids_of_its_own() -> None:
 
 def test_a_division_that_cannot_be_is_refused_by_its_flag() -> None:
     for division, flag in (
-        (Division(split_count=0), "--device-split-count"),
-        (Division(unit_mib=0), "--memory-factor"),
-        (Division(strategy="guess"), "--gpu-strategy"),
+        (SharingConfig(split_count=0), "--device-split-count"),
+        (SharingConfig(unit_mib=0), "--memory-factor"),
+        (SharingConfig(strategy="guess"), "--gpu-strategy"),
     ):
         with pytest.raises(RequestError, match=flag):
-            check_division(division, Strategy.ALL)
+            check_sharing_config(division, Strategy.ALL)
 
 
 def test_layouts_mix_models() -> None:
     layout = parse_layout("4xT4+2xA10")
 
-    assert [gpu.profile.product for gpu in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
+    assert [gpu.model.product for gpu in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
     for text in ("", "8xB1", "xT4", "0xT4", "8 T4"):
         with pytest.raises(RequestError, match="is no GPU layout"):
             parse_layout(text)
 
 
 def test_profiles_are_the_published_ones() -> None:
-    assert PROFILES["T4"].memory_mib == 15360
-    assert PROFILES["GTX1080Ti"].memory_mib == 11178
-    assert set(PROFILES) >= {"T4", "A10", "L4", "A100-40GB", "A100-80GB", "H100-80GB", "H200"}
+    assert GPU_MODELS["T4"].memory_mib == 15360
+    assert GPU_MODELS["GTX1080Ti"].memory_mib == 11178
+    assert set(GPU_MODELS) >= {"T4", "A10", "L4", "A100-40GB", "A100-80GB", "H100-80GB", "H200"}
 
 
 async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ class OnASlowMachine(SimulatedGpus):
 
     def _look(self, index: int) -> Gpu | None:
         time.sleep(0.2)
-        return super()._look(index)
+        return super()._read_gpu(index)
 
 
 async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.gpus import nvml_topology
-from services.node_agent.gpus.inventory import Division, Gpu, devices_of
-from services.node_agent.gpus.links import bus_of, nvlinks_between, root_in
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
+from services.node_agent.gpus.links import count_nvlinks, parse_pci_address, root_complex_in
 from services.node_agent.gpus.nvml import NvmlGpus
 from services.node_agent.gpus.nvml_topology import links_among, place_of
 from shared.model.names import DeviceUuid
@@ -160,7 +160,7 @@ async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
 
-    first, second = devices_of(await NvmlGpus().discover(), Division())
+    first, second = devices_of(await NvmlGpus().discover(), SharingConfig())
 
     assert (first.bus, dict(first.links)) == ("0000:3b:00.0", {"GPU-1": 50})
     assert dict(second.links) == {"GPU-0": 50}
@@ -168,24 +168,24 @@ async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_card_that_says_nothing_lies_nowhere() -> None:
     gpu = Gpu(uuid=DeviceUuid("GPU-0"), index=0, model="T4", memory_mib=1)
-    [device] = devices_of([gpu], Division())
+    [device] = devices_of([gpu], SharingConfig())
 
     assert (device.bus, device.pcie, device.numa, dict(device.links)) == ("", "", None, {})
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_none(text: str) -> None:
-    found = bus_of(text)
+    found = parse_pci_address(text)
 
-    assert found == bus_of(found)
+    assert found == parse_pci_address(found)
 
 
 @given(st.lists(st.sampled_from(["a", "b"])), st.integers(0, 18), st.integers(0, 18))
 def test_switched_links_join_a_pair_both_ways_alike(direct: list[str], one: int, two: int) -> None:
-    assert nvlinks_between(direct, one, "c", two) == nvlinks_between([], two, "c", one)
-    assert nvlinks_between(direct, 0, "a", two) == direct.count("a")
+    assert count_nvlinks(direct, one, "c", two) == count_nvlinks([], two, "c", one)
+    assert count_nvlinks(direct, 0, "a", two) == direct.count("a")
 
 
 def test_a_root_complex_is_found_in_a_path() -> None:
-    assert root_in("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0") == "pci0000:3a"
-    assert root_in("/sys/devices/platform/x") == ""
+    assert root_complex_in("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0") == "pci0000:3a"
+    assert root_complex_in("/sys/devices/platform/x") == ""

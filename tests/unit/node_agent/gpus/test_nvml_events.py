@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus.device_faults import Xid
-from services.node_agent.gpus.nvml_events import NvmlEvents, heard, opened
+from services.node_agent.gpus.nvml_events import XidListener, event_set, wait_for_xid
 from shared.model.names import DeviceUuid
 
 A, B, C = DeviceUuid("GPU-a"), DeviceUuid("GPU-b"), DeviceUuid("GPU-c")
@@ -76,24 +76,24 @@ def test_a_gpus_events_are_heard_until_the_driver_fails(driver: Driver) -> None:
         pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
     ]
 
-    with opened(A) as events:
-        found = [heard(events) for _ in range(3)]
+    with event_set(A) as events:
+        found = [wait_for_xid(events) for _ in range(3)]
         with pytest.raises(pynvml.NVMLError):
-            heard(events)
+            wait_for_xid(events)
 
     assert found == [79, None, None]
     assert (driver.freed, driver.inits) == (1, 0)
 
 
 def test_a_gpu_without_events_is_not_listened_to(driver: Driver) -> None:
-    with pytest.raises(pynvml.NVMLError, match="Not Supported"), opened(C):
+    with pytest.raises(pynvml.NVMLError, match="Not Supported"), event_set(C):
         pass
 
     assert (driver.freed, driver.inits) == (1, 0)
 
 
 def test_a_gpu_that_hangs_makes_no_other_deaf(driver: Driver) -> None:
-    events = NvmlEvents()
+    events = XidListener()
     driver.events[A] = [event(XID, 48)]
 
     events.listen([B, A])
@@ -105,7 +105,7 @@ def test_a_gpu_that_hangs_makes_no_other_deaf(driver: Driver) -> None:
 
 
 def test_in_a_storm_no_event_of_another_kind_is_lost() -> None:
-    events = NvmlEvents()
+    events = XidListener()
     events.note(Xid(B, 79))
     for _ in range(100_000):
         events.note(Xid(A, 31))

@@ -12,17 +12,17 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus import nvml
-from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.gpus.nvml import NvmlGpus
 from services.node_agent.gpus.simulated_mig import SimulatedMig
 from services.node_agent.mig.layout_changes import MigInstance, is_laid_out
-from services.node_agent.mig.layouts import KNOWN, layouts_for
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
 GPU = DeviceUuid("GPU-m")
-MODEL = PROFILES["A100-80GB"]
+MODEL = GPU_MODELS["A100-80GB"]
 SLICES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 """Number of slices to NVML's number of the compute instance profile."""
 NUMBERS = {19: 0, 20: 7, 15: 9, 14: 1, 9: 2, 5: 3, 0: 4}
@@ -77,7 +77,7 @@ class Driver:
         yield "nvmlGpuInstanceDestroy", lambda gi: self._do("destroy_instance", _number(gi))
         yield "nvmlDeviceGetMigDeviceHandleByIndex", self._mig_device
         yield "nvmlDeviceGetGpuInstanceId", lambda device: device.gi
-        yield "nvmlDeviceGetComputeInstanceId", lambda device: device.computes[0]
+        yield "nvmlDeviceGetComputeInstanceId", lambda device: device.compute_ids[0]
 
     def _init(self) -> None:
         self.initialised += 1
@@ -158,7 +158,7 @@ class Driver:
 
     def _computes(self, gi: Any, profile: int, found: Any, count: Any) -> None:
         one = self._find(gi)
-        count._obj.value = len(one.computes) if profile == 100 + one.compute_slices else 0
+        count._obj.value = len(one.compute_ids) if profile == 100 + one.compute_slices else 0
         for number in range(count._obj.value):
             found[number] = ctypes.cast(1, type(found[number]))
 
@@ -231,7 +231,7 @@ async def test_drivers_that_do_not_name_profiles_are_understood(
 
 async def test_every_layout_is_made_through_nvml_and_listed_by_ids(driver: Driver) -> None:
     gpus = NvmlGpus()
-    layouts, _ = layouts_for(MODEL.product, MODEL.mig, KNOWN)
+    layouts, _ = layouts_for(MODEL.product, MODEL.mig, KNOWN_GEOMETRIES)
     for layout in (*layouts, *layouts):
         made = await Partitioner(gpus).partition(GPU, layout, MODEL.mig, frozenset())
 
@@ -257,7 +257,7 @@ async def test_an_instance_without_a_compute_instance_has_no_uuid(driver: Driver
 
     (one,) = await NvmlGpus().instances(GPU)
 
-    assert (one.profile, one.start, one.computes, one.uuid) == ("3g.40gb", 0, (), "")
+    assert (one.profile, one.start, one.compute_ids, one.uuid) == ("3g.40gb", 0, (), "")
 
 
 async def test_what_nvml_refuses_is_said_in_its_words(driver: Driver) -> None:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.probes import Looking
+from services.node_agent.gpus.probes import GpuProber
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -25,16 +25,16 @@ async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> No
             hang.wait(30)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    looking = Looking(lambda: 2, ask, limit_s=lambda: 0.2)
-    await looking.look()
+    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 0.2)
+    await looking.probe()
     hangs = True
-    stuck = [await looking.look() for _ in range(2)]
+    stuck = [await looking.probe() for _ in range(2)]
     hang.set()
     hangs = False
-    freed = await looking.look()
+    freed = await looking.probe()
     async with asyncio.timeout(20):
         while any(one.fault for one in freed):
-            freed = await looking.look()
+            freed = await looking.probe()
 
     faults = [[one.fault and one.fault.code for one in found] for found in stuck]
     assert faults == [["NoAnswer", None]] * 2
@@ -50,11 +50,11 @@ async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
             hang.wait(60)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
-    await looking.look()
+    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 1.0)
+    await looking.probe()
     began = asyncio.get_running_loop().time()
     for _ in range(10):
-        assert [one.uuid for one in await looking.look()] == ["GPU-1"]
+        assert [one.uuid for one in await looking.probe()] == ["GPU-1"]
     took_s = asyncio.get_running_loop().time() - began
     hang.set()
 
@@ -70,17 +70,17 @@ async def test_a_gpu_that_has_never_answered_is_told_of_once(
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
     healed = False
-    looking = Looking(lambda: 2, ask, limit_s=lambda: 30.0)
+    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 30.0)
     for _ in range(3):
-        assert [one.uuid for one in await looking.look()] == ["GPU-0"]
+        assert [one.uuid for one in await looking.probe()] == ["GPU-0"]
 
-    assert looking.unseen == {1: "NVML: Unknown Error"}
+    assert looking.unreadable == {1: "NVML: Unknown Error"}
     assert [one.getMessage() for one in caplog.records] == [
         "number 1 of the driver's GPUs is not served, as it has never answered: NVML: Unknown Error"
     ]
     healed = True
-    assert len(await looking.look()) == 2
-    assert not looking.unseen
+    assert len(await looking.probe()) == 2
+    assert not looking.unreadable
 
 
 async def test_a_question_that_breaks_off_is_answered_and_put_again(
@@ -96,11 +96,11 @@ async def test_a_question_that_breaks_off_is_answered_and_put_again(
         return gpu(DeviceUuid("GPU-a"))
 
     asked: list[int] = []
-    looking = Looking(lambda: 1, ask, limit_s=lambda: 30.0)
+    looking = GpuProber(lambda: 1, ask, limit_s=lambda: 30.0)
 
     with pytest.raises(UnavailableError, match="broke off"):
-        await looking.look()
-    assert len(await looking.look()) == 1
+        await looking.probe()
+    assert len(await looking.probe()) == 1
     assert await asyncio.to_thread(printed.wait, 20)
 
 
@@ -112,9 +112,9 @@ async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:
             raise UnavailableError("NVML: GPU is lost")
         return gpu(DeviceUuid(f"GPU-{order[number]}"), index=number)
 
-    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
-    await looking.look()
+    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 1.0)
+    await looking.probe()
     order = ["b"]
-    found = await looking.look()
+    found = await looking.probe()
 
     assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]

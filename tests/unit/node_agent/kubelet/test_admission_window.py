@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.gpus.inventory import Division, Gpu, devices_of, shown_by
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, advertisement_of, devices_of
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.kubelet.admission_window import (
     DRAINING,
@@ -70,8 +70,8 @@ class Desk:
 
 def node() -> NodeSnapshot:
     gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(2)]
-    devices = devices_of(gpus, Division(), ())
-    served = shown_by(tuple(DIALECTS.values()), devices, "auto").served
+    devices = devices_of(gpus, SharingConfig(), ())
+    served = advertisement_of(tuple(DIALECTS.values()), devices, "auto").served
     paths = HostLayout(state_dir=PurePosixPath("/s"), library=PurePosixPath("/l/libvgpu.so")).paths
     found = {device.uuid: device for device in devices}
     return NodeSnapshot(name=NodeName(NODE), devices=found, served=served, paths=paths)

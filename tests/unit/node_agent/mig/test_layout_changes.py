@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.gpus.simulated_mig import SimulatedMig
 from services.node_agent.mig.layout_changes import (
     Complete,
@@ -20,22 +20,27 @@ from services.node_agent.mig.layout_changes import (
     arrange,
     instance_at,
     is_laid_out,
-    plan,
+    plan_layout,
 )
-from services.node_agent.mig.layouts import KNOWN, derived, layouts_for, present
+from services.node_agent.mig.layouts import (
+    KNOWN_GEOMETRIES,
+    current_layouts,
+    derive_layouts,
+    layouts_for,
+)
 from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 
 GPU = DeviceUuid("GPU-m")
-A100 = PROFILES["A100-40GB"]
-A30 = PROFILES["A30"]
+A100 = GPU_MODELS["A100-40GB"]
+A30 = GPU_MODELS["A30"]
 BY_NAME = {profile.name: profile for profile in A100.mig}
 
 
 def layouts(model: str = "A100-40GB") -> dict[str, MigLayout]:
-    found, said = layouts_for(PROFILES[model].product, PROFILES[model].mig, KNOWN)
+    found, said = layouts_for(GPU_MODELS[model].product, GPU_MODELS[model].mig, KNOWN_GEOMETRIES)
     assert said == ()
     return {layout.name: layout for layout in found}
 
@@ -48,14 +53,14 @@ def instance(profile: str, start: int, gi: int = 0, **changes: object) -> MigIns
         "start": start,
         "memory_slices": known.memory_slices,
         "compute_slices": known.compute_slices,
-        "computes": (0,),
+        "compute_ids": (0,),
         "uuid": f"MIG-{profile}-{start}",
     }
     return MigInstance(**(facts | changes))  # type: ignore[arg-type]
 
 
 def hardware(path: Path, model: str = "A100-40GB") -> SimulatedMig:
-    return SimulatedMig(path / "mig.json", {GPU: PROFILES[model].mig})
+    return SimulatedMig(path / "mig.json", {GPU: GPU_MODELS[model].mig})
 
 
 def carry_out(device: SimulatedMig, steps: Sequence[Step]) -> None:
@@ -63,7 +68,7 @@ def carry_out(device: SimulatedMig, steps: Sequence[Step]) -> None:
     for step in steps:
         match step:
             case Destroy(old):
-                for compute in old.computes:
+                for compute in old.compute_ids:
                     device.destroy_compute(GPU, old.gi, compute)
                 device.destroy_instance(GPU, old.gi)
             case Complete(old):
@@ -86,17 +91,17 @@ def test_compute_slices_run_out_although_memory_is_left() -> None:
     assert arrange([four, three, one], (), 7) is None
 
 
-@pytest.mark.parametrize("model", [name for name, profile in PROFILES.items() if profile.mig])
+@pytest.mark.parametrize("model", [name for name, profile in GPU_MODELS.items() if profile.mig])
 def test_every_known_layout_can_be_made_after_every_other(model: str, tmp_path: Path) -> None:
     device, known = hardware(tmp_path, model), layouts(model)
     for first in known.values():
         for second in known.values():
             for layout in (first, second):
                 there = device.instances(GPU)
-                carry_out(device, plan(layout, PROFILES[model].mig, there))
+                carry_out(device, plan_layout(layout, GPU_MODELS[model].mig, there))
 
                 assert is_laid_out(layout, device.instances(GPU))
-                assert plan(layout, PROFILES[model].mig, device.instances(GPU)) == ()
+                assert plan_layout(layout, GPU_MODELS[model].mig, device.instances(GPU)) == ()
 
 
 @given(
@@ -125,7 +130,7 @@ def test_whatever_is_there_the_layout_is_reached_or_what_is_held_stays(
     layout = layouts()[name]
 
     try:
-        carry_out(device, plan(layout, A100.mig, device.instances(GPU), held))
+        carry_out(device, plan_layout(layout, A100.mig, device.instances(GPU), held))
     except InUseError:
         assert before
     else:
@@ -138,7 +143,7 @@ def test_item_45_a_position_is_an_instance_of_its_profile_by_place_and_not_by_li
     tmp_path: Path,
 ) -> None:
     device, layout = hardware(tmp_path), layouts()["group2"]
-    carry_out(device, plan(layout, A100.mig, ()))
+    carry_out(device, plan_layout(layout, A100.mig, ()))
     listed = device.instances(GPU)
 
     found = [instance_at(layout, position, listed) for position in range(4)]
@@ -154,7 +159,7 @@ def test_item_45_a_position_is_an_instance_of_its_profile_by_place_and_not_by_li
 
 def test_listing_order_says_nothing_of_where_instances_lie(tmp_path: Path) -> None:
     device = hardware(tmp_path)
-    carry_out(device, plan(layouts()["group1"], A100.mig, ()))
+    carry_out(device, plan_layout(layouts()["group1"], A100.mig, ()))
 
     starts = [one.start for one in device.instances(GPU)]
 
@@ -167,16 +172,16 @@ def test_item_46_an_instance_in_use_is_never_removed() -> None:
     used = [*there[:3], instance("1g.5gb", 3, busy=True), *there[4:]]
 
     with pytest.raises(InUseError, match=r"1g.5gb at slice 3 of the device is in use"):
-        plan(layouts()["group3"], A100.mig, used)
+        plan_layout(layouts()["group3"], A100.mig, used)
     with pytest.raises(InUseError, match=r"1g.5gb at slice 0"):
-        plan(layouts()["group3"], A100.mig, there, {there[0].gi})
-    assert len(plan(layouts()["group3"], A100.mig, there)) == 7 + 2
+        plan_layout(layouts()["group3"], A100.mig, there, {there[0].gi})
+    assert len(plan_layout(layouts()["group3"], A100.mig, there)) == 7 + 2
 
 
 def test_instances_that_the_layout_has_too_stay_where_they_are() -> None:
     kept = instance("2g.10gb", 2, busy=True)
 
-    steps = plan(layouts()["group2"], A100.mig, [kept, instance("3g.20gb", 4)])
+    steps = plan_layout(layouts()["group2"], A100.mig, [kept, instance("3g.20gb", 4)])
 
     assert [step.instance.profile for step in steps if isinstance(step, Destroy)] == ["3g.20gb"]
     created = [(s.profile.name, s.start) for s in steps if isinstance(s, Create)]
@@ -188,25 +193,25 @@ def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
     ones = MigProfile(name="1g.5gb", memory_mib=1, count=4)
     layout = MigLayout(name="mixed", profiles=(three, ones))
 
-    steps = plan(layout, A100.mig, [instance("3g.20gb", 0)])
+    steps = plan_layout(layout, A100.mig, [instance("3g.20gb", 0)])
 
     assert isinstance(steps[0], Destroy)
     assert [s.start for s in steps if isinstance(s, Create)] == [4, 0, 1, 2, 3]
     with pytest.raises(InUseError, match=r"do not fit beside 3g.20gb at slice 0"):
-        plan(layout, A100.mig, [instance("3g.20gb", 0, busy=True)])
+        plan_layout(layout, A100.mig, [instance("3g.20gb", 0, busy=True)])
 
 
 def test_what_a_failed_attempt_left_is_completed() -> None:
-    half = instance("7g.40gb", 0, computes=(), uuid="")
+    half = instance("7g.40gb", 0, compute_ids=(), uuid="")
 
-    assert plan(layouts()["group4"], A100.mig, [half]) == (Complete(half),)
+    assert plan_layout(layouts()["group4"], A100.mig, [half]) == (Complete(half),)
 
 
 def test_a_layout_of_unknown_instances_is_refused_with_those_that_there_are() -> None:
     layout = MigLayout(name="odd", profiles=(MigProfile(name="9g", memory_mib=1, count=1),))
 
     with pytest.raises(RequestError, match=r"has 9g, and the device knows 1g.5gb"):
-        plan(layout, A100.mig, ())
+        plan_layout(layout, A100.mig, ())
 
 
 def test_the_published_tables_are_offered_in_their_order() -> None:
@@ -237,7 +242,7 @@ def test_nvml_wins_over_the_table() -> None:
     less = replace(BY_NAME["1g.5gb"], memory_mib=4864)
     real = [less, *(p for p in A100.mig if p.name not in {"1g.5gb", "3g.20gb"})]
 
-    found, said = layouts_for(A100.product, real, KNOWN)
+    found, said = layouts_for(A100.product, real, KNOWN_GEOMETRIES)
 
     assert [layout.name for layout in found] == ["group1", "group2", "group4"]
     assert found[0].profiles[0].memory_mib == 4864
@@ -246,7 +251,7 @@ def test_nvml_wins_over_the_table() -> None:
 
 
 def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
-    known = PROFILES["A100-80GB"]
+    known = GPU_MODELS["A100-80GB"]
     table = MigGeometries(
         models=("A100",),
         layouts=(
@@ -268,12 +273,12 @@ def test_a_layout_that_does_not_fit_is_not_offered() -> None:
 
     found, said = layouts_for(A100.product, A100.mig, (table,))
 
-    assert found == derived(A100.mig)
+    assert found == derive_layouts(A100.mig)
     assert "layout much of NVIDIA A100-SXM4-40GB does not fit" in said[0]
 
 
 def test_a_model_of_no_table_gets_layouts_of_what_nvml_knows() -> None:
-    found, said = layouts_for("NVIDIA Something", A100.mig, KNOWN)
+    found, said = layouts_for("NVIDIA Something", A100.mig, KNOWN_GEOMETRIES)
 
     assert said == ()
     assert [[(p.name, p.count) for p in layout.profiles] for layout in found] == [
@@ -282,7 +287,7 @@ def test_a_model_of_no_table_gets_layouts_of_what_nvml_knows() -> None:
         [("3g.20gb", 2)],
         [("7g.40gb", 1)],
     ]
-    assert [layout.name for layout in derived(A30.mig)] == ["group1", "group2", "group3"]
+    assert [layout.name for layout in derive_layouts(A30.mig)] == ["group1", "group2", "group3"]
 
 
 def test_an_agent_that_may_not_partition_offers_what_is_there() -> None:
@@ -290,10 +295,10 @@ def test_an_agent_that_may_not_partition_offers_what_is_there() -> None:
     pair = [instance("3g.20gb", 0), instance("3g.20gb", 4)]
     odd = [instance("3g.20gb", 0), instance("1g.5gb", 4)]
 
-    assert present(pair, known, A100.mig) == (layouts()["group3"],)
-    (there,) = present(odd, known, A100.mig)
+    assert current_layouts(pair, known, A100.mig) == (layouts()["group3"],)
+    (there,) = current_layouts(odd, known, A100.mig)
     assert [(p.name, p.count) for p in there.profiles] == [("3g.20gb", 1), ("1g.5gb", 1)]
-    assert present([], known, A100.mig) == ()
+    assert current_layouts([], known, A100.mig) == ()
 
 
 def test_simulated_instances_outlive_the_agent_and_keep_the_rules(tmp_path: Path) -> None:

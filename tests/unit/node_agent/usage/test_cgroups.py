@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.usage.cgroups import (
-    origin_of,
     parse_cgroup,
     parse_inner_pid,
     parse_started_s,
+    read_origin,
 )
 from tests.support.node_agent.monitor_world import stat_of
 
@@ -87,11 +87,11 @@ def test_a_process_is_looked_up_and_one_that_ended_is_none(tmp_path: Path) -> No
     (tmp_path / "7" / "status").write_bytes(b"Name:\t\xff\nNSpid:\t7\t3\n")
     (tmp_path / "7" / "stat").write_text(stat_of(7, 0))
 
-    found = origin_of(7, tmp_path)
+    found = read_origin(7, tmp_path)
 
     assert found is not None
     assert (found.pod, found.container_id, found.inner_pid) == (UID, ID, 3)
-    assert origin_of(8, tmp_path) is None
+    assert read_origin(8, tmp_path) is None
 
 
 def test_who_has_a_pid_that_was_anothers_when_it_was_named_is_nobody() -> None:
@@ -99,6 +99,6 @@ def test_who_has_a_pid_that_was_anothers_when_it_was_named_is_nobody() -> None:
     began_s = parse_started_s(Path("/proc/self/stat").read_text())
 
     assert 0 < began_s <= now_s
-    assert origin_of(os.getpid(), Path("/proc"), named_at_s=now_s) is not None
-    assert origin_of(os.getpid(), Path("/proc"), named_at_s=began_s - 1) is None
+    assert read_origin(os.getpid(), Path("/proc"), reported_at_s=now_s) is not None
+    assert read_origin(os.getpid(), Path("/proc"), reported_at_s=began_s - 1) is None
     assert parse_started_s(stat_of(7, 123 * os.sysconf("SC_CLK_TCK"))) == 123

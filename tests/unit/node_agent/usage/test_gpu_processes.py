@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from services.node_agent.usage import gpu_processes
-from services.node_agent.usage.gpu_processes import NvmlUsage
-from services.node_agent.usage.usage_model import Process
+from services.node_agent.usage.gpu_processes import NvmlProcesses
+from services.node_agent.usage.usage_model import GpuProcess
 from shared.model.errors import UnavailableError
 
 GIB = 1 << 30
@@ -55,14 +55,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 async def test_each_process_is_named_once_with_its_memory_and_recent_use(
     driver: pytest.MonkeyPatch,
 ) -> None:
-    (sample,) = await NvmlUsage().look()
+    (sample,) = await NvmlProcesses().sample()
 
     assert (sample.device, sample.index, sample.model) == ("GPU-a", 3, "Tesla T4")
     assert (sample.used_bytes, sample.busy_percent, sample.memory_busy_percent) == (2 * GIB, 40, 12)
     assert sample.processes == (
-        Process(pid=7, memory_bytes=GIB, busy_percent=40),
-        Process(pid=8, memory_bytes=None, busy_percent=0),
-        Process(pid=9, memory_bytes=5, busy_percent=0),
+        GpuProcess(pid=7, memory_bytes=GIB, busy_percent=40),
+        GpuProcess(pid=8, memory_bytes=None, busy_percent=0),
+        GpuProcess(pid=9, memory_bytes=5, busy_percent=0),
     )
 
 
@@ -70,7 +70,7 @@ async def test_what_a_driver_does_not_support_is_left_out(driver: pytest.MonkeyP
     for name in ("UtilizationRates", "ProcessUtilization", "GraphicsRunningProcesses"):
         driver.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
 
-    (sample,) = await NvmlUsage().look()
+    (sample,) = await NvmlProcesses().sample()
 
     assert sample.busy_percent is None
     assert [one.pid for one in sample.processes] == [7, 8]
@@ -80,11 +80,11 @@ async def test_a_lost_device_is_left_out_and_without_a_driver_nothing_is_said(
     driver: pytest.MonkeyPatch,
 ) -> None:
     driver.setattr(pynvml, "nvmlDeviceGetUUID", unsupported)
-    lost = await NvmlUsage().look()
+    lost = await NvmlProcesses().sample()
     driver.setattr(pynvml, "nvmlInit", unsupported)
 
     with pytest.raises(UnavailableError, match="NVML"):
-        await NvmlUsage().look()
+        await NvmlProcesses().sample()
     assert lost == ()
 
 
@@ -102,9 +102,9 @@ async def test_a_device_that_hangs_hides_the_processes_of_no_other(
     driver.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
     driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
     driver.setattr(gpu_processes, "TIMEOUT_S", 0.5)
-    usage = NvmlUsage()
+    usage = NvmlProcesses()
 
-    seen = [await usage.look() for _ in range(2)]
+    seen = [await usage.sample() for _ in range(2)]
     released.set()
 
     assert [[sample.device for sample in found] for found in seen] == [["GPU-1"]] * 2
@@ -116,5 +116,5 @@ async def test_a_driver_that_hangs_at_every_device_is_said_to(driver: pytest.Mon
     driver.setattr(gpu_processes, "TIMEOUT_S", 0.1)
 
     with pytest.raises(UnavailableError, match="did not name processes"):
-        await NvmlUsage().look()
+        await NvmlProcesses().sample()
     released.set()

@@ -15,7 +15,7 @@ from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.usage.monitor import TOLD_AGAIN_S, page
+from services.node_agent.usage.monitor import TOLD_AGAIN_S, render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation, ViolationReason
 from shared.model.lease import MigPlacement
@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> World:
 
 async def test_item_49_every_published_series_has_its_name_labels_and_value(world: World) -> None:
     computing(world)
-    await world.monitor.look()
+    await world.monitor.scan()
 
     text = await scraped(world.monitor)
 
@@ -72,9 +72,9 @@ async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
     )
     world.known.observe([lease])
 
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    found = read(page(world.monitor).decode())
+    found = read(render_metrics(world.monitor).decode())
     ids = {"profile": "1g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
     wanted = HAMI | ids | {"mig_uuid": "MIG-a"}
     assert found["hami_mig_device_info"] == {tuple(sorted(wanted.items())): 1}
@@ -85,13 +85,13 @@ async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
 
 async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
     computing(world)
-    await world.monitor.look()
-    before = read(page(world.monitor).decode())
+    await world.monitor.scan()
+    before = read(render_metrics(world.monitor).decode())
     world.known.sync([], since=world.known.revision)
     world.driver.samples = (replace(world.driver.samples[0], processes=()),)
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    after = read(page(world.monitor).decode())
+    after = read(render_metrics(world.monitor).decode())
 
     assert "vGPU_device_memory_usage_in_bytes" in before
     assert not [name for name, rows in after.items() if any("pod" in dict(row) for row in rows)]
@@ -101,9 +101,9 @@ async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
 async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world: World) -> None:
     tenant = computing(world)
     world.change(tenant, V1_2.uuids, b'GPU-1"} 5\nevil{x="\xff')
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    text = page(world.monitor).decode()
+    text = render_metrics(world.monitor).decode()
 
     assert "evil" not in text
     assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
@@ -111,7 +111,7 @@ async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world
 
 async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(world: World) -> None:
     computing(world)
-    await world.monitor.look()
+    await world.monitor.scan()
 
     for family in world.monitor.collect():
         for one in family.samples:
@@ -123,20 +123,20 @@ async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(wo
 
 async def test_altered_limits_are_told_once_and_set_again_in_place(world: World) -> None:
     tenant = computing(world)
-    await world.monitor.look()
+    await world.monitor.scan()
     world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
 
-    await world.monitor.look()
+    await world.monitor.scan()
     (violation,) = await world.monitor.violations()
-    await world.monitor.look()
+    await world.monitor.scan()
 
     assert tenant.place is not None
     region = read_region(tenant.place)
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
     assert region.pids == {7}
-    assert (violation.rule, violation.pod) == (ViolationReason.TAMPERED, UID)
-    found = read(page(world.monitor).decode())
+    assert (violation.reason, violation.pod) == (ViolationReason.TAMPERED, UID)
+    found = read(render_metrics(world.monitor).decode())
     assert found["leasehold_limits_restored_total"] == {(): 1}
     assert "leasehold_violations" not in found
 
@@ -147,7 +147,7 @@ async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_loo
     tenant = computing(world)
     world.change(tenant, V1_2.switch, struct.pack("<i", 0))
 
-    await world.monitor.look()
+    await world.monitor.scan()
 
     assert tenant.place is not None
     region = read_region(tenant.place)
@@ -159,13 +159,13 @@ async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: Worl
     tenant = computing(world)
     world.runs(tenant, 71, inner=8)
 
-    await world.monitor.look()
+    await world.monitor.scan()
     (violation,) = await world.monitor.violations()
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    assert violation.rule is ViolationReason.ISOLATION_LOST
+    assert violation.reason is ViolationReason.ISOLATION_LOST
     row = {key: OURS[key] for key in ("namespace", "pod", "container")}
-    found = read(page(world.monitor).decode())
+    found = read(render_metrics(world.monitor).decode())
     assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
     assert found["leasehold_violations"] == {(("reason", "GpuIsolationLost"),): 1}
     with pytest.raises(TimeoutError):
@@ -180,14 +180,16 @@ async def test_nobody_is_accused_for_a_pid_that_was_anothers_when_the_driver_nam
     world.runs(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
     (sample,) = world.driver.samples
 
-    world.driver.samples = (replace(sample, asked_at_s=999.0),)
-    await world.monitor.look()
-    before = world.monitor.seen.violations
-    world.driver.samples = (replace(sample, asked_at_s=1001.0),)
-    await world.monitor.look()
+    world.driver.samples = (replace(sample, sampled_at_s=999.0),)
+    await world.monitor.scan()
+    before = world.monitor.snapshot.violations
+    world.driver.samples = (replace(sample, sampled_at_s=1001.0),)
+    await world.monitor.scan()
 
     assert before == ()
-    assert [one.rule for one in world.monitor.seen.violations] == [ViolationReason.ISOLATION_LOST]
+    assert [one.reason for one in world.monitor.snapshot.violations] == [
+        ViolationReason.ISOLATION_LOST
+    ]
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
@@ -206,9 +208,9 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
     elif what == "fifo":
         os.mkfifo(path)
 
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    found = read(page(world.monitor).decode())
+    found = read(render_metrics(world.monitor).decode())
     assert "hami_vgpu_memory_used_bytes" not in found
     assert list(found["leasehold_container_isolation_lost"].values()) == [1]
     assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
@@ -225,8 +227,8 @@ async def test_limits_that_cannot_be_put_back_are_said_so_once(
     assert tenant.place is not None
     shutil.rmtree(tenant.place.directory)
 
-    await world.monitor.look()
-    await world.monitor.look()
+    await world.monitor.scan()
+    await world.monitor.scan()
 
     said = [record.message for record in caplog.records if "limits stay altered" in record.message]
     assert len(said) == 1
@@ -238,13 +240,13 @@ async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> No
     told = []
 
     for _ in range(3):
-        await world.monitor.look()
+        await world.monitor.scan()
         told += await world.monitor.violations()
         world.clock.advance(TOLD_AGAIN_S - 1)
-        await world.monitor.look()
+        await world.monitor.scan()
         world.clock.advance(1)
 
-    assert [one.rule for one in told] == 3 * [ViolationReason.ISOLATION_LOST]
+    assert [one.reason for one in told] == 3 * [ViolationReason.ISOLATION_LOST]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await world.monitor.violations()
@@ -254,9 +256,9 @@ async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
     computing(world)
     world.driver.broken = True
 
-    await world.monitor.look()
+    await world.monitor.scan()
 
-    found = read(page(world.monitor).decode())
+    found = read(render_metrics(world.monitor).decode())
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
     assert "leasehold_container_memory_drift_bytes" not in found
     assert "HostGPUMemoryUsage" not in found
@@ -266,27 +268,27 @@ async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(worl
     tenant = computing(world)
     world.record.told.clear()
     world.record.lost = True
-    await world.monitor.look()
-    early = world.monitor.seen
+    await world.monitor.scan()
+    early = world.monitor.snapshot
     world.record.lost = False
     world.known.sync([], since=world.known.revision)
 
-    await world.monitor.look()
+    await world.monitor.scan()
 
     assert not early.violations
-    assert [(one.rule, one.pod) for one in world.monitor.seen.violations] == [
+    assert [(one.reason, one.pod) for one in world.monitor.snapshot.violations] == [
         (ViolationReason.UNLEASED, tenant.lease.pod)
     ]
 
 
 async def test_a_scrape_asks_nobody(world: World) -> None:
     computing(world)
-    await world.monitor.look()
+    await world.monitor.scan()
     asked = world.kubelet.asked
     world.driver.broken = True
 
     for _ in range(3):
-        page(world.monitor)
+        render_metrics(world.monitor)
 
     assert world.kubelet.asked == asked == 1
 
@@ -298,8 +300,8 @@ async def test_the_scan_of_50_containers_is_quick(world: World) -> None:
     took = []
     for _ in range(3):
         began = time.perf_counter()
-        await world.monitor.look()
+        await world.monitor.scan()
         took.append(time.perf_counter() - began)
 
-    assert len(world.monitor.seen.containers) == 50
+    assert len(world.monitor.snapshot.containers) == 50
     assert min(took) < 1.0

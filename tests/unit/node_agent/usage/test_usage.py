@@ -11,13 +11,13 @@ from services.node_agent.allocate.pod_resolution import KubeletContainer, Kubele
 from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.usage.cgroups import Origin
+from services.node_agent.usage.cgroups import ProcessOrigin
 from services.node_agent.usage.usage_model import (
     DeviceSample,
-    Picture,
-    Process,
-    Tenant,
-    picture,
+    GpuProcess,
+    LeasedContainer,
+    UsageSnapshot,
+    build_snapshot,
 )
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, PodUid
@@ -29,11 +29,13 @@ GPUS = (share(0).device, share(1).device)
 PLACE = RegionPath(directory="/c/u1_main", name="r")
 
 
-def tenant(uid: str = "u1", *shares: Any, container: str = "main", held: bool = True) -> Tenant:
+def tenant(
+    uid: str = "u1", *shares: Any, container: str = "main", held: bool = True
+) -> LeasedContainer:
     given = shares or (share(0, 1000, container=container),)
-    return Tenant(
+    return LeasedContainer(
         lease=lease_of(uid, *given),
-        container=container,
+        name=container,
         place=PLACE if held else None,
         seed=seed(*(one for one in given if one.container == container)) if held else None,
     )
@@ -58,16 +60,16 @@ def region(
     return decode(V1_2, image)
 
 
-def sample(*processes: Process, gpu: int = 0) -> DeviceSample:
+def sample(*processes: GpuProcess, gpu: int = 0) -> DeviceSample:
     return DeviceSample(device=GPUS[gpu], index=gpu, model="T4", processes=processes)
 
 
-def using(pid: int, mib: int | None = 100) -> Process:
-    return Process(pid=pid, memory_bytes=None if mib is None else mib * MIB, busy_percent=30)
+def using(pid: int, mib: int | None = 100) -> GpuProcess:
+    return GpuProcess(pid=pid, memory_bytes=None if mib is None else mib * MIB, busy_percent=30)
 
 
-def of(pod: str | None, inner: int = 1, container: str = "") -> Origin:
-    return Origin(pod=PodUid(pod) if pod else None, container_id=container, inner_pid=inner)
+def of(pod: str | None, inner: int = 1, container: str = "") -> ProcessOrigin:
+    return ProcessOrigin(pod=PodUid(pod) if pod else None, container_id=container, inner_pid=inner)
 
 
 def kubelet_pod(uid: str, *containers: str, **ids: str) -> KubeletPod:
@@ -81,20 +83,20 @@ def kubelet_pod(uid: str, *containers: str, **ids: str) -> KubeletPod:
 
 
 def look(
-    tenants: list[Tenant],
+    tenants: list[LeasedContainer],
     found: Region | Tampered | None,
     samples: list[DeviceSample],
-    origins: dict[int, Origin],
+    origins: dict[int, ProcessOrigin],
     *pods: KubeletPod,
     complete: bool = True,
-) -> Picture:
+) -> UsageSnapshot:
     regions = {one.key: found for one in tenants if one.place is not None}
     by_uid = {pod.uid: pod for pod in pods}
-    return picture(tenants, regions, samples, origins, by_uid, complete=complete)
+    return build_snapshot(tenants, regions, samples, origins, by_uid, complete=complete)
 
 
-def rules(seen: Picture) -> list[tuple[ViolationReason, str, str]]:
-    return [(one.rule, one.pod, one.container) for one in seen.violations]
+def rules(seen: UsageSnapshot) -> list[tuple[ViolationReason, str, str]]:
+    return [(one.reason, one.pod, one.container) for one in seen.violations]
 
 
 def test_a_container_within_its_lease_breaks_no_rule() -> None:
@@ -149,8 +151,8 @@ def test_hami_core_35_a_process_that_owns_no_slot_is_lost_to_isolation() -> None
     )
 
     assert rules(seen) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
-    assert seen.containers[0].unseen == (71,)
-    assert "71" in seen.violations[0].text
+    assert seen.containers[0].uncounted_pids == (71,)
+    assert "71" in seen.violations[0].message
 
 
 def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
@@ -159,7 +161,7 @@ def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
 
     assert rules(gone) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
     assert rules(broken) == [(ViolationReason.TAMPERED, "u1", "main")]
-    assert "symbolic link" in broken.violations[0].text
+    assert "symbolic link" in broken.violations[0].message
     assert gone.containers[0].isolation_lost
     assert broken.containers[0].isolation_lost
 
@@ -175,7 +177,7 @@ def test_altered_limits_are_a_violation() -> None:
     seen = look([tenant()], region(share(0, 99_000)), [], {})
 
     assert rules(seen) == [(ViolationReason.TAMPERED, "u1", "main")]
-    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in seen.violations[0].text
+    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in seen.violations[0].message
 
 
 def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
@@ -218,12 +220,12 @@ def test_a_process_that_ended_meanwhile_is_nobodys() -> None:
     seen = look([tenant()], region(), [sample(using(70))], {})
 
     assert not seen.violations
-    assert (seen.unleased, seen.unknown) == ({GPUS[0]: 0}, 0)
+    assert (seen.unleased, seen.unattributed) == ({GPUS[0]: 0}, 0)
 
 
 def test_of_two_containers_the_runtimes_id_tells_which() -> None:
     a = tenant("u1", share(0, 1000, container="a"), share(0, 2000, container="b"), container="a")
-    b = Tenant(lease=a.lease, container="b")
+    b = LeasedContainer(lease=a.lease, name="b")
     pod = kubelet_pod("u1", "a", "b", "c", ida="a", idb="b", idc="c")
     held = region(pids={7: (MIB,)})
     origins = {
@@ -237,7 +239,7 @@ def test_of_two_containers_the_runtimes_id_tells_which() -> None:
 
     assert [use.shares[0].driver_bytes for use in seen.containers] == [70 * MIB, 71 * MIB]
     assert rules(seen) == [(ViolationReason.UNLEASED, "u1", "c")]
-    assert seen.unknown == 1, "whose container is not in the pod's status yet is not guessed"
+    assert seen.unattributed == 1, "whose container is not in the pod's status yet is not guessed"
 
 
 def test_the_region_counts_by_its_own_order_only_if_it_names_the_leased_devices() -> None:
@@ -278,7 +280,7 @@ def test_every_byte_is_counted_for_its_own_pod_alone(
     seen = look(tenants, None, samples, origins, kubelet_pod("u3", "main"))
 
     for use, gpu in zip(seen.containers, (0, 1), strict=True):
-        pod = use.tenant.lease.pod
+        pod = use.container.lease.pod
         own = [mib for (at, pid), mib in chosen.items() if (at, origins[pid].pod) == (gpu, pod)]
         assert use.shares[0].driver_bytes == sum(own) * MIB
     counted = sum(use.shares[0].processes for use in seen.containers)

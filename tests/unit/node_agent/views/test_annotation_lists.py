@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.node_agent.views.annotation_lists import with_ours
+from services.node_agent.views.annotation_lists import merge_own_entries
 
 KEY, OWN = "volcano.sh/gpu-unhealthy-ids", "leasehold.dev/own-gpu-unhealthy-ids"
 
@@ -24,4 +24,4 @@ KEY, OWN = "volcano.sh/gpu-unhealthy-ids", "leasehold.dev/own-gpu-unhealthy-ids"
 def test_item_6_ours_come_and_go_and_others_stay(
     present: dict[str, str], ours: tuple[str, ...], changes: dict[str, str | None]
 ) -> None:
-    assert with_ours(present, {KEY: ours}) == changes
+    assert merge_own_entries(present, {KEY: ours}) == changes
