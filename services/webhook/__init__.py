@@ -1,1 +1,1 @@
-"""Admission: refuses pods that could not be granted or would free themselves, completes others."""
+"""The admission webhook: denies pods that Leasehold must not run, and completes GPU requests."""

@@ -1,68 +1,72 @@
-"""Requests for more memory than any device has: how much the largest has, and who asks for more.
+"""The memory of the cluster's largest device, and requests that exceed it; pure.
 
-Pure. Where it is not known, since nobody has told of it for long, nothing is too much.
+While the largest device is unknown, because no placer has reported it recently, no request exceeds
+it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.webhook.pods import ContainerSeen
+from services.webhook.reviewed_pod import ReviewedContainer
 from shared.dialects import GPU_RESOURCES
 from shared.model.device import MIB
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
 
 STALE_S = 120.0
-"""What was told counts for so long: a node that is away for a moment takes no device with it."""
+"""How long a report counts: a node that is away for a moment does not shrink the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
-    """The most that one device has; the two need not be of the same device."""
+class DeviceMaximum:
+    """The most memory that any one device has; the two may be of different devices."""
 
     memory_mib: int
     memory_units: int
 
 
-class LargestHeard:
-    """What placers told of the largest device, for as long as it counts."""
+class LargestDevice:
+    """The largest device by the placers' recent reports."""
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[int, int], float] = {}
-        """When each pair of MiB and units was heard last."""
+        self._reported_at: dict[tuple[int, int], float] = {}
+        """When each pair of MiB and units was last reported."""
 
-    def note(self, told: LargestDeviceReported, heard_at: float) -> None:
-        """Remember what was told, and when it was heard (in the reader's own ticks, seconds)."""
-        self._heard[told.memory_mib, told.memory_units] = heard_at
+    def note(self, report: LargestDeviceReported, received_at: float) -> None:
+        """Note a report and when it was received (the reader's own ticks, in seconds)."""
+        self._reported_at[report.memory_mib, report.memory_units] = received_at
 
-    def now(self, now: float) -> Largest | None:
-        """Return the most that counts at `now` (the same ticks), or None if nothing does."""
-        self._heard = {key: at for key, at in self._heard.items() if now - at <= STALE_S}
-        if not self._heard:
+    def now(self, now: float) -> DeviceMaximum | None:
+        """Return the maximum of the reports that count at `now` (the same ticks), if any."""
+        recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
+        self._reported_at = recent
+        if not recent:
             return None
-        return Largest(
-            memory_mib=max(mib for mib, _ in self._heard),
-            memory_units=max(units for _, units in self._heard),
+        return DeviceMaximum(
+            memory_mib=max(mib for mib, _ in recent),
+            memory_units=max(units for _, units in recent),
         )
 
 
-def too_large(
-    requests: Iterable[GpuRequest], containers: Iterable[ContainerSeen], largest: Largest
+def excess_memory(
+    requests: Iterable[GpuRequest],
+    containers: Iterable[ReviewedContainer],
+    largest: DeviceMaximum,
 ) -> str:
-    """Say which container asks for more of one device than the largest has; empty: none does."""
-    amounts = {one.name: {**one.requests, **one.limits} for one in containers}
+    """Return which container requests more of one device than the largest has; empty: none."""
+    amounts = {each.name: {**each.requests, **each.limits} for each in containers}
     for request in requests:
-        over = _over(request, largest)
-        if over:
-            said = _said(amounts.get(request.container, {}))
+        excess = _excess(request, largest)
+        if excess:
+            written = _written(amounts.get(request.container, {}))
             return (
-                f'container "{request.container}": {said} is {over}; ask '
-                "for less memory, or for a whole device"
+                f'container "{request.container}": {written} is {excess}; request less memory, or '
+                "a whole device"
             )
     return ""
 
 
-def _over(request: GpuRequest, largest: Largest) -> str:
+def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
     if request.whole or request.memory_percent is not None:
         return ""
     if request.memory_bytes is not None:
@@ -79,5 +83,5 @@ def _over(request: GpuRequest, largest: Largest) -> str:
     return ""
 
 
-def _said(amounts: Mapping[str, int]) -> str:
+def _written(amounts: Mapping[str, int]) -> str:
     return ", ".join(f"{key}={amounts[key]}" for key in sorted(amounts) if key in GPU_RESOURCES)

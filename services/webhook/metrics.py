@@ -1,30 +1,29 @@
-"""The webhook's figures for Prometheus."""
+"""The webhook's Prometheus metrics."""
 
 from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge, Histogram
 
-REVIEWS = Counter("leasehold_reviews", "Admission reviews, by outcome.", ["outcome"])
-REVIEWING = Histogram(
-    "leasehold_review_seconds",
+REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
+REVIEW_DURATION = Histogram(
+    "leasehold_admission_review_duration_seconds",
     "Time to decide on one admission review.",
     buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
-ENDS = Gauge(
-    "leasehold_webhook_certificate_end_timestamp_seconds",
-    "When the certificate that is shown ends.",
+CERTIFICATE_EXPIRATION = Gauge(
+    "leasehold_webhook_certificate_expiration_timestamp_seconds",
+    "When the certificate that the webhook serves expires.",
 )
 
 
-class PrometheusTally:
-    """Counters on /metrics."""
+class WebhookMetrics:
+    """Metrics of decisions and of the certificate."""
 
-    def count(self, outcome: str, seconds: float) -> None:
-        """Note one decision and how long it took."""
+    def count_review(self, outcome: str, duration_s: float) -> None:
+        """Count one decision."""
         REVIEWS.labels(outcome).inc()
-        REVIEWING.observe(seconds)
+        REVIEW_DURATION.observe(duration_s)
 
-
-def watch(expires_at: Callable[[], float]) -> None:
-    """Have the gauge read from this whenever somebody asks for it."""
-    ENDS.set_function(expires_at)
+    def export_expiration(self, expires_at: Callable[[], float]) -> None:
+        """Read the gauge from `expires_at` (Unix seconds) at every scrape."""
+        CERTIFICATE_EXPIRATION.set_function(expires_at)

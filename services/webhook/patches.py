@@ -1,93 +1,80 @@
-"""JSON Patch operations (RFC 6902), made so that they apply whatever the object has already."""
+"""JSON Patch operations (RFC 6902) that apply whatever the pod already has; pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
-from services.webhook.pods import ContainerSeen, PodSeen
+import msgspec
+
+from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 
 ANNOTATIONS = "/metadata/annotations"
 
+PatchValue = str | dict[str, str] | list[dict[str, str]]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """One operation."""
+
+class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation; `remove` has no value."""
 
     op: str
     path: str
-    value: Any = None
-
-    def operation(self) -> dict[str, Any]:
-        """Return it as JSON wants it."""
-        head = {"op": self.op, "path": self.path}
-        return head if self.op == "remove" else {**head, "value": self.value}
+    value: PatchValue | msgspec.UnsetType = msgspec.UNSET
 
 
-def pointer(key: str) -> str:
-    """Write a key as part of a JSON pointer (RFC 6901)."""
+def escape_pointer(key: str) -> str:
+    """Return a key as one token of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def remove(path: str, key: str) -> Patch:
+def add(path: str, value: PatchValue) -> PatchOperation:
+    """Add a value at a path."""
+    return PatchOperation(op="add", path=path, value=value)
+
+
+def remove(path: str, key: str) -> PatchOperation:
     """Remove a key of an object."""
-    return Patch(op="remove", path=f"{path}/{pointer(key)}")
+    return PatchOperation(op="remove", path=f"{path}/{escape_pointer(key)}")
 
 
-def add_annotation(pod: PodSeen, key: str, value: str) -> Iterator[Patch]:
-    """Add an annotation beside those that there are."""
-    if not pod.has_annotations:
-        yield Patch(op="add", path=ANNOTATIONS, value={key: value})
-    else:
-        yield Patch(op="add", path=f"{ANNOTATIONS}/{pointer(key)}", value=value)
+def add_annotation(
+    pod: ReviewedPod, patches: Sequence[PatchOperation], key: str, value: str
+) -> PatchOperation:
+    """Add an annotation, keeping those of the pod and those that `patches` add."""
+    if pod.annotations or any(patch.path == ANNOTATIONS for patch in patches):
+        return add(f"{ANNOTATIONS}/{escape_pointer(key)}", value)
+    return add(ANNOTATIONS, {key: value})
 
 
-def annotated(pod: PodSeen, patches: Sequence[Patch], key: str, value: str) -> tuple[Patch, ...]:
-    """Return the patches and one that adds an annotation beside those that they add."""
-    if any(patch.path == ANNOTATIONS for patch in patches):
-        pod = replace(pod, has_annotations=True)
-    return (*patches, *add_annotation(pod, key, value))
+def add_gate(pod: ReviewedPod, name: str) -> Iterator[PatchOperation]:
+    """Add a scheduling gate unless the pod has it."""
+    if not pod.scheduling_gates:
+        yield add("/spec/schedulingGates", [{"name": name}])
+    elif name not in pod.scheduling_gates:
+        yield add("/spec/schedulingGates/-", {"name": name})
 
 
-def add_gate(pod: PodSeen, name: str) -> Iterator[Patch]:
-    """Add a scheduling gate beside those that there are, once."""
-    if not pod.gates:
-        yield Patch(op="add", path="/spec/schedulingGates", value=[{"name": name}])
-    elif name not in pod.gates:
-        yield Patch(op="add", path="/spec/schedulingGates/-", value={"name": name})
-
-
-def add_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Patch]:
-    """Add a variable beside those that there are."""
+def add_variable(container: ReviewedContainer, name: str, value: str) -> PatchOperation:
+    """Append an environment variable. Of several with one name the last takes effect."""
     entry = {"name": name, "value": value}
-    if "env" in container.parts:
-        yield Patch(op="add", path=f"{container.path}/env/-", value=entry)
-    else:
-        yield Patch(op="add", path=f"{container.path}/env", value=[entry])
+    if container.variables:
+        return add(f"{container.path}/env/-", entry)
+    return add(f"{container.path}/env", [entry])
 
 
-def set_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Patch]:
-    """Give a variable this value, whether it is there or not; the last of a name is what counts."""
-    if name in container.variables:
-        yield Patch(op="add", path=f"{container.path}/env/-", value={"name": name, "value": value})
-    else:
-        yield from add_variable(container, name, value)
+def complete_limits(
+    container: ReviewedContainer, changes: Mapping[str, int | None]
+) -> Iterator[PatchOperation]:
+    """Add amounts to a container's limits and requests, or remove them (None).
 
-
-def complete_limits(container: ContainerSeen, added: Mapping[str, int | None]) -> Iterator[Patch]:
-    """Add amounts to a container's limits and requests, or take them away (None).
-
-    The API server wants both equal for extended resources, and fills requests from limits only
-    before webhooks are asked.
+    Limits and requests of an extended resource must be equal, and the API server copies limits to
+    requests only before it calls webhooks.
     """
     for part, amounts in (("limits", container.limits), ("requests", container.requests)):
         path = f"{container.path}/resources/{part}"
-        there = part in container.parts
-        if not there and part == "requests":
+        if not amounts and part == "requests":
             continue
-        if not there:
-            yield Patch(op="add", path=path, value={})
-        for name, amount in added.items():
+        if not amounts:
+            yield add(path, {})
+        for name, amount in changes.items():
             if amount is not None:
-                yield Patch(op="add", path=f"{path}/{pointer(name)}", value=str(amount))
+                yield add(f"{path}/{escape_pointer(name)}", str(amount))
             elif name in amounts:
                 yield remove(path, name)

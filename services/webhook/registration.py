@@ -1,13 +1,12 @@
-"""How the API server is told of the webhook: which pods reach it, and what happens if it is away.
+"""The MutatingWebhookConfiguration: which pods are reviewed, and the failure policy; pure.
 
-The match conditions let through only pods that could concern us: those that ask for a GPU in any
-vocabulary, and those with annotations that schedulers write. So the webhook can fail closed for
-them and never delays anything else.
+The match conditions select only pods that concern Leasehold: those that request a GPU in any
+dialect, and those with annotations that schedulers write. So the webhook can fail closed for them
+and never delays any other pod.
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from shared.dialects import RESOURCE_PREFIXES
 from shared.dialects.reserved import (
@@ -22,16 +21,18 @@ from shared.dialects.reserved import (
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
 PATH = "/mutate"
-BESIDE = "unasked.pods.leasehold.dev"
-"""The webhook for pods that ask for no GPU and would see them all."""
+DEVICE_HIDING_WEBHOOK = "device-hiding.pods.leasehold.dev"
+"""The webhook for pods that request no GPU and would see every device."""
 TIMEOUT_S = 5
-OPEN_LABEL = "leasehold.dev/sees-devices"
-"""On a namespace, `true`: its pods may see devices unasked, as drivers and monitoring do."""
-OPEN_NAMESPACES = ("kube-system", "leasehold-system")
+EXEMPT_LABEL = "leasehold.dev/sees-devices"
+"""On a namespace, `true`: its pods may see devices without a request, as drivers do."""
+EXEMPT_NAMESPACES = ("kube-system", "leasehold-system")
+
+Manifest = dict[str, object]
 
 
-def asks_for_gpu() -> str:
-    """Return the condition, in CEL, that some container asks for a GPU."""
+def requests_gpu() -> str:
+    """Return the condition, in CEL, that some container requests a GPU."""
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in RESOURCE_PREFIXES)
     in_one = (
         "has(c.resources) && ("
@@ -45,17 +46,17 @@ def asks_for_gpu() -> str:
 
 
 def has_reserved_annotation() -> str:
-    """Return the condition, in CEL, that the pod carries an annotation that is not its author's."""
+    """Return the condition, in CEL, that the pod has an annotation that its author must not set."""
     prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
     return f"has(object.metadata.annotations) && object.metadata.annotations.exists(k, {named})"
 
 
 def would_see_devices() -> str:
-    """Return the condition, in CEL, that some container would see devices unasked.
+    """Return the condition, in CEL, that some container would see devices without a request.
 
-    That is what NVIDIA's container runtime makes of the variable, which its images set themselves,
-    and of certain mounts.
+    NVIDIA's container runtime injects devices for the variable, which CUDA images set, and for
+    certain mounts.
     """
     image = " || ".join(
         [
@@ -73,14 +74,14 @@ def would_see_devices() -> str:
     )
 
 
-def configuration(client: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(client: Mapping[str, object]) -> Manifest:
     """Return the MutatingWebhookConfiguration; `client` is its `clientConfig`.
 
-    The first webhook fails closed. The second is for pods that are none of ours: without it they
-    run, and what they see then is up to the container runtime, as it always was.
+    The first webhook fails closed. The second fails open, since its pods request no GPU: without
+    it they run, and the container runtime decides which devices they see.
     """
-    named = ", ".join(f"'{name}'" for name in OPEN_NAMESPACES)
-    concerned = f"({asks_for_gpu()}) || ({has_reserved_annotation()})"
+    exempt = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
+    concerns = f"({requests_gpu()}) || ({has_reserved_annotation()})"
     common = {
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
@@ -107,23 +108,23 @@ def configuration(client: Mapping[str, Any]) -> dict[str, Any]:
                 **common,
                 "failurePolicy": "Fail",
                 "clientConfig": dict(client),
-                "matchConditions": [{"name": "concerns-leasehold", "expression": concerned}],
+                "matchConditions": [{"name": "concerns-leasehold", "expression": concerns}],
             },
             {
-                "name": BESIDE,
+                "name": DEVICE_HIDING_WEBHOOK,
                 **common,
                 "failurePolicy": "Ignore",
                 "clientConfig": dict(client),
                 "namespaceSelector": {
                     "matchExpressions": [
-                        {"key": OPEN_LABEL, "operator": "NotIn", "values": ["true"]}
+                        {"key": EXEMPT_LABEL, "operator": "NotIn", "values": ["true"]}
                     ]
                 },
                 "matchConditions": [
-                    {"name": "asks-for-nothing", "expression": f"!({concerned})"},
+                    {"name": "requests-no-gpu", "expression": f"!({concerns})"},
                     {
-                        "name": "no-part-of-the-node",
-                        "expression": f"!(request.namespace in [{named}])",
+                        "name": "not-an-exempt-namespace",
+                        "expression": f"!(request.namespace in [{exempt}])",
                     },
                     {"name": "would-see-devices", "expression": would_see_devices()},
                 ],
@@ -132,6 +133,6 @@ def configuration(client: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def service_client(namespace: str, service: str = "webhook") -> dict[str, Any]:
+def service_client(namespace: str, service: str = "webhook") -> Manifest:
     """Return the `clientConfig` of a webhook behind a Service."""
     return {"service": {"namespace": namespace, "name": service, "path": PATH, "port": 443}}

@@ -1,7 +1,6 @@
-"""Writes the webhook's registration: whole where it is ours to make, else only what it trusts."""
+"""Writes the MutatingWebhookConfiguration: all of it for a given URL, else only its caBundle."""
 
 import base64
-from typing import Any
 
 import msgspec
 
@@ -13,66 +12,59 @@ from shared.model.errors import UnavailableError
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
-class _Client(msgspec.Struct):
-    bundle: str = msgspec.field(name="caBundle", default="")
+class _ClientConfig(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    ca_bundle: str = ""
     url: str = ""
 
 
-class _Webhook(msgspec.Struct):
-    client: _Client = msgspec.field(name="clientConfig", default_factory=_Client)
+class _RegisteredWebhook(msgspec.Struct, frozen=True, rename="camel"):
+    client_config: _ClientConfig = _ClientConfig()
 
 
-class _Metadata(msgspec.Struct):
-    version: str = msgspec.field(name="resourceVersion", default="")
+class _RegistrationMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
 
 
-class _Configuration(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    webhooks: list[_Webhook] = []
+class _WebhookConfiguration(msgspec.Struct, frozen=True):
+    metadata: _RegistrationMetadata = _RegistrationMetadata()
+    webhooks: tuple[_RegisteredWebhook, ...] = ()
 
 
-class Registration:
-    """The MutatingWebhookConfiguration."""
+class RegistrationWriter:
+    """Keeps the MutatingWebhookConfiguration's certificate authorities up to date."""
 
-    def __init__(self, kube: KubernetesClient, *, url: str = "") -> None:
-        self.kube = kube
+    def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
+        self.client = client
         self.url = url
-        """Where the webhook is reached; empty: the configuration is installed by the operator."""
+        """The webhook's URL; empty: the operator installs the configuration."""
 
     async def trust(self, authorities: bytes) -> None:
-        """Write the authorities if they are not those that are trusted.
+        """Write the authorities (PEM) unless the configuration has them.
 
         Raises UnavailableError while the configuration is not installed, or another replica writes.
         """
-        text = base64.b64encode(authorities).decode()
+        wanted = _ClientConfig(ca_bundle=base64.b64encode(authorities).decode(), url=self.url)
+        fields: dict[str, str] = msgspec.to_builtins(wanted)
         path = f"{CONFIGURATIONS}/{NAME}"
         try:
-            found = await self.kube.read(path, _Configuration)
+            found = await self.client.read(path, _WebhookConfiguration)
         except NotFoundError as error:
             if not self.url:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            await self.kube.create(CONFIGURATIONS, self._made(text))
+            await self.client.create(CONFIGURATIONS, configuration(fields))
             return
-        wanted = _Client(bundle=text, url=self.url)
-        operations: list[dict[str, Any]] = [
-            {"op": "add", "path": f"/webhooks/{number}/clientConfig/{key}", "value": value}
+        operations = [
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/{name}", "value": value}
             for number, webhook in enumerate(found.webhooks)
-            for key, value in self._client(text).items()
-            if webhook.client != wanted
+            for name, value in fields.items()
+            if webhook.client_config != wanted
         ]
         if operations:
-            test = {"op": "test", "path": "/metadata/resourceVersion"}
+            version = found.metadata.resource_version
+            test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
             try:
-                await self.kube.patch_json(
-                    path, [{**test, "value": found.metadata.version}, *operations]
-                )
+                await self.client.patch_json(path, [test, *operations])
             except KubernetesConflictError as error:
-                raise UnavailableError("the registration was changed meanwhile") from error
-
-    def _client(self, bundle: str) -> dict[str, str]:
-        return {"caBundle": bundle} | ({"url": self.url} if self.url else {})
-
-    def _made(self, bundle: str) -> dict[str, Any]:
-        return configuration(self._client(bundle))
+                raise UnavailableError(f"{path} was changed in the meantime") from error

@@ -1,67 +1,70 @@
-"""The webhook's doors: /mutate for the API server, over TLS."""
+"""The webhook's HTTPS server: /mutate for the API server."""
 
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from services.webhook.registration import PATH
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""An API server's request is 3 MiB at the most; a review holds one object, or an old one, too."""
+"""An API server's request is at most 3 MiB; a review holds one object, or also its old version."""
 
-Review = Callable[[Any], Awaitable[dict[str, Any]]]
+Review = Callable[[bytes], Awaitable[bytes]]
+"""Answers the body of one AdmissionReview."""
 
 
 @dataclass(slots=True)
-class Leaving:
-    """The end of a replica: API servers learn only after a while that they are to call another."""
+class Drain:
+    """The end of a replica: API servers learn only after a while that it is no longer ready."""
 
     drain_s: float = 0.0
-    begun: bool = False
+    started: bool = False
 
-    async def begin(self) -> None:
-        """Answer on for the time, and have every connection closed after its next answer."""
-        self.begun = True
+    async def start(self) -> None:
+        """Answer for `drain_s` seconds more, and close every connection after its next answer."""
+        self.started = True
         await asyncio.sleep(self.drain_s)
 
 
-def application(review: Review, leaving: Leaving) -> web.Application:
-    """Build the page that reviews are sent to."""
+def application(review: Review, drain: Drain) -> web.Application:
+    """Build the application that the API server posts reviews to."""
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            told = web.json_response(await review(json.loads(await request.read())))
-        except (RequestError, ValueError) as error:
-            told = web.json_response({"error": str(error)}, status=400)
-        if leaving.begun:
-            told.force_close()
-        return told
+            body = await review(await request.read())
+            response = web.Response(body=body, content_type="application/json")
+        except RequestError as error:
+            body = msgspec.json.encode({"error": str(error)})
+            response = web.Response(body=body, status=400, content_type="application/json")
+        if drain.started:
+            response.force_close()
+        return response
 
-    pages = web.Application(client_max_size=MAX_BODY_BYTES)
-    pages.router.add_post(PATH, mutate)
-    return pages
+    routes = web.Application(client_max_size=MAX_BODY_BYTES)
+    routes.router.add_post(PATH, mutate)
+    return routes
 
 
 @asynccontextmanager
-async def listening(
-    review: Review, address: str, context: ssl.SSLContext, leaving: Leaving | None = None
+async def serving_reviews(
+    review: Review, address: str, context: ssl.SSLContext, drain: Drain | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
-    Raises RequestError if the address cannot be had. Reviews under way are answered before it ends.
+    Raises RequestError if the address is not available. Reviews in progress are answered before it
+    ends.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise RequestError(f"--listen {address!r} is not HOST:PORT")
     runner = web.AppRunner(
-        application(review, leaving or Leaving()), access_log=None, shutdown_timeout=5.0
+        application(review, drain or Drain()), access_log=None, shutdown_timeout=5.0
     )
     await runner.setup()
     try:
@@ -69,7 +72,7 @@ async def listening(
         try:
             await site.start()
         except OSError as error:
-            raise RequestError(f"--listen {address}: {error.strerror}; give a free port") from error
+            raise RequestError(f"--listen {address}: {error.strerror}; use a free port") from error
         bound = runner.addresses[0]
         yield str(bound[0]), int(bound[1])
     finally:

@@ -1,192 +1,190 @@
-"""The webhook: reviews in over TLS, decisions out; budgets as the timekeeper tells of them."""
+"""The webhook: decides on AdmissionReviews, by the timekeeper's last report of each budget."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from services.webhook.admission import FORBIDDEN, UNREADABLE, Decision, Policy, decide
-from services.webhook.largest_device import LargestHeard
-from services.webhook.patches import add_gate, annotated
-from services.webhook.pods import PodSeen, Source, read_pod
-from services.webhook.reviews import answered, is_new_pod, request_of
+from services.webhook.admission import (
+    FORBIDDEN,
+    UNPROCESSABLE,
+    AdmissionDecision,
+    AdmissionPolicy,
+    decide,
+)
+from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.largest_device import LargestDevice
+from services.webhook.metrics import WebhookMetrics
+from services.webhook.patches import add_annotation, add_gate
+from services.webhook.reviewed_pod import EnvFromSource, ReviewedPod, parse_pod
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.model.trace_context import ADMISSION
 from shared.runtime.service import handles, loops
+from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 
 STALE_S = 120.0
-"""A budget of which nothing was heard for so long counts as not spent."""
-CLASSES_S = 60.0
-"""Between two looks at the priority classes."""
-ALLOWED = Decision(allowed=True)
+"""A budget that was not reported for so long counts as not exhausted."""
+PRIORITY_CLASSES_S = 60.0
+"""The interval at which the default priority class is read."""
+ALLOWED = AdmissionDecision(allowed=True)
+
+Sleep = Callable[[float], Awaitable[None]]
 
 
-class Keys(Protocol):
-    """Config maps and secrets of the cluster."""
+class ClusterLookups(Protocol):
+    """What is looked up in the cluster."""
 
-    async def keys(self, namespace: str, source: Source) -> frozenset[str] | None:
-        """Return the keys of one, none if it does not exist; None if it may not be read."""
+    async def default_priority_class(self) -> str:
+        """Return the class of pods that do not set one; empty: there is none."""
         ...
 
-
-class Classes(Protocol):
-    """Priority classes of the cluster."""
-
-    async def usual(self) -> str:
-        """Return the class of pods that name none; empty: there is none."""
-        ...
-
-
-class ServingCertificateRunner(Protocol):
-    """The certificate."""
-
-    def unready_reason(self) -> str | None:
-        """Say what keeps the webhook from being called, or None."""
-        ...
-
-    async def run(self, pause: Any) -> None:
-        """Keep it valid."""
-        ...
-
-
-class Reviews(Protocol):
-    """Spans of reviews."""
-
-    def keep(self, pod: PodSeen, began_ns: int, denied: str) -> str:
-        """Keep the span of one that ends now; return its context, empty if nobody traces."""
-        ...
-
-
-class Tally(Protocol):
-    """Counts decisions."""
-
-    def count(self, outcome: str, seconds: float) -> None:
-        """Note one decision and how long it took."""
+    async def env_from_keys(self, namespace: str, source: EnvFromSource) -> frozenset[str] | None:
+        """Return a source's keys; None if they cannot be read."""
         ...
 
 
 class Webhook:
-    """Stateless but for what it heard of budgets and devices: any number of replicas may run."""
+    """Keeps only the last reports of budgets and devices, so any number of replicas may run."""
 
-    def __init__(  # noqa: PLR0917 - its ports
+    def __init__(
         self,
-        policy: Policy,
-        keys: Keys,
-        classes: Classes,
-        showing: ServingCertificateRunner,
-        tally: Tally,
+        policy: AdmissionPolicy,
+        lookups: ClusterLookups,
+        *,
+        rotate_certificate: Callable[[Sleep], Awaitable[None]],
+        metrics: WebhookMetrics,
         clock: Clock,
-        reviews: Reviews,
+        tracing: Tracing,
     ) -> None:
         self.policy = policy
-        self.keys = keys
-        self.classes = classes
-        self.showing = showing
-        self.tally = tally
+        self.lookups = lookups
+        self.rotate_certificate = rotate_certificate
+        self.metrics = metrics
         self.clock = clock
-        self.reviews = reviews
+        self.tracing = tracing
         self.budgets: dict[Namespace, tuple[BudgetChanged, float]] = {}
-        """As last heard, and when by our own ticks: clocks of several hosts may differ."""
-        self.largest = LargestHeard()
-        self.usual_class = ""
+        """The last report of each, and when it came in our own ticks: hosts' clocks may differ."""
+        self.largest = LargestDevice()
+        self.default_class = ""
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Remember how namespaces stand."""
+        """Note the state of namespaces' budgets."""
         for event in events:
             self.budgets[event.namespace] = event, self.clock.ticks()
 
     @handles
     async def note_largest(self, events: Sequence[LargestDeviceReported]) -> None:
-        """Remember how large the largest device is."""
+        """Note the memory of the largest device."""
         for event in events:
             self.largest.note(event, self.clock.ticks())
 
     @loops
-    async def keep_certificate(self) -> None:
+    async def maintain_certificate(self) -> None:
         """Keep the certificate valid and trusted."""
-        await self.showing.run(self.clock.sleep)
+        await self.rotate_certificate(self.clock.sleep)
 
     @loops
-    async def know_usual_class(self) -> None:
-        """Know which priority class pods have that name none."""
+    async def read_default_class(self) -> None:
+        """Read the default priority class every `PRIORITY_CLASSES_S` seconds."""
         while True:
             try:
-                self.usual_class = await self.classes.usual()
+                self.default_class = await self.lookups.default_priority_class()
             except RequestError as error:
-                logger.warning("which priority class is the usual one is not known: %s", error)
-            await self.clock.sleep(CLASSES_S)
+                logger.warning("the default priority class is unknown: %s", error)
+            await self.clock.sleep(PRIORITY_CLASSES_S)
 
-    async def review(self, body: Any) -> dict[str, Any]:
-        """Answer one AdmissionReview. Raises RequestError for a body that is none."""
-        began = time.perf_counter()
-        request = request_of(body)
-        decision = await self._reviewed(request) if is_new_pod(request) else ALLOWED
+    async def review(self, body: bytes) -> bytes:
+        """Answer one AdmissionReview. Raises RequestError for any other body."""
+        started = time.perf_counter()
+        request = decode_request(body)
+        decision = await self._review_pod(request) if request.is_new_pod else ALLOWED
         outcome = "allowed" if decision.allowed else "denied"
-        self.tally.count(outcome, time.perf_counter() - began)
-        return answered(request["uid"], decision)
+        self.metrics.count_review(outcome, time.perf_counter() - started)
+        return encode_response(request.uid, decision)
 
-    async def _reviewed(self, request: Any) -> Decision:
-        """Decide, and have the pod name the span of that, so that its own trace leads there."""
-        began_ns = time.time_ns()
-        namespace = Namespace(str(request.get("namespace") or "default"))
+    async def _review_pod(self, request: ReviewRequest) -> AdmissionDecision:
+        """Decide, and annotate the pod with the span of the review: its own trace links to it."""
+        started_ns = time.time_ns()
+        namespace = Namespace(request.namespace or "default")
         try:
-            pod = read_pod(request.get("object") or {}, namespace)
+            pod = parse_pod(request.raw_object, namespace)
         except RequestError as error:
-            return Decision(allowed=False, message=str(error), code=UNREADABLE)
-        decision = await self._decision(pod, namespace)
-        if request.get("dryRun") or (decision.allowed and not decision.asks):
+            return AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
+        decision = await self._decide(pod, namespace)
+        if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
-        span = self.reviews.keep(pod, began_ns, decision.message)
+        span = self._record_span(pod, started_ns, decision.message)
         if not span or not decision.allowed:
             return decision
-        return replace(decision, patches=annotated(pod, decision.patches, ADMISSION, span))
+        annotation = add_annotation(pod, decision.patches, ADMISSION, span)
+        return replace(decision, patches=(*decision.patches, annotation))
 
-    async def _decision(self, pod: PodSeen, namespace: Namespace) -> Decision:
-        known = await self._known_keys(pod)
+    def _record_span(self, pod: ReviewedPod, started_ns: int, denial: str) -> str:
+        """Record the span of a review that ends now; return its context, empty if not sampled.
+
+        It has a trace of its own: the pod's trace is derived from its uid, which it has not yet.
+        """
+        attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
+        return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
+
+    async def _decide(self, pod: ReviewedPod, namespace: Namespace) -> AdmissionDecision:
+        keys = await self._env_from_keys(pod)
         budget = self._budget(namespace)
         decision = decide(
             pod,
             self.policy,
-            known.get,
+            keys.get,
             has_budget=budget is None or budget.lease_class == "guaranteed",
             largest=self.largest.now(self.clock.ticks()),
-            usual_class=self.usual_class,
+            default_class=self.default_class,
         )
-        if decision.allowed and decision.asks and budget is not None and budget.new_pods == "deny":
-            text = (
-                f"namespace {namespace} has used up its GPU time: its budget is {budget.state}, "
-                "and denies new GPU pods until it is refilled; `leasehold budget` shows when"
-            )
-            return Decision(allowed=False, message=text, code=FORBIDDEN)
-        if decision.allowed and decision.asks and budget is not None and budget.new_pods == "queue":
-            text = (
-                f"namespace {namespace} has used up its GPU time: the pod waits at its scheduling "
-                f"gate {BUDGET_GATE} until the budget is refilled; `leasehold budget` shows when"
-            )
-            return replace(
-                decision,
-                patches=(*decision.patches, *add_gate(pod, BUDGET_GATE)),
-                warnings=(*decision.warnings, text),
-            )
-        return decision
+        if budget is None or not (decision.allowed and decision.requests_gpu):
+            return decision
+        return _apply_budget(decision, budget, pod)
 
-    async def _known_keys(self, pod: PodSeen) -> dict[Source, frozenset[str]]:
-        sources = {source for container in pod.containers for source in container.sources}
+    async def _env_from_keys(self, pod: ReviewedPod) -> dict[EnvFromSource, frozenset[str]]:
+        sources = {source for container in pod.containers for source in container.env_from}
         if not sources:
             return {}
-        found = await asyncio.gather(*(self.keys.keys(pod.namespace, one) for one in sources))
+        found = await asyncio.gather(
+            *(self.lookups.env_from_keys(pod.namespace, source) for source in sources)
+        )
         return {
             source: keys for source, keys in zip(sources, found, strict=True) if keys is not None
         }
 
     def _budget(self, namespace: Namespace) -> BudgetChanged | None:
-        budget, heard_at = self.budgets.get(namespace, (None, 0.0))
-        return budget if self.clock.ticks() - heard_at <= STALE_S else None
+        budget, received_at = self.budgets.get(namespace, (None, 0.0))
+        return budget if self.clock.ticks() - received_at <= STALE_S else None
+
+
+def _apply_budget(
+    decision: AdmissionDecision, budget: BudgetChanged, pod: ReviewedPod
+) -> AdmissionDecision:
+    """Deny or gate an admitted GPU pod where its namespace's budget requires that."""
+    exhausted = f"namespace {budget.namespace} has used up its GPU time"
+    if budget.new_pods == "deny":
+        text = (
+            f"{exhausted}: its budget is {budget.state} and denies new GPU pods until it is "
+            "refilled; `leasehold budget` shows when"
+        )
+        return AdmissionDecision(allowed=False, message=text, code=FORBIDDEN)
+    if budget.new_pods == "queue":
+        text = (
+            f"{exhausted}: the pod waits at its scheduling gate {BUDGET_GATE} until the budget is "
+            "refilled; `leasehold budget` shows when"
+        )
+        return replace(
+            decision,
+            patches=(*decision.patches, *add_gate(pod, BUDGET_GATE)),
+            warnings=(*decision.warnings, text),
+        )
+    return decision

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from services.webhook.policy import policy, writers_in
+from services.webhook.annotation_policy import annotation_policy, writers_in
 from services.webhook.registration import configuration, service_client
 
 BASE = Path(__file__).parents[2] / "k8s" / "base"
@@ -16,7 +16,7 @@ def generated() -> dict[Path, str]:
     """Return the generated files."""
     found = {
         "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
-        "annotation-policy.yaml": policy(writers_in(NAMESPACE)),
+        "annotation-policy.yaml": annotation_policy(writers_in(NAMESPACE)),
     }
     return {
         BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)

@@ -1,4 +1,4 @@
-"""A webhook that is told to stop, while an API server still calls it."""
+"""A webhook that drains while an API server still calls it."""
 
 import asyncio
 from pathlib import Path
@@ -14,32 +14,30 @@ DRAIN_S = 2.0
 
 
 @pytest.mark.parametrize("with_nats", [True, False])
-async def test_a_webhook_that_leaves_answers_until_everybody_knows(
-    tmp_path: Path, *, with_nats: bool
-) -> None:
+async def test_a_webhook_answers_while_it_drains(tmp_path: Path, *, with_nats: bool) -> None:
     nats, listen = NatsServer(), f"127.0.0.1:{free_port()}"
     flags = ["--nats-url", nats.url, "--listen", listen, "--drain-s", str(DRAIN_S)]
     flags += ["--tls-dir", str(tmp_path), "--names", ",".join(NAMES), "--url", "https://127.0.0.1"]
     try:
         if with_nats:
             await nats.start()
-        async with cluster() as (api, _, client), aiohttp.ClientSession() as asking:
+        async with cluster() as (api, _, client), aiohttp.ClientSession() as direct:
             with service_process("webhook", "--kubeconfig", str(api.kubeconfig), *flags) as webhook:
                 async with asyncio.timeout(30):
                     await webhook.until_ready()
                     early, _ = await created(client, pod("early", VGPU, schedulerName="volcano"))
-                    leaving = asyncio.create_task(webhook.terminated())
-                    while not await is_closing(asking, listen):
+                    exiting = asyncio.create_task(webhook.terminated())
+                    while not await is_closing(direct, listen):
                         await asyncio.sleep(0.05)
-                    late, said = await created(client, pod("late", VGPU, schedulerName="volcano"))
-                    status = await leaving
+                    late, made = await created(client, pod("late", VGPU, schedulerName="volcano"))
+                    status = await exiting
     finally:
         nats.forget()
 
-    assert (early, late, status) == (201, 201, 0), said
+    assert (early, late, status) == (201, 201, 0), made
 
 
-async def is_closing(asking: aiohttp.ClientSession, listen: str) -> bool:
-    """Say whether it answers, and has the connection closed."""
-    async with asking.post(f"https://{listen}/mutate", json={}, ssl=False) as told:
-        return told.headers.get("Connection") == "close"
+async def is_closing(session: aiohttp.ClientSession, listen: str) -> bool:
+    """Whether it answers, and closes the connection."""
+    async with session.post(f"https://{listen}/mutate", json={}, ssl=False) as response:
+        return response.headers.get("Connection") == "close"

@@ -1,4 +1,4 @@
-"""The span of a review, named by the pod it admitted; over a real TLS connection."""
+"""The span of a review, and the annotation of the admitted pod that names it; over TLS."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.webhook.policy import writers_in
+from services.webhook.annotation_policy import writers_in
 from shared.model.trace_context import ADMISSION, is_traceparent
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
-from tests.integration.webhook.test_policy import install
+from tests.integration.webhook.test_annotation_policy import install
 from tests.integration.webhook.test_webhook import PODS, VGPU, cluster, created, pod, replica
 
 OLD = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
@@ -21,7 +21,7 @@ def traced(directory: Path, ratio: float = 1.0) -> Tracing:
     return open_tracing("webhook", ServiceSettings(trace_dir=directory, trace_ratio=ratio))
 
 
-def kept(directory: Path) -> list[dict[str, Any]]:
+def recorded_spans(directory: Path) -> list[dict[str, Any]]:
     return [
         json.loads(line)
         for file in directory.glob("*.jsonl")
@@ -29,32 +29,32 @@ def kept(directory: Path) -> list[dict[str, Any]]:
     ]
 
 
-def named(made: dict[str, Any]) -> str:
+def admission_span(made: dict[str, Any]) -> str:
     return str(made["metadata"].get("annotations", {}).get(ADMISSION, ""))
 
 
 @pytest.mark.parametrize("limits", [VGPU, CORE])
-@pytest.mark.parametrize("brought", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
-async def test_o1_an_admitted_pod_names_the_span_of_its_review_whatever_it_brought(
-    tmp_path: Path, limits: dict[str, str], brought: dict[str, str]
+@pytest.mark.parametrize("given", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
+async def test_o1_an_admitted_pod_names_the_span_of_its_review_whatever_it_had(
+    tmp_path: Path, limits: dict[str, str], given: dict[str, str]
 ) -> None:
     tracing = traced(tmp_path / "spans")
     wanted = pod(limits=limits)
-    wanted["metadata"]["annotations"] = brought
+    wanted["metadata"]["annotations"] = given
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
         await install(client, *writers_in("leasehold-system"))
         status, made = await created(client, wanted)
     tracing.close()
 
     assert status == 201, made
-    (span,) = kept(tmp_path / "spans")
-    assert is_traceparent(named(made))
-    assert named(made).split("-")[1:3] == [span["trace"], span["span"]]
+    (span,) = recorded_spans(tmp_path / "spans")
+    assert is_traceparent(admission_span(made))
+    assert admission_span(made).split("-")[1:3] == [span["trace"], span["span"]]
     assert (span["name"], span["ok"], span["parent"]) == ("webhook review", True, "")
     assert span["end_ns"] > span["start_ns"]
     assert span["attributes"] == {"k8s.namespace.name": "default", "k8s.pod.name": "pod"}
     others = made["metadata"]["annotations"]
-    assert others.get("mine") == brought.get("mine")
+    assert others.get("mine") == given.get("mine")
     assert ("tencent.com/vcuda-core-limit" in others) == (limits is CORE)
 
 
@@ -67,14 +67,16 @@ async def test_a_denied_pod_leaves_a_failed_span_and_others_leave_none(tmp_path:
         _, plain = await created(client, pod("plain"))
     tracing.close()
 
-    (span,) = kept(tmp_path / "spans")
+    (span,) = recorded_spans(tmp_path / "spans")
     assert (denied, span["ok"]) == (400, False)
     assert "multiple of 100" in span["text"]
-    assert named(dry) == named(plain) == ""
+    assert admission_span(dry) == admission_span(plain) == ""
 
 
 @pytest.mark.parametrize("ratio", [None, 0.0])
-async def test_where_no_span_is_kept_none_is_named(tmp_path: Path, ratio: float | None) -> None:
+async def test_a_pod_without_a_recorded_span_names_none(
+    tmp_path: Path, ratio: float | None
+) -> None:
     tracing = None if ratio is None else traced(tmp_path / "spans", ratio)
     wanted = pod(limits=VGPU)
     wanted["metadata"]["annotations"] = {ADMISSION: OLD, "mine": "stays"}
@@ -84,5 +86,5 @@ async def test_where_no_span_is_kept_none_is_named(tmp_path: Path, ratio: float 
         tracing.close()
 
     assert status == 201
-    assert named(made) == ""
+    assert admission_span(made) == ""
     assert made["metadata"]["annotations"]["mine"] == "stays"

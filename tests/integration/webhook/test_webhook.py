@@ -12,14 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.webhook.admission import Policy
-from services.webhook.config_reader import ClusterClasses, ClusterKeys
-from services.webhook.metrics import PrometheusTally
-from services.webhook.registration import NAME, OPEN_LABEL, PATH
-from services.webhook.registration_writer import CONFIGURATIONS, Registration
-from services.webhook.server import listening
+from services.webhook.admission import AdmissionPolicy
+from services.webhook.cluster_lookups import ApiServerLookups
+from services.webhook.metrics import WebhookMetrics
+from services.webhook.registration import EXEMPT_LABEL, NAME, PATH
+from services.webhook.registration_writer import CONFIGURATIONS, RegistrationWriter
+from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
-from services.webhook.tracing import ReviewSpans
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.serving_certificate import LIFE_DAYS, CertificateBundle, make
@@ -49,8 +48,8 @@ class Time:
 @dataclass
 class Replica:
     webhook: Webhook
-    shown: ServingCertificate
-    registration: Registration
+    certificate: ServingCertificate
+    registration: RegistrationWriter
 
 
 @asynccontextmanager
@@ -62,17 +61,21 @@ async def replica(
     tracing: Tracing | None = None,
     **policy: Any,
 ) -> AsyncIterator[Replica]:
-    """Run a webhook with a certificate of its own; it has registered itself."""
-    registration = Registration(kube)
-    shown = ServingCertificate(DirectoryStore(directory), registration, NAMES, time or Time())
-    keys, classes = ClusterKeys(kube), ClusterClasses(kube)
-    tally, clock = PrometheusTally(), SystemClock()
-    reviews = ReviewSpans(tracing or Tracing("webhook", None))
-    webhook = Webhook(Policy(**policy), keys, classes, shown, tally, clock, reviews)
-    async with listening(webhook.review, "127.0.0.1:0", shown.context) as (_, port):
+    """Run a webhook with its own certificate, and register it."""
+    registration = RegistrationWriter(kube)
+    certificate = ServingCertificate(DirectoryStore(directory), registration, NAMES, time or Time())
+    webhook = Webhook(
+        AdmissionPolicy(**policy),
+        ApiServerLookups(kube),
+        rotate_certificate=certificate.run,
+        metrics=WebhookMetrics(),
+        clock=SystemClock(),
+        tracing=tracing or Tracing("webhook", None),
+    )
+    async with serving_reviews(webhook.review, "127.0.0.1:0", certificate.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}{PATH}"
-        await shown.refresh()
-        yield Replica(webhook, shown, registration)
+        await certificate.refresh()
+        yield Replica(webhook, certificate, registration)
 
 
 @asynccontextmanager
@@ -125,7 +128,7 @@ async def test_gpusharing_2_a_malformed_pod_is_denied_in_the_api_servers_words(
     assert "150 must be 1..99 or a multiple of 100" in said["message"]
 
 
-async def test_the_class_that_the_api_server_gives_to_all_counts_as_none(tmp_path: Path) -> None:
+async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None:
     classes = [("everybody", 1, True), ("mine", 2, False), ("in-budget", 3, False)]
     async with cluster() as (api, kube, client):
         for name, value, usual in classes:
@@ -133,15 +136,15 @@ async def test_the_class_that_the_api_server_gives_to_all_counts_as_none(tmp_pat
             async with client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=body) as made:
                 assert made.status == 201
         async with replica(api, kube, tmp_path, in_budget_class="in-budget") as one:
-            knowing = asyncio.create_task(one.webhook.know_usual_class())
+            knowing = asyncio.create_task(one.webhook.read_default_class())
             async with asyncio.timeout(10):
-                while not one.webhook.usual_class:
+                while not one.webhook.default_class:
                     await asyncio.sleep(0.01)
             _, unnamed = await created(client, pod("unnamed", VGPU))
             _, named = await created(client, pod("named", VGPU, priorityClassName="mine"))
             knowing.cancel()
 
-    assert one.webhook.usual_class == "everybody"
+    assert one.webhook.default_class == "everybody"
     assert [
         (obj["spec"]["priorityClassName"], obj["spec"]["priority"]) for obj in (unnamed, named)
     ] == [("in-budget", 3), ("mine", 2)]
@@ -181,7 +184,7 @@ async def test_variables_from_a_config_map_are_seen(tmp_path: Path) -> None:
     assert "config map bad sets LD_PRELOAD" in answers["bad"][1]["message"]
 
 
-def told(new_pods: str, state: str = "exhausted") -> BudgetChanged:
+def report(new_pods: str, state: str = "exhausted") -> BudgetChanged:
     return BudgetChanged(
         namespace=Namespace("default"),
         state=state,
@@ -192,12 +195,12 @@ def told(new_pods: str, state: str = "exhausted") -> BudgetChanged:
     )
 
 
-async def test_a_spent_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
+async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
     tmp_path: Path,
 ) -> None:
     own = [{"name": "example.com/own"}]
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
-        await one.webhook.note_budgets([told("queue")])
+        await one.webhook.note_budgets([report("queue")])
         made = {
             name: (await created(client, each))[1]["spec"].get("schedulingGates")
             for name, each in {
@@ -208,7 +211,7 @@ async def test_a_spent_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
                 "foreign": pod("foreign", VGPU, schedulerName="another"),
             }.items()
         }
-        await one.webhook.note_budgets([told("admit")])
+        await one.webhook.note_budgets([report("admit")])
         made["later"] = (await created(client, pod("later", VGPU)))[1]["spec"].get(
             "schedulingGates"
         )
@@ -224,12 +227,12 @@ async def test_a_spent_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
     }
 
 
-async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Path) -> None:
+async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_path: Path) -> None:
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
-        await one.webhook.note_budgets([told("deny")])
+        await one.webhook.note_budgets([report("deny")])
         denied, said = await created(client, pod("one", VGPU))
         plain, _ = await created(client, pod("plain"))
-        await one.webhook.note_budgets([told("admit")])
+        await one.webhook.note_budgets([report("admit")])
         admitted, _ = await created(client, pod("two", VGPU))
 
     assert (denied, plain, admitted) == (403, 201, 201)
@@ -255,7 +258,7 @@ async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replace
 ) -> None:
     time = Time(datetime.now(UTC) - timedelta(days=60))
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path, time) as one:
-        before = one.shown.bundle
+        before = one.certificate.bundle
         stop = asyncio.Event()
         statuses: list[int] = []
 
@@ -266,16 +269,16 @@ async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replace
 
         creating = asyncio.create_task(keep_creating())
         time.now += timedelta(days=LIFE_DAYS / 2 + 1)
-        await one.shown.refresh()
-        told = one.shown.bundle, await trusted_by(client)
-        await one.shown.refresh()
+        await one.certificate.refresh()
+        told = one.certificate.bundle, await trusted_by(client)
+        await one.certificate.refresh()
         stop.set()
         await creating
 
-    assert one.shown.bundle is not None
-    assert told == (before, one.shown.bundle.trusted), "clients hear of it before it is shown"
+    assert one.certificate.bundle is not None
+    assert told == (before, one.certificate.bundle.trusted), "clients trust it before it is served"
     assert before is not None
-    assert one.shown.bundle.certificate != before.certificate
+    assert one.certificate.bundle.certificate != before.certificate
     assert set(statuses) == {201}
 
 
@@ -286,7 +289,7 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         async with client.post("/api/v1/namespaces", json={"metadata": {"name": "lh"}}) as made:
             assert made.status == 201
         time = Time()
-        registration = Registration(kube, url="https://127.0.0.1:1/mutate")
+        registration = RegistrationWriter(kube, url="https://127.0.0.1:1/mutate")
         first, second = (
             ServingCertificate(SecretStore(kube, "lh", "webhook"), registration, NAMES, time)
             for _ in range(2)
@@ -310,22 +313,22 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         assert first.bundle == second.bundle
 
 
-async def test_a_certificate_that_somebody_deleted_is_trusted_until_another_is_shown(
+async def test_a_deleted_certificate_is_trusted_until_another_is_served(
     tmp_path: Path,
 ) -> None:
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
-        before = one.shown.bundle
+        before = one.certificate.bundle
         for path in tmp_path.iterdir():
             path.unlink()
-        await one.shown.refresh()
+        await one.certificate.refresh()
         between = await created(client, pod("between", VGPU))
-        await one.shown.refresh()
+        await one.certificate.refresh()
         after = await created(client, pod("after", VGPU))
 
     assert [status for status, _ in (between, after)] == [201, 201], (between, after)
     assert before is not None
-    assert one.shown.bundle is not None
-    assert one.shown.bundle.previous == before.authority != one.shown.bundle.authority
+    assert one.certificate.bundle is not None
+    assert one.certificate.bundle.previous == before.authority != one.certificate.bundle.authority
 
 
 async def trusted_by(client: aiohttp.ClientSession) -> bytes:
@@ -352,22 +355,24 @@ async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> Non
         assert [await store.load() for store in stores] == [bundles[0], bundles[0]]
 
 
-async def test_without_its_registration_it_says_what_to_apply(tmp_path: Path) -> None:
+async def test_without_its_registration_the_error_names_what_to_apply(tmp_path: Path) -> None:
     async with cluster() as (_, kube, _):
-        shown = ServingCertificate(DirectoryStore(tmp_path), Registration(kube), NAMES, Time())
+        certificate = ServingCertificate(
+            DirectoryStore(tmp_path), RegistrationWriter(kube), NAMES, Time()
+        )
 
         with pytest.raises(UnavailableError, match="apply k8s/base/webhook"):
-            await shown.refresh()
+            await certificate.refresh()
 
-        assert shown.unready_reason() == "no certificate yet"
+        assert certificate.unready_reason() == "no certificate yet"
 
 
 async def test_an_expired_certificate_is_not_ready(tmp_path: Path) -> None:
     time = Time(NOW)
     async with cluster() as (api, kube, _), replica(api, kube, tmp_path, time) as one:
-        assert one.shown.unready_reason() is None
+        assert one.certificate.unready_reason() is None
         time.now += timedelta(days=LIFE_DAYS + 1)
-        assert one.shown.unready_reason() == "the certificate has expired"
+        assert one.certificate.unready_reason() == "the certificate has expired"
 
 
 def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -381,13 +386,13 @@ def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> 
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
 
 
-async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stopped(
+async def test_pods_that_would_see_devices_without_a_request_see_none_and_are_admitted(
     tmp_path: Path,
 ) -> None:
     cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}
     everywhere = {"name": "main", "image": "app", "env": [{"name": VISIBLE, "value": "all"}]}
     naming_mount = {"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}
-    driver = {"metadata": {"name": "drivers", "labels": {OPEN_LABEL: "true"}}}
+    driver = {"metadata": {"name": "drivers", "labels": {EXEMPT_LABEL: "true"}}}
 
     def named(name: str, container: dict[str, Any]) -> dict[str, Any]:
         return {"metadata": {"name": name}, "spec": {"containers": [container]}}
@@ -422,6 +427,6 @@ async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stoppe
         "drivers": [],
         "kube-system": [],
     }
-    assert naming[0] == 403, "a device named by a mount cannot be made unseen"
-    assert away[0] == 201, "nobody waits for a webhook that is away, but pods with GPUs"
+    assert naming[0] == 403, "a device selected by a mount cannot be hidden"
+    assert away[0] == 201, "only GPU pods need the webhook"
     assert denied[0] == 500

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.webhook.admission import Policy, decide
-from services.webhook.largest_device import Largest
-from services.webhook.pods import read_pod
+from services.webhook.admission import AdmissionPolicy, decide
+from services.webhook.largest_device import DeviceMaximum
 from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.dialects.volcano.device_register import parse_register
 from shared.model.errors import RequestError
@@ -17,6 +16,7 @@ from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
 from tests.contract.test_wire import LEASE, SAMPLES
+from tests.support.webhook.reviews import reviewed
 
 ANNOTATIONS = (
     "gang.scheduling.koordinator.sh/min-available",
@@ -42,38 +42,52 @@ JSON = (
 )
 odd: st.SearchStrategy[Any] = st.sampled_from([None, True, 3, 2.5, [], {}, "x"])
 texts = st.sampled_from([*AMOUNTS.split(","), *WORDS, *JSON])
-amounts = st.dictionaries(st.sampled_from(sorted(GPU_RESOURCES)), texts | odd, max_size=4)
 notes = st.dictionaries(st.sampled_from(ANNOTATIONS), texts, max_size=3)
-variables = st.lists(
-    st.fixed_dictionaries({"name": texts}, optional={"value": texts, "valueFrom": odd}) | odd,
-    max_size=2,
-)
-containers = st.fixed_dictionaries(
-    {"name": st.sampled_from("abc")},
-    optional={
-        "image": texts | odd,
-        "resources": st.fixed_dictionaries({}, optional={"limits": amounts, "requests": amounts})
-        | odd,
-        "env": variables | odd,
-        "envFrom": st.lists(st.fixed_dictionaries({"configMapRef": odd}), max_size=1) | odd,
-        "securityContext": st.fixed_dictionaries({"privileged": odd}) | odd,
-    },
-)
-pods = st.fixed_dictionaries(
-    {
-        "metadata": st.fixed_dictionaries({}, optional={"annotations": notes | odd, "labels": odd}),
-        "spec": st.fixed_dictionaries(
-            {"containers": st.lists(containers | odd, max_size=3)},
-            optional={
-                "initContainers": st.lists(containers, max_size=1) | odd,
-                "volumes": st.lists(st.fixed_dictionaries({"name": texts, "hostPath": odd})) | odd,
-                "schedulingGates": odd,
-                "nodeName": odd,
-                "schedulerName": odd,
-            },
-        ),
-    }
-)
+named = st.fixed_dictionaries({"name": texts})
+
+
+def pods_with(odd: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Pods of the right types, but for the values that `odd` gives."""
+    amounts = st.dictionaries(st.sampled_from(sorted(GPU_RESOURCES)), texts | odd, max_size=4)
+    resources = st.fixed_dictionaries({}, optional={"limits": amounts, "requests": amounts})
+    references = st.fixed_dictionaries({"configMapRef": named | odd})
+    variables = st.lists(
+        st.fixed_dictionaries({"name": texts}, optional={"value": texts, "valueFrom": odd}) | odd,
+        max_size=2,
+    )
+    containers = st.fixed_dictionaries(
+        {"name": st.sampled_from("abc")},
+        optional={
+            "image": texts | odd,
+            "resources": resources | odd,
+            "env": variables | odd,
+            "envFrom": st.lists(references, max_size=1) | odd,
+            "securityContext": st.fixed_dictionaries({"privileged": st.booleans() | odd}) | odd,
+        },
+    )
+    paths = st.fixed_dictionaries({"path": texts})
+    volumes = st.lists(st.fixed_dictionaries({"name": texts, "hostPath": paths | odd}), max_size=2)
+    return st.fixed_dictionaries(
+        {
+            "metadata": st.fixed_dictionaries(
+                {},
+                optional={
+                    "annotations": notes | odd,
+                    "labels": st.dictionaries(texts, texts, max_size=2) | odd,
+                },
+            ),
+            "spec": st.fixed_dictionaries(
+                {"containers": st.lists(containers | odd, max_size=3)},
+                optional={
+                    "initContainers": st.lists(containers, max_size=1) | odd,
+                    "volumes": volumes | odd,
+                    "schedulingGates": st.lists(named, max_size=2) | odd,
+                    "nodeName": texts | odd,
+                    "schedulerName": texts | odd,
+                },
+            ),
+        }
+    )
 
 
 @st.composite
@@ -88,15 +102,17 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(found)
 
 
-@given(pod=pods, old_words=st.booleans())
+@given(pod=pods_with(odd) | pods_with(st.none()), old_words=st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_any_pod_under_review_gets_an_answer(pod: dict[str, Any], *, old_words: bool) -> None:
-    policy = Policy(vendor_messages=frozenset(DIALECTS if old_words else ()))
+    policy = AdmissionPolicy(vendor_messages=frozenset(DIALECTS if old_words else ()))
     try:
-        seen = read_pod(pod, "team-a")
+        seen = reviewed(pod, "team-a")
     except RequestError:
         return
-    decision = decide(seen, policy, lambda _: frozenset({"A"}), largest=Largest(16_000, 16_000))
+    decision = decide(
+        seen, policy, lambda _: frozenset({"A"}), largest=DeviceMaximum(16_000, 16_000)
+    )
     assert decision.allowed or decision.message
 
 

@@ -14,8 +14,7 @@ from services.node_agent.gpus.simulated_gpus import SimulatedGpus
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
-from services.webhook.admission import Policy, decide
-from services.webhook.pods import read_pod as seen
+from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.strict_isolation import ISOLATION
@@ -26,6 +25,7 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from tests.support.build import device, dice, ledger_node, request, use
 from tests.support.dialects.builders import asking, pod
+from tests.support.webhook.reviews import reviewed
 
 NOTES = {ISOLATION: "strict"}
 PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
@@ -206,7 +206,7 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:
     main = {"name": "main", "image": "i", "resources": {"limits": limits}}
     obj = {"metadata": {"name": "p", "annotations": notes}, "spec": {"containers": [main]}}
-    decision = decide(seen(obj, "team-a"), Policy(**policy), lambda _: None)
+    decision = decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy), lambda _: None)
     return decision.allowed, decision.message
 
 

@@ -1,17 +1,19 @@
-"""What the webhook decides on new pods: denials with container, field, value and rule; the rest."""
+"""The webhook's decisions on new pods: denials name container, field, value and rule."""
 
 import base64
 import json
 from typing import Any
 
 import jsonpatch
+import msgspec
 import pytest
 
-from services.webhook.admission import Decision, Policy, decide
-from services.webhook.pods import Source, read_pod
-from services.webhook.reviews import answered, is_new_pod, request_of
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
+from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.reviewed_pod import EnvFromSource
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
+from tests.support.webhook.reviews import reviewed
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
@@ -40,18 +42,22 @@ def pod(*containers: dict[str, Any], notes: dict[str, str] | None = None, **spec
     return {"metadata": meta, "spec": {"containers": list(containers), **spec}}
 
 
-def keys(source: Source) -> frozenset[str] | None:
+def answer(decision: AdmissionDecision) -> Any:
+    return json.loads(encode_response("u1", decision))["response"]
+
+
+def keys(source: EnvFromSource) -> frozenset[str] | None:
     return KEYS.get(source.name) if source.kind == "config map" else None
 
 
-def decided(obj: Any, *, has_budget: bool = True, **policy: Any) -> Decision:
-    return decide(read_pod(obj, "team-a"), Policy(**policy), keys, has_budget=has_budget)
+def decided(obj: Any, *, has_budget: bool = True, **policy: Any) -> AdmissionDecision:
+    return decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy), keys, has_budget=has_budget)
 
 
 def patched(obj: Any, **policy: Any) -> Any:
     decision = decided(obj, **policy)
     assert decision.allowed, decision.message
-    return jsonpatch.apply_patch(obj, [patch.operation() for patch in decision.patches])
+    return jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))
 
 
 @pytest.mark.parametrize("cores", [1, 99])
@@ -73,7 +79,7 @@ def test_gpusharing_2_cores_that_are_no_whole_cards_are_denied_with_their_number
 
 
 @pytest.mark.parametrize("one", [{CORE: "50"}, {MEMORY: "4"}])
-def test_gpusharing_3_one_of_the_two_is_denied_and_in_the_old_words_on_request(
+def test_gpusharing_3_one_of_the_two_is_denied_with_the_vendors_message_on_request(
     one: dict[str, str],
 ) -> None:
     assert 'container "main"' in decided(pod(container(**one))).message
@@ -105,14 +111,14 @@ def test_gpusharing_7_a_request_is_seen_in_every_container_of_every_kind(kind: s
     ],
 )
 @pytest.mark.parametrize("asking", [gpu(), container()], ids=["gpu", "none"])
-def test_gpusharing_8_annotations_of_an_assignment_are_taken_away(key: str, asking: Any) -> None:
+def test_gpusharing_8_annotations_of_an_assignment_are_removed(key: str, asking: Any) -> None:
     kept = patched(pod(asking, notes={key: "forged", "mine": "stays"}))["metadata"]["annotations"]
 
     assert key not in kept
     assert kept["mine"] == "stays"
 
 
-def test_koordinator_25_a_forged_allocation_is_taken_away_and_said_so() -> None:
+def test_koordinator_25_a_forged_allocation_is_removed_with_a_warning() -> None:
     key = "scheduling.koordinator.sh/device-allocated"
     [warning] = decided(pod(container(), notes={key: '{"gpu":[]}'})).warnings
 
@@ -141,13 +147,17 @@ def test_gpusharing_9_a_core_limit_of_the_users_stays() -> None:
     assert patched(pod(asking, notes=given))["metadata"]["annotations"] == given
 
 
-def test_gpusharing_9_updates_are_none_of_our_business() -> None:
+def test_gpusharing_9_only_the_creation_of_pods_is_reviewed() -> None:
     pods = {"group": "", "version": "v1", "resource": "pods"}
 
-    assert is_new_pod({"operation": "CREATE", "resource": pods})
-    assert not is_new_pod({"operation": "UPDATE", "resource": pods})
-    assert not is_new_pod({"operation": "CREATE", "resource": pods, "subResource": "binding"})
-    assert not is_new_pod({"operation": "CREATE", "resource": {**pods, "resource": "jobs"}})
+    def request(**fields: Any) -> ReviewRequest:
+        review = {"kind": "AdmissionReview", "request": {"uid": "u1", "resource": pods, **fields}}
+        return decode_request(json.dumps(review).encode())
+
+    assert request(operation="CREATE").is_new_pod
+    assert not request(operation="UPDATE").is_new_pod
+    assert not request(operation="CREATE", subResource="binding").is_new_pod
+    assert not request(operation="CREATE", resource={**pods, "resource": "jobs"}).is_new_pod
 
 
 def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
@@ -171,11 +181,11 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
         ),
         (
             pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "value": "/a:/usr/local/vgpu"}])),
-            "LD_LIBRARY_PATH leads into /usr/local/vgpu",
+            "LD_LIBRARY_PATH contains /usr/local/vgpu",
         ),
         (
             pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "valueFrom": {"configMapKeyRef": {}}}])),
-            "LD_LIBRARY_PATH comes from elsewhere",
+            "LD_LIBRARY_PATH uses valueFrom",
         ),
         (pod(gpu(envFrom=[{"configMapRef": {"name": "paths"}}])), "paths sets LD_LIBRARY_PATH"),
         (
@@ -188,7 +198,7 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             pod(gpu(envFrom=[{"prefix": "CUDA_DEVICE_", "configMapRef": {"name": "plain"}}])),
             "prefix CUDA_DEVICE_",
         ),
-        (pod(gpu(), nodeName="n1"), "nodeName is preset to n1"),
+        (pod(gpu(), nodeName="n1"), "nodeName is set to n1"),
         (
             pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]),
             "volume v mounts /dev/nvidia0",
@@ -207,10 +217,10 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             "container b: variable LD_PRELOAD",
         ),
         (pod(gpu(), container("side") | NAMING), "container side: a mount at /var/run/nvidia-con"),
-        (pod(container() | NAMING), "would name devices to the container runtime"),
+        (pod(container() | NAMING), "would select devices in the container runtime"),
     ],
 )
-def test_what_would_free_a_pod_from_its_limits_is_denied(obj: Any, said: str) -> None:
+def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Any, said: str) -> None:
     decision = decided(obj)
 
     assert (decision.allowed, decision.code) == (False, 403)
@@ -226,17 +236,17 @@ def test_what_would_free_a_pod_from_its_limits_is_denied(obj: Any, said: str) ->
         pod({**container(), "env": [{"name": "LD_PRELOAD", "value": "x.so"}]}, nodeName="n1"),
     ],
 )
-def test_what_is_the_pods_own_business_is_admitted(obj: Any) -> None:
+def test_what_does_not_affect_the_limits_is_admitted(obj: Any) -> None:
     assert decided(obj).allowed
 
 
-def test_a_secret_that_cannot_be_read_is_the_operators_to_allow() -> None:
+def test_the_operator_may_allow_secrets_that_cannot_be_read() -> None:
     assert decided(
-        pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), unread_secrets=True
+        pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), allow_unread_secrets=True
     ).allowed
 
 
-def test_containers_that_ask_for_nothing_see_no_device() -> None:
+def test_containers_without_a_request_see_no_device() -> None:
     side = container("side") | {"env": [{"name": "A", "value": "b"}]}
     spec = patched(pod(gpu(), side, container("other")))["spec"]
 
@@ -260,20 +270,20 @@ def test_containers_that_ask_for_nothing_see_no_device() -> None:
         ({"image": "nginx"}, None),
     ],
 )
-def test_a_pod_that_asks_for_no_gpu_sees_none_whatever_its_image_says(
+def test_a_pod_without_a_request_sees_no_device_whatever_its_image_sets(
     more: dict[str, Any], seen: str | None
 ) -> None:
     spec = patched(pod(container("one"), {**container("main"), **more}))["spec"]
 
     assert "env" not in spec["containers"][0]
     values = [each.get("value") for each in spec["containers"][1].get("env", ())]
-    assert (values[-1] if values else None) == seen, "the last of a name is what counts"
+    assert (values[-1] if values else None) == seen, "the last of a name takes effect"
 
 
 @pytest.mark.parametrize(
     ("given", "becomes"), [("default-scheduler", "leasehold"), ("volcano", "volcano")]
 )
-def test_a_gpu_pod_of_the_default_scheduler_becomes_ours(given: str, becomes: str) -> None:
+def test_a_gpu_pod_of_the_default_scheduler_gets_ours(given: str, becomes: str) -> None:
     schedulers = frozenset({"leasehold", "volcano"})
     spec = patched(pod(gpu(), schedulerName=given), schedulers=schedulers)["spec"]
 
@@ -298,20 +308,20 @@ def test_koordinator_2_the_shorthand_becomes_core_ratio_and_a_card_count() -> No
     assert spec["containers"][0]["resources"] == {"limits": expected, "requests": expected}
 
 
-def test_hamis_count_is_added_where_only_memory_is_asked_for() -> None:
+def test_hamis_count_is_added_where_only_memory_is_requested() -> None:
     spec = patched(pod(container(**{"nvidia.com/gpumem": "3000"})))["spec"]
 
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
 @pytest.mark.parametrize(("has_budget", "name"), [(True, "in"), (False, "out")])
-def test_the_priority_class_follows_the_budget_and_what_it_filled_in_goes(
+def test_the_priority_class_follows_the_budget_and_removes_derived_fields(
     has_budget: bool, name: str
 ) -> None:
     classes = {"in_budget_class": "in", "out_of_budget_class": "out"}
     obj = pod(gpu(), priority=0, preemptionPolicy="PreemptLowerPriority")
     decision = decided(obj, has_budget=has_budget, **classes)
-    spec = jsonpatch.apply_patch(obj, [p.operation() for p in decision.patches])["spec"]
+    spec = jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))["spec"]
 
     assert spec["priorityClassName"] == name
     assert "priority" not in spec
@@ -324,7 +334,7 @@ def test_a_priority_class_of_the_users_stays() -> None:
     assert (spec["priorityClassName"], spec["priority"]) == ("mine", 7)
 
 
-def test_a_runtime_class_is_given_where_configured_and_none_is_named() -> None:
+def test_a_configured_runtime_class_is_set_unless_the_pod_has_one() -> None:
     assert patched(pod(gpu()), runtime_class="nvidia")["spec"]["runtimeClassName"] == "nvidia"
     kept = patched(pod(gpu(), runtimeClassName="kata"), runtime_class="nvidia")["spec"]
     assert kept["runtimeClassName"] == "kata"
@@ -336,9 +346,9 @@ def test_a_pod_without_a_request_is_not_touched() -> None:
     assert (decision.allowed, decision.patches, decision.warnings) == (True, (), ())
 
 
-def test_an_answer_carries_uid_patch_and_warnings() -> None:
+def test_a_response_has_uid_patch_and_warnings() -> None:
     notes = {"volcano.sh/vgpu-ids-new": "x"}
-    response = answered("u1", decided(pod(gpu(), notes=notes)))["response"]
+    response = answer(decided(pod(gpu(), notes=notes)))
 
     operations = json.loads(base64.b64decode(response["patch"]))
     assert (response["uid"], response["allowed"], response["patchType"]) == (
@@ -353,20 +363,20 @@ def test_an_answer_carries_uid_patch_and_warnings() -> None:
     assert len(response["warnings"]) == 1
 
 
-def test_a_denial_carries_its_reason_and_code() -> None:
-    response = answered("u1", decided(pod(gpu(), nodeName="n1")))["response"]
+def test_a_denial_has_its_reason_and_code() -> None:
+    response = answer(decided(pod(gpu(), nodeName="n1")))
 
     assert (response["allowed"], response["status"]["code"]) == (False, 403)
     assert "patch" not in response
 
 
 @pytest.mark.parametrize("body", [None, [], {"kind": "Pod"}, {"kind": "AdmissionReview"}])
-def test_what_is_no_review_is_refused(body: Any) -> None:
+def test_a_body_that_is_not_a_review_is_refused(body: Any) -> None:
     with pytest.raises(RequestError, match="AdmissionReview"):
-        request_of(body)
+        decode_request(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("obj", [{}, {"spec": {"containers": [{}]}}, {"spec": []}])
-def test_what_is_no_pod_is_refused(obj: Any) -> None:
-    with pytest.raises(RequestError, match="is no pod"):
-        read_pod(obj, "ns")
+def test_an_object_that_is_not_a_pod_is_refused(obj: Any) -> None:
+    with pytest.raises(RequestError, match="is not a pod"):
+        reviewed(obj, "ns")

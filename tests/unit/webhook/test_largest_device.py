@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import Decision, Policy, decide
-from services.webhook.largest_device import STALE_S, Largest, LargestHeard
-from services.webhook.pods import read_pod
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
+from services.webhook.largest_device import STALE_S, DeviceMaximum, LargestDevice
 from shared.model.events.pod_events import LargestDeviceReported
+from tests.support.webhook.reviews import reviewed
 
-CARD = Largest(memory_mib=16_384, memory_units=1638)
+CARD = DeviceMaximum(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
@@ -17,16 +17,16 @@ KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"
 
 def decided(
     limits: dict[str, str],
-    largest: Largest | None = CARD,
+    largest: DeviceMaximum | None = CARD,
     kind: str = "containers",
     **policy: Any,
-) -> Decision:
+) -> AdmissionDecision:
     plain = {"name": "log", "image": "app"}
-    asking = {"name": "cuda", "image": "app", "resources": {"limits": limits}}
+    gpu = {"name": "cuda", "image": "app", "resources": {"limits": limits}}
     spec: dict[str, Any] = {"containers": [plain]}
-    spec[kind] = [*spec.get(kind, []), asking]
-    seen = read_pod({"metadata": {"name": "pod"}, "spec": spec}, "team-a")
-    return decide(seen, Policy(**policy), lambda _: None, largest=largest)
+    spec[kind] = [*spec.get(kind, []), gpu]
+    pod = reviewed({"metadata": {"name": "pod"}, "spec": spec})
+    return decide(pod, AdmissionPolicy(**policy), lambda _: None, largest=largest)
 
 
 FITTING = {
@@ -72,7 +72,7 @@ def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_
     assert text in decision.message
 
 
-def test_an_init_container_may_not_ask_for_more_either() -> None:
+def test_an_init_container_may_not_request_more_either() -> None:
     decision = decided(TOO_LARGE["blocks"][0], kind="initContainers")
 
     assert not decision.allowed
@@ -84,33 +84,35 @@ def test_before_any_device_is_known_nothing_is_too_much(limits: dict[str, str], 
     assert decided(limits, None).allowed
 
 
-def test_where_larger_nodes_may_come_the_pod_is_let_in_with_a_warning() -> None:
-    decision = decided(TOO_LARGE["blocks"][0], larger=True)
+def test_where_larger_requests_are_allowed_the_pod_is_admitted_with_a_warning() -> None:
+    decision = decided(TOO_LARGE["blocks"][0], allow_larger_requests=True)
 
     assert decision.allowed
-    assert [text for text in decision.warnings if "the pod waits for a node that has it" in text]
+    assert any("the pod waits for a node" in text for text in decision.warnings)
 
 
-def told(mib: int) -> LargestDeviceReported:
+def report(mib: int) -> LargestDeviceReported:
     return LargestDeviceReported(memory_mib=mib, memory_units=mib, reported_at=0.0)
 
 
-def test_a_device_counts_for_a_while_after_it_was_heard_of_last() -> None:
-    heard = LargestHeard()
-    assert heard.now(100.0) is None
+def test_a_device_counts_for_a_while_after_its_last_report() -> None:
+    largest = LargestDevice()
+    assert largest.now(100.0) is None
 
-    heard.note(told(80_000), 90.0)
-    heard.note(told(80_000), 100.0)
-    heard.note(told(16_000), 150.0)
+    largest.note(report(80_000), 90.0)
+    largest.note(report(80_000), 100.0)
+    largest.note(report(16_000), 150.0)
 
-    assert heard.now(100.0 + STALE_S) == Largest(80_000, 80_000)
-    assert heard.now(101.0 + STALE_S) == Largest(16_000, 16_000)
-    assert heard.now(151.0 + STALE_S) is None
+    assert largest.now(100.0 + STALE_S) == DeviceMaximum(80_000, 80_000)
+    assert largest.now(101.0 + STALE_S) == DeviceMaximum(16_000, 16_000)
+    assert largest.now(151.0 + STALE_S) is None
 
 
 def test_units_and_mib_may_be_of_different_devices() -> None:
-    heard = LargestHeard()
-    heard.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000, reported_at=1.0), 1.0)
-    heard.note(LargestDeviceReported(memory_mib=16_000, memory_units=16_000, reported_at=1.0), 1.0)
+    largest = LargestDevice()
+    largest.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000, reported_at=1.0), 1.0)
+    largest.note(
+        LargestDeviceReported(memory_mib=16_000, memory_units=16_000, reported_at=1.0), 1.0
+    )
 
-    assert heard.now(2.0) == Largest(80_000, 16_000)
+    assert largest.now(2.0) == DeviceMaximum(80_000, 16_000)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.webhook.admission import Policy, decide
-from services.webhook.pods import read_pod
+from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.koordinator.texts import FIELD, denial_message
+from tests.support.webhook.reviews import reviewed
 
 GPU, SHARED = "koordinator.sh/gpu", "koordinator.sh/gpu.shared"
 CORE, MEMORY, RATIO = (f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio"))
@@ -58,10 +58,10 @@ def test_koordinator_33_what_is_well_written_has_no_text(amounts: dict[str, int]
 def test_koordinator_33_the_webhook_says_it_where_validation_is_enabled() -> None:
     amounts = {"koordinator.sh/gpu": "150"}
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
-    pod = read_pod({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
+    pod = reviewed({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
 
-    told = decide(pod, Policy(vendor_messages=frozenset({"koordinator"})), lambda _: None)
-    ours = decide(pod, Policy(), lambda _: None)
+    told = decide(pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})), lambda _: None)
+    ours = decide(pod, AdmissionPolicy(), lambda _: None)
 
     assert (told.allowed, told.message) == (False, f"{FIELD}: {ROWS[2][1]}")
     assert "container" in ours.message

@@ -1,11 +1,11 @@
-"""The annotation policy, as an API server obeys it that no webhook stands before."""
+"""The annotation policy, as an API server enforces it without the webhook."""
 
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.webhook.policy import policy, writers_in
+from services.webhook.annotation_policy import annotation_policy, writers_in
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -17,8 +17,8 @@ IDS = "volcano.sh/vgpu-ids-new"
 
 
 async def install(client: aiohttp.ClientSession, *users: str) -> None:
-    for obj in policy(users):
-        path = f"/apis/{obj['apiVersion']}/{RESOURCES[obj['kind']]}"
+    for obj in annotation_policy(users):
+        path = f"/apis/{obj['apiVersion']}/{RESOURCES[str(obj['kind'])]}"
         async with client.post(path, json=obj) as response:
             assert response.status == 201, await response.text()
 
@@ -72,10 +72,10 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
     assert own == 200
 
 
-async def test_who_writes_assignments_may_go_on() -> None:
+async def test_the_services_that_write_assignments_may_change_them() -> None:
     async with api_server() as api, api.client() as client:
         await created(client, pod("assigned", **{IDS: "x"}))
-        await install(client, "kubernetes-admin")  # whom the simulated API server takes us for
+        await install(client, "kubernetes-admin")  # the client's user in the simulated API server
 
         status, text = await annotated(client, "assigned", {IDS: "y"})
 

@@ -1,0 +1,109 @@
+"""The rules on annotations as a ValidatingAdmissionPolicy, which needs no running service; pure.
+
+The webhook removes forged annotations. If it is bypassed, the API server denies them. After
+creation only the services that write them may change them.
+https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
+"""
+
+from collections.abc import Sequence
+
+from shared.dialects.reserved import (
+    AUTHOR_ANNOTATIONS,
+    COMPLETED_ANNOTATIONS,
+    DENIED_ANNOTATIONS,
+    STRIPPED_ANNOTATIONS,
+)
+
+NAME = "leasehold-annotations"
+API_VERSION = "admissionregistration.k8s.io/v1"
+WRITERS = ("binder", "node-agent")
+"""Service accounts that write a pod's annotations."""
+
+Manifest = dict[str, object]
+
+
+def writers_in(namespace: str) -> tuple[str, ...]:
+    """Return the user names of the services that may write."""
+    return tuple(f"system:serviceaccount:{namespace}:{name}" for name in WRITERS)
+
+
+def annotation_policy(users: Sequence[str]) -> list[Manifest]:
+    """Return the policy and its binding; `users` may change what it protects."""
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": NAME},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {
+                    "resourceRules": [
+                        {
+                            "operations": ["CREATE", "UPDATE"],
+                            "apiGroups": [""],
+                            "apiVersions": ["v1"],
+                            "resources": ["pods"],
+                        }
+                    ]
+                },
+                "matchConditions": [
+                    {
+                        "name": "not-by-leasehold",
+                        "expression": f"!(request.userInfo.username in {list(users)})",
+                    }
+                ],
+                "variables": _variables(),
+                "validations": _validations(),
+            },
+        },
+        {
+            "apiVersion": API_VERSION,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": NAME},
+            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def _variables() -> list[Manifest]:
+    """Return CEL variables: the protected annotations of the object and of its old version."""
+    old = _protected_annotations("oldObject")
+    return [
+        {"name": "now", "expression": _protected_annotations("object")},
+        {"name": "before", "expression": f"oldObject == null ? [] : ({old})"},
+    ]
+
+
+def _protected_annotations(variable: str) -> str:
+    prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
+    has_prefix = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
+    unprotected = [*AUTHOR_ANNOTATIONS, *COMPLETED_ANNOTATIONS]
+    annotations = f"{variable}.metadata.annotations"
+    protected = f"{annotations}.filter(k, !(k in {unprotected}) && ({has_prefix}))"
+    return f"has({annotations}) ? {protected} : []"
+
+
+def _validations() -> list[Manifest]:
+    """Return CEL validations: no protected annotation is added, removed or changed."""
+    return [
+        {
+            "expression": (
+                "size(variables.now) == size(variables.before) && "
+                "variables.now.all(k, k in variables.before)"
+            ),
+            "messageExpression": (
+                "'annotations of an assignment are written by Leasehold only: ' + "
+                "variables.now.filter(k, !(k in variables.before)).join(', ')"
+            ),
+            "message": "annotations of an assignment are written by Leasehold only",
+            "reason": "Forbidden",
+        },
+        {
+            "expression": (
+                "oldObject == null || variables.now.all(k, k in variables.before && "
+                "object.metadata.annotations[k] == oldObject.metadata.annotations[k])"
+            ),
+            "message": "annotations of an assignment are changed by Leasehold only",
+            "reason": "Forbidden",
+        },
+    ]

@@ -1,0 +1,236 @@
+"""A pod under admission review: decodes its JSON into frozen values; pure.
+
+Only the fields that the decision needs are decoded, and none of them is trusted: the API server
+validates a pod after its mutating webhooks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.model.errors import RequestError
+from shared.model.quantity import parse_resources
+
+CONFIG_MAP, SECRET = "config map", "secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFromSource:
+    """One entry of a container's `envFrom`."""
+
+    kind: str
+    """`config map` or `secret`."""
+    name: str
+    prefix: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewedContainer:
+    """One container of any kind."""
+
+    path: str
+    """Its JSON pointer, such as `/spec/containers/0`."""
+    name: str
+    init: bool
+    limits: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables in order; the value of one with `valueFrom` is empty."""
+    value_from: frozenset[str] = frozenset()
+    """Variables with `valueFrom`."""
+    env_from: tuple[EnvFromSource, ...] = ()
+    privileged: bool = False
+    image: str = ""
+    mount_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewedPod:
+    """One pod that is being created."""
+
+    namespace: str
+    name: str
+    containers: tuple[ReviewedContainer, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str = ""
+    node: str = ""
+    priority_class: str = ""
+    set_fields: frozenset[str] = frozenset()
+    """Which of `priority`, `preemptionPolicy` and `runtimeClassName` the spec sets."""
+    scheduling_gates: tuple[str, ...] = ()
+    host_paths: Mapping[str, str] = field(default_factory=dict)
+    """Path by volume name."""
+
+
+_Quantities = dict[str, str | int | float]
+
+
+class _RawNamed(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _RawReference(msgspec.Struct, frozen=True):
+    name: str = ""
+    optional: bool | None = None
+
+
+class _RawEnvFrom(msgspec.Struct, frozen=True, rename="camel"):
+    prefix: str | None = None
+    config_map_ref: _RawReference | None = None
+    secret_ref: _RawReference | None = None
+
+
+class _RawEnv(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    value: str | None = None
+    value_from: dict[str, object] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.value or ""
+
+
+class _RawResources(msgspec.Struct, frozen=True):
+    limits: _Quantities | None = None
+    requests: _Quantities | None = None
+
+
+class _RawSecurityContext(msgspec.Struct, frozen=True):
+    privileged: bool | None = None
+
+
+class _RawMount(msgspec.Struct, frozen=True, rename="camel"):
+    mount_path: str
+
+
+class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    image: str | None = None
+    resources: _RawResources | None = None
+    env: tuple[_RawEnv, ...] | None = None
+    env_from: tuple[_RawEnvFrom, ...] | None = None
+    security_context: _RawSecurityContext | None = None
+    volume_mounts: tuple[_RawMount, ...] | None = None
+
+
+class _RawHostPath(msgspec.Struct, frozen=True):
+    path: str
+
+
+class _RawVolume(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    host_path: _RawHostPath | None = None
+
+
+class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str | None = None
+    generate_name: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: tuple[_RawContainer, ...] | None = None
+    init_containers: tuple[_RawContainer, ...] | None = None
+    ephemeral_containers: tuple[_RawContainer, ...] | None = None
+    scheduler_name: str | None = None
+    node_name: str | None = None
+    priority_class_name: str | None = None
+    priority: int | None = None
+    preemption_policy: str | None = None
+    runtime_class_name: str | None = None
+    scheduling_gates: tuple[_RawNamed, ...] | None = None
+    volumes: tuple[_RawVolume, ...] | None = None
+
+
+class _RawPod(msgspec.Struct, frozen=True):
+    spec: _RawPodSpec
+    metadata: _RawMetadata | None = None
+
+
+def parse_pod(raw: bytes | msgspec.Raw, namespace: str) -> ReviewedPod:
+    """Decode a pod. Raises RequestError for anything else, and for an invalid quantity."""
+    try:
+        pod = msgspec.json.decode(raw, type=_RawPod)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the object under review is not a pod: {error}") from error
+    return _reviewed(pod.metadata or _RawMetadata(), pod.spec, namespace)
+
+
+def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> ReviewedPod:
+    return ReviewedPod(
+        namespace=namespace,
+        name=metadata.name or f"{metadata.generate_name}…",
+        containers=tuple(_containers(spec)),
+        annotations=metadata.annotations or {},
+        labels=metadata.labels or {},
+        scheduler=spec.scheduler_name or "",
+        node=spec.node_name or "",
+        priority_class=spec.priority_class_name or "",
+        set_fields=_set_fields(spec),
+        scheduling_gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        host_paths=_host_paths(spec.volumes or ()),
+    )
+
+
+def _host_paths(volumes: Iterable[_RawVolume]) -> Mapping[str, str]:
+    return {each.name: each.host_path.path for each in volumes if each.host_path is not None}
+
+
+def _set_fields(spec: _RawPodSpec) -> frozenset[str]:
+    fields = {
+        "priority": spec.priority,
+        "preemptionPolicy": spec.preemption_policy,
+        "runtimeClassName": spec.runtime_class_name,
+    }
+    return frozenset(name for name, value in fields.items() if value is not None)
+
+
+def _containers(spec: _RawPodSpec) -> Iterator[ReviewedContainer]:
+    kinds = {
+        "initContainers": spec.init_containers,
+        "containers": spec.containers,
+        "ephemeralContainers": spec.ephemeral_containers,
+    }
+    for kind, containers in kinds.items():
+        for number, container in enumerate(containers or ()):
+            yield _container(container, f"/spec/{kind}/{number}", init=kind == "initContainers")
+
+
+def _container(container: _RawContainer, path: str, *, init: bool) -> ReviewedContainer:
+    resources = container.resources or _RawResources()
+    security = container.security_context or _RawSecurityContext()
+    env = container.env or ()
+    return ReviewedContainer(
+        path=path,
+        name=container.name,
+        init=init,
+        limits=_amounts(resources.limits),
+        requests=_amounts(resources.requests),
+        variables={variable.name: variable.text for variable in env},
+        value_from=frozenset(variable.name for variable in env if variable.value_from),
+        env_from=tuple(_env_from_sources(container)),
+        image=container.image or "",
+        mount_paths=tuple(mount.mount_path for mount in container.volume_mounts or ()),
+        privileged=bool(security.privileged),
+    )
+
+
+def _amounts(quantities: _Quantities | None) -> Mapping[str, int]:
+    return parse_resources(quantities or {})
+
+
+def _env_from_sources(container: _RawContainer) -> Iterator[EnvFromSource]:
+    for entry in container.env_from or ():
+        references = ((CONFIG_MAP, entry.config_map_ref), (SECRET, entry.secret_ref))
+        for kind, reference in references:
+            if reference is not None:
+                yield EnvFromSource(
+                    kind=kind,
+                    name=reference.name,
+                    prefix=entry.prefix or "",
+                    optional=bool(reference.optional),
+                )

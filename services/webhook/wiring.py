@@ -1,0 +1,66 @@
+"""Builds the webhook from real clients and serves it."""
+
+from datetime import UTC, datetime
+
+from services.webhook.cluster_lookups import ApiServerLookups
+from services.webhook.metrics import WebhookMetrics
+from services.webhook.registration import PATH
+from services.webhook.registration_writer import RegistrationWriter
+from services.webhook.server import Drain, serving_reviews
+from services.webhook.service import Webhook
+from services.webhook.settings import WebhookSettings
+from shared.credentials.certificate_rotation import ServingCertificate
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.run import Nats, serve
+from shared.runtime.telemetry import open_tracing
+
+
+async def serve_webhook(settings: WebhookSettings) -> None:
+    """Serve the webhook until SIGTERM or SIGINT.
+
+    NATS only carries reports of budgets and devices. Without it, pods are admitted by the last
+    reports.
+    """
+    policy, tls_dir = settings.policy, settings.tls_dir
+    async with (
+        KubernetesClient(load_credentials(settings.kubeconfig)) as client,
+        Bus.connect_later(
+            settings.nats_url, name="webhook", keys=settings.nats_client_credentials("webhook")
+        ) as bus,
+    ):
+        store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
+        registration = RegistrationWriter(client)
+        certificate = ServingCertificate(
+            store, registration, settings.names, lambda: datetime.now(UTC)
+        )
+        metrics, tracing = WebhookMetrics(), open_tracing("webhook", settings)
+        metrics.export_expiration(lambda: certificate.expires_at)
+        webhook = Webhook(
+            policy,
+            ApiServerLookups(client),
+            rotate_certificate=certificate.run,
+            metrics=metrics,
+            clock=SystemClock(),
+            tracing=tracing,
+        )
+        drain = Drain(settings.drain_s)
+        async with serving_reviews(webhook.review, settings.listen, certificate.context, drain) as (
+            _,
+            port,
+        ):
+            if settings.url:
+                registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
+            await serve(
+                "webhook",
+                webhook,
+                bus=bus,
+                settings=settings,
+                nats=Nats.OPTIONAL,
+                tracing=tracing,
+                probes={"certificate": certificate.unready_reason},
+                leave=drain.start,
+            )
