@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.node_agent.gpus.health import HealthState
+from services.node_agent.gpus.device_health import HealthState
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.runtime import telemetry

@@ -13,8 +13,8 @@ from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import LeaseRequester, PodResolver
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
+from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver, open_gpu_driver
-from services.node_agent.gpus.health import HealthPolicy
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
@@ -26,7 +26,7 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.mig.instances import LayoutPartitioner, LayoutReconciler
+from services.node_agent.mig.layout_reconciler import LayoutPartitioner, LayoutReconciler
 from services.node_agent.mig.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.ports import Gpus
@@ -99,7 +99,7 @@ def usage_of(settings: AgentSettings, gpus: Gpus) -> UsageSource:
     """Return who knows what runs on the node's GPUs."""
     if settings.simulated:
         return NoUsage(gpus)
-    from services.node_agent.usage.gpu_processes import NvmlProcesses  # noqa: PLC0415 - as above
+    from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - as above
 
     return NvmlProcesses()
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from services.node_agent.usage.series import usage_metrics
-from services.node_agent.usage.usage_model import UsageSnapshot
+from services.node_agent.usage.snapshot import UsageSnapshot
+from services.node_agent.usage.usage_metrics import usage_metrics
 from shared.model.names import NodeName
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu

@@ -11,9 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.usage.series import usage_metrics
-from services.node_agent.usage.usage_model import (
+from services.node_agent.mig.instances import MigInstance
+from services.node_agent.usage.snapshot import (
     DeviceSample,
     LeasedContainer,
     MeasuredContainer,
@@ -21,6 +20,7 @@ from services.node_agent.usage.usage_model import (
     UsageSnapshot,
     Violation,
 )
+from services.node_agent.usage.usage_metrics import usage_metrics
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from services.cli.request.manifests import Written
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.gpus.gpu_models import GPU_MODELS
+from services.node_agent.gpus.simulated.models import GPU_MODELS
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.placer.choice.placement import place
@@ -67,7 +67,7 @@ class Example:
     """The idle node on which requests are tried."""
 
     model: str
-    """Key of `services.node_agent.gpus.gpu_models.PROFILES`."""
+    """Key of `services.node_agent.gpus.simulated.models.PROFILES`."""
     layout: HostLayout
     now_s: float
     mig: bool = False

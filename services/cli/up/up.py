@@ -74,7 +74,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
 
 def up(settings: UpSettings) -> int:
     """Run until told to stop, or with `headless` until ready; return the exit code."""
-    from services.node_agent.gpus.simulated_gpus import parse_layout
+    from services.node_agent.gpus.simulated.gpus import parse_layout
 
     if settings.budgets is not None:
         from services.timekeeper.config.sources import load_file

@@ -31,7 +31,7 @@ from services.node_agent.allocate.device_list_strategies import (
     cdi_names_of,
 )
 from services.node_agent.gpus.inventory import Gpu, driver_version
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.node_agent.gpus.health_monitor import XidSource
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.partitioner import MigDriver
 from services.node_agent.ports import Gpus
 from shared.model.names import NodeName
@@ -30,6 +30,6 @@ def open_gpu_driver(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Pa
     """
     if gpus != NVML:
         return SimulatedGpus(node, gpus, fault_file, mig_file)
-    from services.node_agent.gpus.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
+    from services.node_agent.gpus.nvml.gpus import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
 
     return NvmlGpus()

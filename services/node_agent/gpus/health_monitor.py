@@ -8,7 +8,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.node_agent.gpus.device_faults import Fault, Xid, XidRules
-from services.node_agent.gpus.health import DeviceHealth, HealthPolicy, HealthState, probe_results
+from services.node_agent.gpus.device_health import (
+    DeviceHealth,
+    HealthPolicy,
+    HealthState,
+    probe_results,
+)
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import health_shown
 from services.node_agent.records.known_leases import KnownLeases

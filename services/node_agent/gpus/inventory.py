@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.node_agent.gpus.device_faults import NOT_LISTED, Fault
-from services.node_agent.mig.layout_changes import MigInstance, MigState
+from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
 from shared.dialects.advertised import (
     NodeObject,

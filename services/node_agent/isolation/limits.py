@@ -7,7 +7,7 @@ from services.node_agent.allocate.allocation import NodeSnapshot, container_setu
 from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
-from services.node_agent.usage.usage_model import (
+from services.node_agent.usage.snapshot import (
     UNCOUNTED_BYTES,
     MeasuredContainer,
     region_positions,

@@ -1,315 +1,277 @@
-"""MIG instances for leases: devices are laid out as soon as a lease is known, and who asks waits.
+"""MIG instances of one device: how a layout is put on it, and which instance a position is; pure.
 
-A device is brought to the layout of its newest lease. The ledger lets no two leases with different
-layouts live on one device; nothing is removed, all the same, before the kubelet has let go of who
-was given it and the driver shows no process on it.
+A device has memory slices in a row. An instance takes some of them side by side, from one of the
+starts that its profile may have, and a number of the device's compute slices. Which instances fit
+together therefore depends on where each one lies: whoever makes them one by one, wherever there is
+room, may end with room left over that nothing fits into. So all of a layout is arranged at once.
 """
 
-import asyncio
-import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
-from services.node_agent.allocate.allocation import HONOURED_STATES
-from services.node_agent.allocate.pod_resolver import PodLister
-from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.layout_changes import (
-    InstanceProfile,
-    InUseError,
-    MigInstance,
-    find_layout,
-    instance_at,
-    is_laid_out,
-)
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.known_leases import KnownLeases
-from shared.model.clock import Clock
 from shared.model.device import Device, MigLayout
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.lease import Lease, Share
-from shared.model.names import DeviceUuid, PodUid
-
-logger = logging.getLogger(__name__)
-
-READY_S = 20.0
-"""How long Allocate waits for instances; the kubelet admits no other pod meanwhile."""
-LOOK_AGAIN_S = 0.25
-LIST_S = 5.0
-GONE_S = 5.0
-"""So long the kubelet may still count containers that have ended: it looks every other second."""
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.lease import Lease, MigPlacement
+from shared.model.names import DeviceUuid
 
 
-class Instanced(Protocol):
-    """The driver's list."""
-
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device."""
-        ...
+class InUseError(UnavailableError):
+    """An instance that is in the way is used: it may be gone in a moment."""
 
 
-class LayoutPartitioner(Protocol):
-    """Whoever may change layouts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceProfile:
+    """A kind of instance that a device can have, in NVML's words."""
 
-    async def partition(
-        self,
-        device: DeviceUuid,
-        layout: MigLayout,
-        profiles: Sequence[InstanceProfile],
-        held: Collection[str],
-    ) -> tuple[MigInstance, ...]:
-        """Give a device a layout; return its instances."""
-        ...
-
-
-class AllocatedEntries(Protocol):
-    """What the kubelet was told."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All that is not over."""
-        ...
+    id: int
+    name: str
+    """Such as `1g.10gb`."""
+    memory_mib: int
+    compute_slices: int
+    memory_slices: int
+    count: int
+    """How many the device can have at most."""
+    starts: tuple[int, ...]
+    """First memory slices it may lie at."""
 
 
-class Counting(Protocol):
-    """Counters."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """An instance that is there."""
 
-    def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count one change of a layout."""
-        ...
+    gi: int
+    """NVML's id of the GPU instance."""
+    profile: str
+    start: int
+    memory_slices: int
+    compute_slices: int
+    compute_ids: tuple[int, ...] = ()
+    """NVML's ids of the compute instances in it."""
+    uuid: str = ""
+    """Of its MIG device, if one compute instance takes all of it; empty: none does."""
+    busy: bool = False
+    """Some process uses it."""
 
 
-class LayoutReconciler:
-    """The instances of one node's devices."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigState:
+    """What NVML says of a device that knows MIG."""
 
-    def __init__(
-        self,
-        driver: Instanced,
-        partitioner: LayoutPartitioner | None,
-        *,
-        leases: KnownLeases,
-        checkpoint: AllocatedEntries,
-        pods: PodLister,
-        counting: Counting,
-        clock: Clock,
-    ) -> None:
-        self.driver = driver
-        self.partitioning = partitioner
-        self.leases = leases
-        self.record = checkpoint
-        self.pods = pods
-        self.counting = counting
-        self.clock = clock
-        self.devices: Mapping[DeviceUuid, Device] = {}
-        self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
-        self._wake = asyncio.Event()
-        self._locks: dict[DeviceUuid, asyncio.Lock] = {}
-        self._handled_fences: dict[DeviceUuid, int] = {}
-        """Fence of the newest lease for which each device was looked at."""
-        self._blocked_by: dict[DeviceUuid, str] = {}
-        """What was in the way when a device was last to change its layout."""
+    enabled: bool
+    pending: bool
+    """The mode after the next reset of the device."""
+    profiles: tuple[InstanceProfile, ...] = ()
+    """Empty while MIG is off."""
 
-    def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
-        """Take what there is."""
-        self.devices = {device.uuid: device for device in devices}
-        self.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
-        self._wake.set()
 
-    def leases_changed(self) -> None:
-        """Look at the leases: what they are for is made ready before somebody asks."""
-        self._wake.set()
+@dataclass(frozen=True, slots=True)
+class Destroy:
+    """Remove an instance, its compute instances first."""
 
-    async def run(self) -> None:
-        """Lay devices out as leases want it, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                for lease, share in self._newest_shares():
-                    if self._handled_fences.get(share.device, -1) < share.fence:
-                        self._handled_fences[share.device] = share.fence
-                        group.create_task(self._lay_out_early(lease, share))
+    instance: MigInstance
 
-    async def instance_uuids(
-        self, lease: Lease, container: str
-    ) -> dict[tuple[DeviceUuid, int], str]:
-        """Return the UUID of each instance of a container, by device and position.
 
-        Waits until the devices are laid out. Raises RequestError or UnavailableError saying why
-        the container cannot have one.
-        """
-        shares = [share for share in lease.shares_of(container) if share.mig is not None]
-        uuids: dict[tuple[DeviceUuid, int], str] = {}
-        for share in shares:
-            instance = await self._instance(lease, share)
-            uuids[share.device, _position(share)] = instance.uuid
-        return uuids
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Make the compute instance that an instance lacks."""
 
-    async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
-        """Return what each device in MIG mode has now, whatever it should have."""
-        return {
-            device: await self._list(device) for device, known in self.profiles.items() if known
-        }
+    instance: MigInstance
 
-    async def _instance(self, lease: Lease, share: Share) -> MigInstance:
-        layout, position = self._layout(share), _position(share)
-        self._check_newest(lease, share)
-        try:
-            async with asyncio.timeout(READY_S):
-                there = await self._lay_out(share.device, layout)
-        except TimeoutError as error:
-            why = self._blocked_by.get(share.device, "the driver takes longer")
-            raise UnavailableError(
-                f"device {share.device} was not laid out as {layout.name} within {READY_S:g} s: "
-                f"{why}"
-            ) from error
-        instance = instance_at(layout, position, there)
-        await self._check_free(instance, lease.pod)
-        return instance
 
-    def _layout(self, share: Share) -> MigLayout:
-        device = self.devices.get(share.device)
-        if device is None or share.mig is None:
-            raise UnavailableError(f"device {share.device} is not known yet")
-        return find_layout(share.mig, share.device, device)
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make an instance and its compute instance."""
 
-    async def _check_free(self, instance: MigInstance, pod: PodUid) -> None:
-        """Wait until the kubelet has let go of whom the instance was given to.
+    profile: InstanceProfile
+    start: int
 
-        Raises RequestError if it still shows that pod after GONE_S.
-        """
-        others = [
-            entry.allocation
-            for entry in self.record.entries
-            if instance.uuid in entry.instances and entry.allocation.pod != pod
-        ]
-        until = self.clock.ticks() + GONE_S
-        while others:
-            going_on = await self._running_pods()
-            others = [told for told in others if told.pod in going_on]
-            if others and self.clock.ticks() >= until:
-                raise RequestError(
-                    f"instance {instance.uuid} is with pod {others[0].namespace}/{others[0].name}"
-                )
-            if others:
-                await self.clock.sleep(LOOK_AGAIN_S)
 
-    def _check_newest(self, lease: Lease, share: Share) -> None:
-        """Raise RequestError if a newer lease has laid the device out in another way."""
-        for other, newest in self._newest_shares():
-            if (
-                newest.device == share.device
-                and other.pod != lease.pod
-                and newest.fence > share.fence
-                and newest.mig is not None
-                and share.mig is not None
-                and newest.mig.layout != share.mig.layout
-            ):
-                raise RequestError(
-                    f"the lease's fence {share.fence} for device {share.device} is older than "
-                    f"{newest.fence}, with which pod {other.namespace}/{other.name} has it laid "
-                    f"out as {newest.mig.layout}"
-                )
+Step = Destroy | Complete | Create
 
-    def _newest_shares(self) -> list[tuple[Lease, Share]]:
-        """Return the newest share of each device that is an instance."""
-        newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
-        for lease in self.leases.leases.values():
-            for share in lease.shares if lease.state in HONOURED_STATES else ():
-                known = newest.get(share.device)
-                if share.mig is not None and (known is None or known[1].fence < share.fence):
-                    newest[share.device] = (lease, share)
-        return [pair for device, pair in newest.items() if device in self.devices]
 
-    async def _lay_out_early(self, lease: Lease, share: Share) -> None:
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._lay_out(share.device, self._layout(share))
-        except TimeoutError:
-            logger.warning(
-                "device %s is not laid out for pod %s/%s after %g s: %s",
-                *(share.device, lease.namespace, lease.name, READY_S),
-                self._blocked_by.get(share.device, "the driver takes longer"),
+def is_laid_out(layout: MigLayout, instances: Sequence[MigInstance]) -> bool:
+    """Tell whether the device has exactly the layout's instances, ready to be used."""
+    return _counts(layout) == Counter(instance.profile for instance in instances) and all(
+        instance.uuid for instance in instances
+    )
+
+
+def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstance]) -> MigInstance:
+    """Return the instance at a position: of those of its profile, counted by where they lie.
+
+    Raises RequestError if the layout has no such position, or the device another layout.
+    """
+    positions = layout.positions
+    if not 0 <= position < len(positions):
+        raise RequestError(f"layout {layout.name} has {len(positions)} positions, not {position}")
+    if not is_laid_out(layout, instances):
+        raise RequestError(
+            f"the device is not laid out as {layout.name}: it has {describe_instances(instances)}"
+        )
+    profile = positions[position].name
+    number = sum(one.name == profile for one in positions[:position])
+    alike = sorted((i for i in instances if i.profile == profile), key=lambda i: i.start)
+    return alike[number]
+
+
+def container_instances(
+    lease: Lease,
+    container: str,
+    devices: Mapping[DeviceUuid, Device],
+    instances: Mapping[DeviceUuid, Sequence[MigInstance]],
+) -> dict[tuple[DeviceUuid, int], str]:
+    """Return the UUIDs of a container's instances, by device and position, as things are.
+
+    Raises RequestError if a device is not laid out as its lease says.
+    """
+    uuids: dict[tuple[DeviceUuid, int], str] = {}
+    for share in lease.shares_of(container):
+        if share.mig is not None:
+            layout = find_layout(share.mig, share.device, devices.get(share.device))
+            there = instances.get(share.device, ())
+            found = instance_at(layout, share.mig.position, there)
+            uuids[share.device, share.mig.position] = found.uuid
+    return uuids
+
+
+def find_layout(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> MigLayout:
+    """Return the layout that a place is in. Raises RequestError if its device has none such."""
+    layouts = device.layouts if device is not None else ()
+    for layout in layouts:
+        if layout.name == place.layout:
+            if place.profile not in {p.name for p in layout.positions[place.position :][:1]}:
+                break
+            return layout
+    known = ", ".join(layout.name for layout in layouts) or "none"
+    raise RequestError(
+        f"the lease is for {place.profile} at position {place.position} of layout {place.layout} "
+        f"of device {uuid}, which is not so (it has {known}): were the layouts changed after the "
+        "pod was placed?"
+    )
+
+
+def plan_layout(
+    layout: MigLayout,
+    profiles: Sequence[InstanceProfile],
+    instances: Sequence[MigInstance],
+    held: Collection[int] = (),
+) -> tuple[Step, ...]:
+    """Return the steps that give the device a layout; removals come first.
+
+    Instances that the layout has, too, stay where they are if the others still fit beside them.
+    `held` names instances (by their NVML ids) that somebody holds: these, and those that a process
+    uses, stay in any case. Raises InUseError if one of them is in the way, RequestError if the
+    layout cannot be on this device.
+    """
+    known = {profile.name: profile for profile in profiles}
+    unknown = sorted(set(_counts(layout)) - set(known))
+    if unknown:
+        raise RequestError(
+            f"layout {layout.name} has {', '.join(unknown)}, and the device knows "
+            f"{', '.join(known) or 'no instances'}"
+        )
+    used = [instance for instance in instances if instance.gi in held or instance.busy]
+    fitting = _reusable(layout, instances, used)
+    foreign = [instance for instance in used if instance not in fitting]
+    if foreign:
+        raise InUseError(
+            f"{describe_instances(foreign)} of the device {'is' if len(foreign) == 1 else 'are'} "
+            f"in use, and layout {layout.name} does not contain that"
+        )
+    for kept in (fitting, used):
+        missing = _missing(layout, kept, known)
+        starts = arrange(missing, kept, _compute_slices(profiles))
+        if starts is not None:
+            return (
+                *(Destroy(instance) for instance in instances if instance not in kept),
+                *(Complete(instance) for instance in kept if not instance.uuid),
+                *(Create(*pair) for pair in zip(missing, starts, strict=True)),
             )
-        except LeaseholdError as error:
-            logger.warning(
-                "device %s is not ready for pod %s/%s: %s",
-                *(share.device, lease.namespace, lease.name, error),
-            )
-
-    async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
-        async with self._locks.setdefault(device, asyncio.Lock()):
-            there = await self._list(device)
-            if is_laid_out(layout, there):
-                self._blocked_by.pop(device, None)
-                return there
-            if self.partitioning is None:
-                raise RequestError(
-                    f"device {device} is not laid out as {layout.name}, and this agent may not "
-                    "change that: it runs with --no-partition, or without --partition-socket"
-                )
-            began = self.clock.ticks()
-            outcome = "failed"
-            try:
-                there = await self._partition(self.partitioning, device, layout)
-                outcome = "done"
-                self._blocked_by.pop(device, None)
-            finally:
-                self.counting.partitioned(outcome, self.clock.ticks() - began)
-            return there
-
-    async def _partition(
-        self, partitioning: LayoutPartitioner, device: DeviceUuid, layout: MigLayout
-    ) -> tuple[MigInstance, ...]:
-        """Partition; while somebody uses what is in the way, again until the caller gives up."""
-        while True:
-            held = await self._used_instances(device)
-            try:
-                return await partitioning.partition(
-                    device, layout, self.profiles.get(device, ()), held
-                )
-            except InUseError as error:
-                self._blocked_by[device] = str(error)
-            await self.clock.sleep(LOOK_AGAIN_S)
-
-    async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
-        """Return the UUIDs of instances whose pods the kubelet still shows."""
-        going_on = await self._running_pods()
-        there = await self._list(device)
-        held = {
-            uuid
-            for entry in self.record.entries
-            if entry.allocation.pod in going_on
-            for uuid in entry.instances
-        }
-        started = {pod for pod, phase in going_on.items() if phase != "Pending"}
-        for lease in self.leases.leases.values():
-            for share in lease.shares if lease.pod in started else ():
-                if share.mig is not None and share.device == device:
-                    layout = self._layout(share)
-                    if is_laid_out(layout, there):
-                        held.add(instance_at(layout, _position(share), there).uuid)
-        return frozenset(held)
-
-    async def _running_pods(self) -> dict[PodUid, str]:
-        """Return the phase of each pod that the kubelet has not let go of.
-
-        What it says of the runtime's containers may be two seconds old; a pod in a final phase has
-        none, and its instance may be another pod's by then.
-        """
-        pods = await self.pods.list_pods()
-        phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
-        running = await self.pods.list_running() - {pod.uid for pod in pods if pod.terminal}
-        return {**dict.fromkeys(running, "Running"), **phases}
-
-    async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        try:
-            async with asyncio.timeout(LIST_S):
-                return await self.driver.instances(device)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the driver did not list the instances of device {device} within {LIST_S:g} s"
-            ) from error
+    if used:
+        raise InUseError(
+            f"the other instances of layout {layout.name} do not fit beside "
+            f"{describe_instances(used)}, which is in use"
+        )
+    raise RequestError(f"the instances of layout {layout.name} do not fit on the device")
 
 
-def _position(share: Share) -> int:
-    return share.mig.position if share.mig is not None else 0
+def arrange(
+    wanted: Sequence[InstanceProfile],
+    kept: Sequence[MigInstance],
+    compute_slices: int,
+) -> tuple[int, ...] | None:
+    """Return a start for each wanted instance so that all fit beside those kept, or None."""
+    compute = sum(one.compute_slices for one in wanted) + sum(i.compute_slices for i in kept)
+    if compute > compute_slices:
+        return None
+    taken = frozenset(number for i in kept for number in range(i.start, i.start + i.memory_slices))
+    order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].memory_slices, wanted[n].name, n))
+    found = _search([wanted[n] for n in order], taken, None)
+    if found is None:
+        return None
+    starts = dict(zip(order, found, strict=True))
+    return tuple(starts[n] for n in range(len(wanted)))
+
+
+def _search(
+    wanted: Sequence[InstanceProfile], taken: frozenset[int], before: tuple[str, int] | None
+) -> tuple[int, ...] | None:
+    """Try every start of the first, then the rest; of like ones, each lies after the one before."""
+    if not wanted:
+        return ()
+    first = wanted[0]
+    least = before[1] + 1 if before is not None and before[0] == first.name else 0
+    for start in sorted(first.starts):
+        slices = frozenset(range(start, start + first.memory_slices))
+        if start < least or slices & taken:
+            continue
+        rest = _search(wanted[1:], taken | slices, (first.name, start))
+        if rest is not None:
+            return (start, *rest)
+    return None
+
+
+def fits_alone(profiles: Sequence[InstanceProfile], layout: Sequence[InstanceProfile]) -> bool:
+    """Tell whether all instances of a layout fit on an empty device."""
+    return arrange(layout, (), _compute_slices(profiles)) is not None
+
+
+def describe_instances(instances: Iterable[MigInstance]) -> str:
+    """Name instances by profile and place."""
+    named = sorted((i.start, f"{i.profile} at slice {i.start}") for i in instances)
+    return ", ".join(text for _, text in named) or "no instance"
+
+
+def _counts(layout: MigLayout) -> Counter[str]:
+    return Counter(profile.name for profile in layout.positions)
+
+
+def _compute_slices(profiles: Iterable[InstanceProfile]) -> int:
+    return max((profile.compute_slices for profile in profiles), default=0)
+
+
+def _reusable(
+    layout: MigLayout, instances: Sequence[MigInstance], used: Sequence[MigInstance]
+) -> list[MigInstance]:
+    """Return the instances that the layout has, too: those in use first, no more than it has."""
+    left = _counts(layout)
+    fitting: list[MigInstance] = []
+    for instance in sorted(instances, key=lambda i: (i not in used, i.start)):
+        if left[instance.profile] > 0 and (instance.uuid or not instance.compute_ids):
+            left[instance.profile] -= 1
+            fitting.append(instance)
+    return fitting
+
+
+def _missing(
+    layout: MigLayout, kept: Iterable[MigInstance], known: dict[str, InstanceProfile]
+) -> list[InstanceProfile]:
+    there = Counter(instance.profile for instance in kept)
+    missing: list[InstanceProfile] = []
+    for profile in layout.positions:
+        if there[profile.name] > 0:
+            there[profile.name] -= 1
+        else:
+            missing.append(known[profile.name])
+    return missing

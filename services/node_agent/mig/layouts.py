@@ -8,7 +8,7 @@ are and in which order; what an instance really has, NVML says.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, fits_alone
+from services.node_agent.mig.instances import InstanceProfile, MigInstance, fits_alone
 from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 

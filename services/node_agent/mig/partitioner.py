@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from services.node_agent.mig.layout_changes import (
+from services.node_agent.mig.instances import (
     Complete,
     Create,
     Destroy,

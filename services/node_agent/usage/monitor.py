@@ -22,18 +22,18 @@ from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits, region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.cgroups import ProcessOrigin, read_origin
-from services.node_agent.usage.series import usage_metrics
-from services.node_agent.usage.usage_model import (
+from services.node_agent.usage.snapshot import (
     DeviceSample,
     LeasedContainer,
     UsageSnapshot,
     Violation,
     build_snapshot,
 )
+from services.node_agent.usage.usage_metrics import usage_metrics
 from shared.dialects.volcano.metrics import MONITOR_COUNTER
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.node_agent.usage.usage_model import Violation
+from services.node_agent.usage.snapshot import Violation
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import NodeName
 

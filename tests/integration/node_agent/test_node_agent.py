@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import MEMORY, NUMBER, share, site

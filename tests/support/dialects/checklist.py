@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials

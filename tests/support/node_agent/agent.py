@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings
 from services.node_agent.wiring import node_agent

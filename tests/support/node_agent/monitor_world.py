@@ -12,11 +12,11 @@ from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.monitor import UsageMonitor, leased_containers, metrics_app
-from services.node_agent.usage.usage_model import DeviceSample, GpuProcess, LeasedContainer
+from services.node_agent.usage.snapshot import DeviceSample, GpuProcess, LeasedContainer
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation

@@ -18,9 +18,9 @@ from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
-from services.node_agent.mig.layout_changes import MigState
+from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.usage_model import DeviceSample, GpuProcess
+from services.node_agent.usage.snapshot import DeviceSample, GpuProcess
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s

@@ -10,7 +10,7 @@ from services.node_agent.gpus.inventory import (
     parse_isolation,
     without_isolation,
 )
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror

@@ -18,7 +18,7 @@ from services.node_agent.gpus.inventory import (
     devices_of,
     mode_warnings,
 )
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy

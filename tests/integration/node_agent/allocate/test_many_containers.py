@@ -2,7 +2,7 @@
 
 import shutil
 
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import NUMBER, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from services.node_agent.gpus.health import HealthState
+from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import NodeName
@@ -20,7 +20,7 @@ from tests.support.simcluster.kubelet import NODE, eventually, pod
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.node_agent.wiring.SIMULATED_LOOK_S", 0.1)
     monkeypatch.setattr("services.node_agent.wiring.SIMULATED_FIRST_S", 0.5)
-    monkeypatch.setattr("services.node_agent.gpus.simulated_gpus.LIMIT_S", 0.2)
+    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.LIMIT_S", 0.2)
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:

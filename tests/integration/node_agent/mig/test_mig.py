@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.mig import instances as waiting
+from services.node_agent.mig import layout_reconciler as waiting
 from services.node_agent.mig import partitioner
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName, PodUid

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent.gpus.gpu_models import GPU_MODELS
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
-from services.node_agent.mig.layout_changes import InUseError, MigInstance
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
+from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.instances import InUseError, MigInstance
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partition_client import RemotePartitioner
 from services.node_agent.mig.partition_server import PartitionServer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.views import node_objects, node_views
 from shared.model.lease import MIB, Lease, RequestedUnits, Share

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import NodeName

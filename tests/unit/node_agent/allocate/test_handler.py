@@ -16,7 +16,7 @@ from services.node_agent.allocate.pod_resolution import (
 )
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.gpus.inventory import SharingConfig, advertisement_of, devices_of
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.metrics import AllocationSpan
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.gpus.gpu_models import GPU_MODELS
 from services.node_agent.gpus.inventory import (
     MAX_LIST_BYTES,
     Gpu,
@@ -18,7 +17,8 @@ from services.node_agent.gpus.inventory import (
     devices_of,
     list_size_bytes,
 )
-from services.node_agent.gpus.simulated_gpus import SimulatedGpus, parse_layout, uuid_of
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, parse_layout, uuid_of
+from services.node_agent.gpus.simulated.models import GPU_MODELS
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.device_plugin import encode_list
 from shared.dialects import DIALECTS
@@ -190,7 +190,7 @@ class OnASlowMachine(SimulatedGpus):
 async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.node_agent.gpus.simulated_gpus.LIMIT_S", 0.05)
+    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.LIMIT_S", 0.05)
     node, faults = NodeName("node-0"), tmp_path / "faults.json"
     gpus = OnASlowMachine(node, "2xT4", faults)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.gpu_models import GPU_MODELS
-from services.node_agent.gpus.simulated_mig import SimulatedMig
-from services.node_agent.mig.layout_changes import (
+from services.node_agent.gpus.simulated.mig import SimulatedMig
+from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.instances import (
     Complete,
     Create,
     Destroy,

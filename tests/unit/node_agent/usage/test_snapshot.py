@@ -12,7 +12,7 @@ from services.node_agent.isolation.region import Region, RegionPath, Tampered, d
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.usage.cgroups import ProcessOrigin
-from services.node_agent.usage.usage_model import (
+from services.node_agent.usage.snapshot import (
     DeviceSample,
     GpuProcess,
     LeasedContainer,

@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered
-from services.node_agent.usage.usage_model import (
+from services.node_agent.usage.snapshot import (
     DeviceSample,
     MeasuredContainer,
     MeasuredShare,

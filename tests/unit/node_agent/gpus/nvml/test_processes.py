@@ -8,9 +8,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.usage import gpu_processes
-from services.node_agent.usage.gpu_processes import NvmlProcesses
-from services.node_agent.usage.usage_model import GpuProcess
+from services.node_agent.gpus.nvml import processes as gpu_processes
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.usage.snapshot import GpuProcess
 from shared.model.errors import UnavailableError
 
 GIB = 1 << 30

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus import nvml_topology
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.gpus.links import count_nvlinks, parse_pci_address, root_complex_in
-from services.node_agent.gpus.nvml import NvmlGpus
-from services.node_agent.gpus.nvml_topology import links_among, place_of
+from services.node_agent.gpus.nvml import topology as nvml_topology
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.topology import links_among, place_of
 from shared.model.names import DeviceUuid
 
 SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.node_agent.gpus.device_faults import Fault, Xid
-from services.node_agent.gpus.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.probes import GpuProber
-from services.node_agent.gpus.simulated_mig import SimulatedMig
-from services.node_agent.mig.layout_changes import MigInstance, MigState
+from services.node_agent.gpus.simulated.mig import SimulatedMig
+from services.node_agent.gpus.simulated.models import GPU_MODELS, GpuModel
+from services.node_agent.mig.instances import MigInstance, MigState
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 

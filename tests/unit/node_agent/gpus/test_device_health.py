@@ -15,7 +15,7 @@ from services.node_agent.gpus.device_faults import (
     XidRules,
     no_response,
 )
-from services.node_agent.gpus.health import (
+from services.node_agent.gpus.device_health import (
     TRANSITIONS,
     DeviceHealth,
     HealthPolicy,
@@ -26,7 +26,7 @@ from services.node_agent.gpus.health import (
     probe_results,
 )
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.layout_changes import MigState
+from services.node_agent.mig.instances import MigState
 from shared.model.names import DeviceUuid
 
 POLICY = HealthPolicy(

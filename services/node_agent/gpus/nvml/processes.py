@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from services.node_agent.gpus.worker_threads import SingleFlight
-from services.node_agent.usage.usage_model import DeviceSample, GpuProcess
+from services.node_agent.usage.snapshot import DeviceSample, GpuProcess
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -8,8 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.gpus import nvml
-from services.node_agent.gpus.nvml import NvmlGpus
+from services.node_agent.gpus.nvml import gpus as nvml
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from shared.model.errors import UnavailableError
 
 

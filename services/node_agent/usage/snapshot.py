@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.isolation.region import DeviceSums, Region, RegionPath, Tampered, sums
 from services.node_agent.isolation.region_image import RegionSeed, altered_limits
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.cgroups import ProcessOrigin
 from shared.model.events.node_events import ViolationReason
 from shared.model.lease import Lease, Share

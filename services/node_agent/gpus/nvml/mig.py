@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, MigState
+from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from shared.model.names import DeviceUuid
 
 UNSUPPORTED = frozenset(

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from services.node_agent.gpus import nvml_mig, nvml_topology
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Fault, Xid, no_response
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.nvml_events import XidListener
+from services.node_agent.gpus.nvml import mig as nvml_mig
+from services.node_agent.gpus.nvml import topology as nvml_topology
+from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
-from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.mig.instances import MigInstance
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus.device_faults import Xid
-from services.node_agent.gpus.nvml_events import XidListener, event_set, wait_for_xid
+from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
 from shared.model.names import DeviceUuid
 
 A, B, C = DeviceUuid("GPU-a"), DeviceUuid("GPU-b"), DeviceUuid("GPU-c")

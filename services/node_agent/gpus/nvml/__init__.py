@@ -1,0 +1,1 @@
+"""Everything that calls NVML: GPUs, MIG instances, links, processes, XID events."""

@@ -1,0 +1,1 @@
+"""GPUs for machines that have none: models, MIG rules, injected faults."""
