@@ -1,8 +1,9 @@
-"""What every event is: a fact in the past tense, which one service says to others.
+"""The base of all events: facts that one service publishes to others.
 
-`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
-added; anything else is a new class with a new version. Work is delivered at least once to one
-replica of whoever handles it; news goes to all who listen at that moment, and may be lost.
+`subject` is the name of the event on the bus, `<noun>.<participle>.v<n>`. A field with a default
+may be added; any other change is a new class with a new version. Work is delivered at least once
+to one replica of the service that handles it. A broadcast goes to all current subscribers and may
+be lost.
 """
 
 from dataclasses import dataclass
@@ -14,29 +15,29 @@ class Delivery(StrEnum):
     """How an event travels."""
 
     WORK = "work"
-    """JetStream work queue: kept until one replica has acknowledged it."""
+    """JetStream work queue: stored until one replica has acknowledged it."""
     BROADCAST = "broadcast"
-    """Core NATS: to everybody who listens now."""
+    """Core NATS: delivered to the subscribers that are connected now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Anything that travels on the bus."""
+    """A message on the bus."""
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
 
     @property
     def route(self) -> str:
-        """The subject's last token where receivers want only part of the events: a node's name."""
+        """The last token of the subject if receivers want the events of one node only: its name."""
         return ""
 
     @property
     def event_id(self) -> str:
-        """Two events with one id are the same fact told twice; empty if telling twice is news."""
+        """ID for deduplication: events with the same ID are the same fact. Empty: none."""
         return ""
 
     @property
     def follows_wait(self) -> bool:
-        """Time has passed since what it follows from, which its spans then link to."""
+        """Time has passed since its cause; its spans link to the cause instead of following it."""
         return False

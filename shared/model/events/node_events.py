@@ -1,4 +1,4 @@
-"""Events that a node agent says: what its node has, what it gave out, what went wrong."""
+"""Events that a node agent publishes: devices, allocations, refusals, violations, health; pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What a node agent told the kubelet for one container, as its checkpoint keeps it."""
+    """What the node agent returned to the kubelet for one container, as in its checkpoint."""
 
     pod: PodUid
     namespace: Namespace
@@ -21,13 +21,13 @@ class Allocation:
     resource: str
     device_ids: tuple[str, ...]
     lease: Lease
-    """The lease as it was when Allocate was answered."""
+    """The lease at the time of the Allocate call."""
     activated_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReported(Event):
-    """All devices of a node, and what its agent has told the kubelet; the whole truth each time."""
+    """The full state of a node: all its devices and all allocations."""
 
     subject: ClassVar[str] = "device.reported.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -39,9 +39,9 @@ class DeviceReported(Event):
     allocations: tuple[Allocation, ...] = ()
     reported_at: float = 0.0
     pods_unreadable: bool = False
-    """The kubelet's list of pods cannot be read: leases are matched by what they ask for."""
+    """The agent cannot read the kubelet's pod list and matches leases by their requests."""
     other_plugin: bool = False
-    """No agent of ours speaks for the node: this is what another device plugin registered."""
+    """The node runs another device plugin instead of our agent; these are its devices."""
 
     @property
     def route(self) -> str:
@@ -50,7 +50,7 @@ class DeviceReported(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareActivated(Event):
-    """The kubelet was given one container's shares."""
+    """The kubelet received the shares of one container."""
 
     subject: ClassVar[str] = "share.activated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -70,7 +70,7 @@ class ShareActivated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRefused(Event):
-    """The kubelet asked for a container, and the agent refused."""
+    """The agent refused the kubelet's Allocate call for a container."""
 
     subject: ClassVar[str] = "share.refused.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -88,7 +88,7 @@ class ShareRefused(Event):
 
 
 class ViolationReason(StrEnum):
-    """What can be broken: the reason of the Kubernetes Event."""
+    """Reasons of violations; also the reason of the Kubernetes Event."""
 
     UNLEASED = "GpuUsedWithoutLease"
     OVERRUN = "GpuMemoryOverLease"
@@ -98,7 +98,7 @@ class ViolationReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationFound(Event):
-    """A container uses a device beyond its lease, or does not keep to how it is held."""
+    """A container uses a device beyond its lease, or changed its limits."""
 
     subject: ClassVar[str] = "violation.found.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -109,7 +109,7 @@ class ViolationFound(Event):
     name: str
     container: str
     reason: str
-    """A `Rule`."""
+    """A `ViolationReason`."""
     message: str
     found_at: float = 0.0
 
@@ -129,7 +129,7 @@ class LeaseHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged(Event):
-    """A device was cordoned, or is healthy again; told to the owners of what is leased of it."""
+    """A device became unhealthy, or healthy again. Owners of its leases get a Kubernetes Event."""
 
     subject: ClassVar[str] = "health.changed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -139,7 +139,7 @@ class HealthChanged(Event):
     index: int
     healthy: bool
     fault: str = ""
-    """Why it was cordoned."""
+    """Why it is unhealthy."""
     holders: tuple[LeaseHolder, ...] = ()
     changed_at: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Events of pods, their leases and budgets."""
+"""Events about pods, their leases and budgets; pure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from shared.model.request import PodRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodQueued(Event):
-    """A pod waits for a node, and one of our scheduler names is on it."""
+    """A pod with one of our scheduler names has no node yet."""
 
     subject: ClassVar[str] = "pod.queued.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -26,16 +26,16 @@ class PodQueued(Event):
     request: PodRequest
     trace: str = ""
     created_at: float = 0.0
-    """Creation of the pod, Unix seconds."""
+    """Creation time of the pod, Unix seconds."""
     offer: int = 0
-    """0 when the watcher saw it; else the ledger's capacity number it is offered again for.
+    """0 from the watcher; otherwise the ledger's capacity number that it is offered again for.
 
-    Negative: the number of a telling that repeats what the watcher said before.
+    Negative: the number of a resync that repeats what the watcher published before.
     """
     unexplained: bool = False
-    """It has waited a while, and nobody has said why yet: what was said of it may be lost."""
+    """The pod has waited for a while without a condition: its verdict may have been lost."""
     admitted: str = ""
-    """The span in which the webhook admitted it, for its first span to link to."""
+    """The span of the admission review, which the pod's first span links to."""
 
     @property
     def event_id(self) -> str:
@@ -48,7 +48,7 @@ class PodQueued(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRejected(Event):
-    """A pod's request can never be granted as it is written."""
+    """The request of a pod is invalid and can never be granted."""
 
     subject: ClassVar[str] = "pod.rejected.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -60,7 +60,7 @@ class PodRejected(Event):
     reason: str
     trace: str = ""
     admitted: str = ""
-    """The span in which the webhook admitted it, for its first span to link to."""
+    """The span of the admission review, which the pod's first span links to."""
 
     @property
     def event_id(self) -> str:
@@ -69,7 +69,7 @@ class PodRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGated(Event):
-    """A pod of ours is held by `BUDGET_GATE` until its namespace has budget again."""
+    """A pod has the scheduling gate `BUDGET_GATE` until its namespace has budget again."""
 
     subject: ClassVar[str] = "pod.gated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -81,7 +81,7 @@ class PodGated(Event):
     priority: int = 0
     created_at: float = 0.0
     offer: int = 0
-    """Numbers tellings of the same state."""
+    """Counts repetitions of the same state."""
 
     @property
     def event_id(self) -> str:
@@ -90,7 +90,7 @@ class PodGated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTerminated(Event):
-    """A pod was deleted, or reached a phase in which its containers no longer run."""
+    """A pod was deleted, or reached a terminal phase."""
 
     subject: ClassVar[str] = "pod.terminated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -100,10 +100,10 @@ class PodTerminated(Event):
     name: str
     node: NodeName | None
     phase: str
-    """`Succeeded` or `Failed` as its kubelet said; anything else: deleted without such a word."""
+    """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
     trace: str = ""
     noticed_at: float = 0.0
-    """0 when the watcher saw it; else when the listing began that showed a lease without a pod."""
+    """0 from the watcher; otherwise the start of the list that had no pod for a lease."""
 
     @property
     def event_id(self) -> str:
@@ -112,7 +112,7 @@ class PodTerminated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged(Event):
-    """A node appeared or changed in what decides placing; the whole truth, not a difference."""
+    """A node was added, deleted or changed in a way that matters for placement; its full state."""
 
     subject: ClassVar[str] = "node.changed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -120,12 +120,12 @@ class NodeChanged(Event):
     node: NodeFacts
     deleted: bool = False
     observed_at: float = 0.0
-    """When the watcher saw it, Unix seconds: what was seen earlier is passed over; 0: unknown."""
+    """When the watcher observed it, Unix seconds. Older observations are ignored; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A live pod with a node, under one of our scheduler names."""
+    """A running or starting pod on a node, with one of our scheduler names."""
 
     pod: PodUid
     namespace: Namespace
@@ -137,16 +137,16 @@ class BoundPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsListed(Event):
-    """The watcher has a complete list again: every live pod that is bound, and what it carries.
+    """A complete list of the bound pods that have not terminated, in chunks.
 
-    Told in pieces; the ledger compares it with its leases, and rebuilds itself from it when empty.
+    The binder compares it with the leases, and rebuilds an empty ledger from it.
     """
 
     subject: ClassVar[str] = "pods.listed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     listing_id: str
-    """Id of the listing, the same for all its pieces."""
+    """ID of the list, the same for all its chunks."""
     chunk: int
     chunks: int
     pods: tuple[BoundPod, ...]
@@ -170,7 +170,7 @@ class PlacementChosen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRefused(Event):
-    """No node fits now; the pod waits, with this verdict, and is offered freed capacity."""
+    """No node fits now. The pod waits with this verdict until capacity is freed."""
 
     subject: ClassVar[str] = "placement.refused.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -196,7 +196,7 @@ class PodBound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingFailed(Event):
-    """The API server refused the binding; the lease went back."""
+    """The API server refused the Binding; the lease was released."""
 
     subject: ClassVar[str] = "binding.failed.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -210,7 +210,7 @@ class BindingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseChanged(Event):
-    """A lease on the node was granted, changed or ended: what its node agent must know."""
+    """A lease on the node was reserved, changed or released."""
 
     subject: ClassVar[str] = "lease.changed.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -224,7 +224,7 @@ class LeaseChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseResized(Event):
-    """A container of a running pod has another size of each of its devices."""
+    """The shares of a container of a running pod were resized."""
 
     subject: ClassVar[str] = "lease.resized.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -237,7 +237,7 @@ class LeaseResized(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event):
-    """The ledger was empty and holds everything again; whoever knows of waiting pods says so."""
+    """The ledger was rebuilt. Services that know of waiting pods publish them again."""
 
     subject: ClassVar[str] = "ledger.rebuilt.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -247,7 +247,7 @@ class LedgerRebuilt(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResyncRequested(Event):
-    """Somebody needs `PodsListed`, `NodeChanged` and `DeviceReported` of everything, now."""
+    """A service needs `PodsListed`, `NodeChanged` and `DeviceReported` for everything again."""
 
     subject: ClassVar[str] = "resync.requested.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -257,56 +257,56 @@ class ResyncRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(Event):
-    """A replica of a service runs; told again and again, so that silence is noticed."""
+    """A replica of a service runs. Published at an interval, so that a missing one is noticed."""
 
     subject: ClassVar[str] = "heartbeat.sent.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     service: str
     instance: str
-    """Name of the replica, the same as in its logs and spans."""
+    """Name of the replica, as in its logs and spans."""
     node: str = ""
-    """Where it looks after one node."""
+    """The node, if the service runs once per node."""
     interval_s: float = 5.0
-    """How long until it reports again."""
+    """Seconds until the next heartbeat."""
     stopping: bool = False
-    """It was told to stop, and this is its last word."""
+    """The replica is shutting down; this is its last heartbeat."""
     unready_reasons: tuple[str, ...] = ()
-    """What keeps it from being ready, in words."""
+    """Why it is not ready; empty: it is ready."""
     version: str = ""
-    """Of the program."""
+    """Version of the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasUpdated(Event):
-    """All quotas on what namespaces may hold; the whole truth each time."""
+    """All quotas of all namespaces."""
 
     subject: ClassVar[str] = "quotas.updated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     quotas: tuple[Quota, ...] = ()
     read_at: float = 0.0
-    """When they were read, Unix seconds: what was read earlier is passed over."""
+    """When they were read, Unix seconds. Older readings are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestDeviceReported(Event):
-    """How much memory the largest device of the cluster has; told again every few seconds."""
+    """The memory of the largest device of the cluster; published every few seconds."""
 
     subject: ClassVar[str] = "largest_device.reported.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     memory_mib: int
     memory_units: int
-    """The most units of a device, whose size its node says (Volcano: `gpuMemoryFactor`). It need
-    not be the same device."""
+    """The most units of any device; the unit is a setting of its node (Volcano:
+    `gpuMemoryFactor`)."""
     reported_at: float = 0.0
     """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged(Event):
-    """How a namespace's budget stands; told when that changes, and again every minute."""
+    """The state of a namespace's budget; published when it changes and every minute."""
 
     subject: ClassVar[str] = "budget.changed.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -315,13 +315,13 @@ class BudgetChanged(Event):
     state: str
     """ok, warning, exhausted or overdrawn."""
     previous: str
-    """The state before; the same when this is only told again."""
+    """The state before; equal to `state` in a repetition."""
     lease_class: str
-    """Of all of the namespace's leases: guaranteed, reclaimable or expired."""
+    """The class of all leases of the namespace: guaranteed, reclaimable or expired."""
     new_pods: str = "admit"
     """admit, queue or deny."""
     evict_after_minutes: int | None = None
-    """Running leases are to end so long after `since`; None: they are not."""
+    """Minutes after `since` at which running pods are evicted; None: they are not."""
     warned_percent: int = 0
     share: int = 1
     since: float = 0.0
@@ -334,4 +334,4 @@ class BudgetChanged(Event):
     """None: there is no limit."""
     current_rate_milli_gpu: int = 0
     exhausted_at: float | None = None
-    """When nothing will be left if nothing changes."""
+    """When the budget will be exhausted at the current rate, Unix seconds."""

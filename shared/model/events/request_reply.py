@@ -1,4 +1,4 @@
-"""Questions that one service puts to another, and their answers."""
+"""Requests from one service to another over NATS request-reply, and their replies; pure."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,14 +10,14 @@ from shared.model.names import NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRequest(Event):
-    """A question of a node agent: which leases does my node hold? Answered by any binder."""
+    """A node agent requests the leases of its node; any binder replies."""
 
     subject: ClassVar[str] = "leases.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     node: NodeName
     pods: tuple[PodUid, ...] = ()
-    """Only these; empty: all of the node's."""
+    """Only the leases of these pods; empty: all leases of the node."""
 
     @property
     def route(self) -> str:
@@ -26,7 +26,7 @@ class LeasesRequest(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesReply(Event):
-    """The answer to `LeasesAsked`."""
+    """The reply to `LeasesRequest`."""
 
     subject: ClassVar[str] = "leases.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -36,7 +36,7 @@ class LeasesReply(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(Event):
-    """A question of the binder to a node's agent: may these pods be bound to your node now?"""
+    """The binder asks a node agent whether these pods may be bound to its node now."""
 
     subject: ClassVar[str] = "bind.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -51,26 +51,26 @@ class BindRequest(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindReply(Event):
-    """The answer to `BindAsked`."""
+    """The reply to `BindRequest`."""
 
     subject: ClassVar[str] = "bind.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     deferred_pods: tuple[PodUid, ...] = ()
-    """Those that the kubelet would refuse at this moment: to be asked for again."""
+    """Pods that the kubelet would refuse at this moment; the binder requests them again."""
     reason: str = ""
-    """Why, if there are any."""
+    """Why pods are deferred."""
     window_open: bool = True
-    """For a moment nothing else need be asked for: it is not the pods that matter."""
+    """The admission window is open: the binder need not request other pods for a moment."""
     retry_soon: bool = False
-    """It is a matter of moments: those held come next, once the kubelet has asked for others."""
+    """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
-    """No pod whatever may be bound to the node now."""
+    """No pod may be bound to the node now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(Event):
-    """A question of the binder to a node's agent: has the last container of these pods ended?"""
+    """The binder asks a node agent whether the last container of a pod has terminated."""
 
     subject: ClassVar[str] = "termination.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -78,7 +78,7 @@ class TerminationRequest(Event):
     node: NodeName
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
-    """Asked for at the same time: what an agent has to look at is the same for all."""
+    """More pods of the same request; the agent reads the same state for all of them."""
 
     @property
     def route(self) -> str:
@@ -87,23 +87,23 @@ class TerminationRequest(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationReply(Event):
-    """The answer to `EndAsked`."""
+    """The reply to `TerminationRequest`."""
 
     subject: ClassVar[str] = "termination.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     terminated: bool
     terminated_pods: tuple[PodUid, ...] = ()
-    """Those of the others that have ended."""
+    """Those of `more_pods` that have terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsRequest(Event):
-    """A question of the binder to a node's agent: are a pod's containers held to its lease?
+    """The binder asks a node agent to apply the limits of a lease to running containers.
 
-    Without a `turn`, `lease` is what the ledger says, and its limits are to be set. With one, it is
-    what the lease may become, smaller than it is: containers are to be held to that from now on,
-    until the lease changes, the turn is `over`, or nobody can change it in this turn any more.
+    Without `resize_id`, `lease` is the lease in the ledger, whose limits are applied. With it,
+    `lease` is a smaller size that the lease may get: its limits hold until the lease changes, the
+    resize is `finished`, or the resize has timed out.
     """
 
     subject: ClassVar[str] = "limits.request.v1"
@@ -121,53 +121,53 @@ class LimitsRequest(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsReply(Event):
-    """The answer to `LimitsAsked`."""
+    """The reply to `LimitsRequest`."""
 
     subject: ClassVar[str] = "limits.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     applied: bool
     reason: str = ""
-    """Why not."""
+    """Why the limits were not applied."""
     in_use_mib: int = 0
-    """Of the device that is in the way: the least that each device's limit can be."""
+    """Memory in use on the device that prevents it: the smallest limit that is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRequest(Event):
-    """An operator's wish: a running container is to have another size of each of its devices."""
+    """An administrator requests another size for the shares of a running container."""
 
     subject: ClassVar[str] = "resize.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     pod: PodUid
     container: str = ""
-    """Empty: the only one with a share."""
+    """Empty: the only container with a share."""
     memory_mib: int | None = None
-    """None: as much as it has."""
+    """None: unchanged."""
     cores_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeReply(Event):
-    """The answer to `ResizeAsked`."""
+    """The reply to `ResizeRequest`."""
 
     subject: ClassVar[str] = "resize.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     outcome: str
-    """resized; unchanged: it has that size already; refused; unavailable: to be asked again."""
+    """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
     reason: str = ""
-    """Of the last two, with numbers."""
+    """Why it was refused or unavailable, with numbers."""
     hint: str = ""
     """What to try next."""
     container: str = ""
     node: str = ""
     devices: tuple[int, ...] = ()
-    """Their indices on the node."""
+    """Indices of the devices on the node."""
     before: ShareSize | None = None
     after: ShareSize | None = None
     pending: tuple[str, ...] = ()
-    """What follows by itself and was not seen to be done yet, in words."""
+    """Steps that follow automatically and are not confirmed yet."""
     notes: tuple[str, ...] = ()
-    """What the operator should know, in words."""
+    """Notes for the administrator."""
