@@ -23,11 +23,11 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import exposes_devices, is_device_name_mount
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError
+from shared.model.events.event import ADMISSION, is_traceparent
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
-from shared.model.trace_context import ADMISSION, is_traceparent
 
 TEMPLATES = 4096
 """Templates whose request is remembered."""

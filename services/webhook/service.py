@@ -21,9 +21,9 @@ from services.webhook.patches import add_annotation, add_gate
 from services.webhook.reviewed_pod import EnvFromSource, ReviewedPod, parse_pod
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
+from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
-from shared.model.trace_context import ADMISSION
 from shared.runtime.service import handles, loops
 from shared.runtime.telemetry import Tracing
 

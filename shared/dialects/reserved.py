@@ -7,7 +7,7 @@ choose its own limits. Annotations grant nothing here, but vendors' components m
 from collections.abc import Iterable
 
 from shared.dialects.strict_isolation import ISOLATION
-from shared.model.trace_context import ADMISSION
+from shared.model.events.event import ADMISSION
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """The variable that NVIDIA's container runtime reads, where it is the default runtime."""

@@ -1,1 +1,1 @@
-"""Names, units, errors, devices, requests, leases and events; standard library only."""
+"""Values that all services share: devices, requests, leases, quotas, budgets and events."""

@@ -1,4 +1,4 @@
-"""Budgets: what a namespace may use up of GPU time, what it has used, and what follows from that.
+"""Budgets of GPU time: limits, accounts, charges and states; pure.
 
 Amounts are integers of milli-GPU-milliseconds (`_units`): half a device held for a second is
 500,000. Instants are milliseconds since 1970 by the ledger's own clock (`_ms`). Nothing is rounded
@@ -20,24 +20,24 @@ class WeightMode(StrEnum):
     """How the parts of a device's cores and memory become one weight."""
 
     DOMINANT = "dominant"
-    """The larger of the two: what the share denies to others."""
+    """The larger of the two."""
     SUM = "sum"
-    """Half of each."""
+    """The average of the two."""
     CORE = "core"
     MEMORY = "memory"
 
 
 class PolicyType(StrEnum):
-    """Over which period a budget counts."""
+    """Type of the period of a budget."""
 
     FIXED = "fixed"
-    """A calendar period; used starts at 0 in each."""
+    """Calendar periods; usage starts at 0 in each."""
     SLIDING = "sliding"
-    """The last `length_ms`, in buckets of `bucket_ms`."""
+    """A sliding window of `length_ms`, in buckets of `bucket_ms`."""
     BUCKET = "bucket"
-    """An account that is refilled steadily up to the limit."""
+    """A token bucket that is refilled at a constant rate up to the limit."""
     NONE = "none"
-    """All time; only grants add to it."""
+    """No period; only grants add to it."""
 
 
 class Period(StrEnum):
@@ -50,7 +50,7 @@ class Period(StrEnum):
 
 
 class BudgetState(StrEnum):
-    """How a namespace stands."""
+    """State of a namespace's budget."""
 
     OK = "ok"
     WARNING = "warning"
@@ -67,21 +67,21 @@ class LeaseClass(StrEnum):
 
 
 class OnExhausted(StrEnum):
-    """What an exhausted budget means for pods."""
+    """Effect of an exhausted budget on pods."""
 
     DEMOTE = "demote"
-    """Leases may be reclaimed for namespaces that have budget left; nothing else happens."""
+    """Pods may be preempted for namespaces that have budget left; no other effect."""
     QUEUE = "queue"
     """New pods wait."""
     DENY = "deny"
     """New pods are refused."""
     EVICT = "evict"
-    """Running leases end after the grace time."""
+    """Running pods are evicted after the grace period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPolicy:
-    """Over which period a budget counts, and how it is filled again."""
+    """The period of a budget and how it is refilled."""
 
     type: PolicyType = PolicyType.FIXED
     period: Period = Period.MONTH
@@ -95,21 +95,21 @@ class BudgetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one namespace may use up."""
+    """The budget of one namespace."""
 
     namespace: Namespace
     limit_units: int | None = None
-    """None: use is counted and never exhausted."""
+    """None: usage is counted without a limit."""
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: int | None = None
-    """What a share without a core limit counts as, per device; None: as much as its memory."""
+    """Percentage that a share without a core limit counts as, per device; None: as its memory."""
     warn_at: tuple[int, ...] = (80, 95)
     debt_limit_units: int | None = None
-    """None: never overdrawn."""
+    """None: the state is never overdrawn."""
     on_exhausted: OnExhausted = OnExhausted.DEMOTE
     grace_minutes: int = 10
-    """Between exhaustion and eviction, where that is what follows."""
+    """Minutes between exhaustion and eviction."""
     evict_on_debt: bool = False
     debt_grace_minutes: int = 10
     hysteresis_units: int | None = None
@@ -118,48 +118,48 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargedLease:
-    """One lease's hold, as it is charged."""
+    """One lease as the budget is charged for it."""
 
     id: str
     pod: PodUid
     name: str
     weight: int
-    """Milli-GPU, fixed when the tenure began."""
+    """Milli-GPU, fixed when charging began."""
     since_ms: int
     charged_ms: int
-    """Charged up to here."""
+    """Time up to which it has been charged."""
     ended_ms: int | None = None
     model: str = ""
     cores_milli: int = 0
-    """Thousandths of devices' cores held."""
+    """Cores, in thousandths of a device."""
     memory_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetWindow:
-    """One period of one namespace; once closed it is never written again."""
+    """One period of one namespace. A closed window never changes."""
 
     id: str
     start_ms: int
     end_ms: int | None = None
-    """None: it has no end, or not yet."""
+    """None: no end, or not known yet."""
     limit_units: int | None = None
     used_units: int = 0
     granted_units: int = 0
     rolled_units: int = 0
     level_scaled: int = 0
-    """Bucket policy only: what was left at `level_ms`, times HOUR_MS, without any rounding."""
+    """Bucket policy only: units left at `level_ms`, times HOUR_MS to avoid rounding."""
     level_ms: int = 0
     closed: bool = False
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Orders windows; of two that begin at one instant, the one that is open comes last."""
+        """Sort key of windows; of two with the same start, the open one comes last."""
         return (self.start_ms, not self.closed)
 
     @property
     def allowed_units(self) -> int | None:
-        """Everything that may be used in the window; None: any amount."""
+        """Units that may be used in the window; None: unlimited."""
         if self.limit_units is None:
             return None
         return self.limit_units + self.granted_units + self.rolled_units
@@ -167,7 +167,7 @@ class BudgetWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargeEntry:
-    """One line of a namespace's ledger of charges; the store adds its id and its instant."""
+    """One charge of a namespace; the store adds its ID and time."""
 
     window: str
     kind: str
@@ -190,57 +190,58 @@ class ChargeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBudgetState:
-    """A state as last decided."""
+    """The last decided state of a budget."""
 
     state: BudgetState = BudgetState.OK
     warned_percent: int = 0
-    """The highest threshold that was reached."""
+    """The highest warning threshold reached, in percent."""
     since_ms: int = 0
     window: str = ""
     shape: str = ""
-    """What of the policy decides windows; the open one goes on while this stays."""
+    """The part of the policy that determines windows. While it is equal, the open window goes
+    on."""
     restored_ms: int = 0
-    """All time before it was in the copy that the account was restored from; 0: never restored."""
+    """The account was restored from a copy that covers the time before; 0: never restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All that is stored of one namespace, as of revision `revision`."""
+    """The stored account of one namespace, at `revision`."""
 
     namespace: Namespace
     revision: int = 0
     leases: tuple[ChargedLease, ...] = ()
     windows: tuple[BudgetWindow, ...] = ()
-    """By start; the last one is open. Earlier ones only as far as a sliding policy needs them."""
+    """By start time; the last one is open. Earlier ones are kept for sliding policies."""
     state: StoredBudgetState = StoredBudgetState()
     budget: Budget | None = None
-    """As it was configured at the last step."""
+    """The configuration at the last update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
-    """One atomic step of an account, decided on its revision; the store refuses any other."""
+    """One atomic update of an account, based on its revision; the store refuses a stale one."""
 
     namespace: Namespace
     revision: int
     windows: tuple[BudgetWindow, ...] = ()
-    """As they are now, by start."""
+    """Their new state, by start time."""
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Tenure and the instant it is now charged up to."""
+    """Lease and the time up to which it is now charged."""
     ended: Mapping[str, int] = field(default_factory=dict)
-    """Tenures that are over and wholly charged, and until when."""
+    """Leases that ended and are fully charged, with their end."""
     entries: tuple[ChargeEntry, ...] = ()
     state: StoredBudgetState | None = None
-    """None: as it was."""
+    """None: unchanged."""
     budget: Budget | None = None
-    """None: as it was."""
+    """None: unchanged."""
     grant_key: str = ""
-    """The caller's name of a grant: the same one is not granted twice."""
+    """Idempotency key of a grant: the same key is granted once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """How a namespace stands at one instant, the time not charged yet included."""
+    """The balance of a namespace at one time, including time that is not charged yet."""
 
     namespace: Namespace
     at_ms: int
@@ -249,49 +250,49 @@ class Balance:
     warned_percent: int
     used_units: int
     window_used_units: int
-    """Of the open window alone; under a sliding policy more counts as used."""
+    """Used in the open window only; a sliding policy counts earlier windows, too."""
     allowed_units: int | None
     remaining_units: int | None
     current_rate_milli_gpu: int
     leases: int
     exhausted_at_ms: int | None = None
-    """When nothing will be left if nothing changes; None: not in sight."""
+    """When the budget will be exhausted at the current rate; None: not foreseeable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What the journal says of some leases, all at one instant."""
+    """One journal entry: leases that changed at the same time."""
 
     at_ms: int
     kind: str
-    """held, restored or ended."""
+    """`held`, `restored` or `ended`."""
     leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What happened to leases and was not taken in yet, and where that leads."""
+    """Changes of leases that the accounts have not applied yet."""
 
     generation: str
     known_generation: str
-    """Of the ledger's life that was taken in before; empty: none was."""
+    """Generation of the ledger that was applied last; empty: none."""
     cursor: str
     lost: bool
-    """Entries after the cursor were cut off before anybody took them in."""
+    """Entries after the cursor were trimmed before they were applied."""
     entries: tuple[JournalEntry, ...]
     last: str
-    """The cursor after all of it."""
+    """The cursor after the last entry."""
     horizon_ms: int | None
-    """Everything that happened before is here; None: there is more to read."""
+    """All changes before this time are included; None: there are more entries to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountChange:
-    """What the journal means for one account."""
+    """Changes of one account that follow from the journal."""
 
     namespace: Namespace
     held: tuple[ChargedLease, ...] = ()
-    """New tenures; those that are there already stay as they are."""
+    """Leases to charge; those that are charged already stay unchanged."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
-    """Of the account, where that was looked at: another one and nothing is written."""
+    """Expected revision of the account; with another one nothing is written."""

@@ -1,4 +1,4 @@
-"""Time as an argument: services ask a clock, tests give them one they can turn."""
+"""The clock interface: services get a clock as an argument, and tests pass a fake one."""
 
 import asyncio
 import time
@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a service knows of time."""
+    """Time as services use it."""
 
     def now(self) -> float:
         """Return Unix seconds; may jump either way when the machine's clock is set."""
         ...
 
     def ticks(self) -> float:
-        """Return seconds from some start of this process, that only go on: for durations."""
+        """Return monotonic seconds, for durations."""
         ...
 
     async def sleep(self, duration_s: float) -> None:
@@ -22,14 +22,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     def now(self) -> float:
         """Return Unix seconds."""
         return time.time()
 
     def ticks(self) -> float:
-        """Return seconds that no setting of the clock changes."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:
@@ -38,5 +38,5 @@ class SystemClock:
 
 
 def clock_ahead_s(theirs: float, before: float, after: float) -> float:
-    """Return how far another clock is ahead at least, read between two times of our own clock."""
+    """Return the minimum by which a remote clock is ahead, read between two local times."""
     return max(theirs - after, min(0.0, theirs - before))

@@ -1,4 +1,4 @@
-"""Devices: what a node agent reports, and what the ledger says is taken of each."""
+"""Devices as node agents report them, their use in the ledger, and whether a request fits; pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,14 +20,14 @@ class DeviceMode(StrEnum):
 
 
 class Isolation(StrEnum):
-    """Which shares a device is given out in, besides MIG instances."""
+    """Which shares a device may have, besides MIG instances."""
 
     SHARED = "shared"
-    """Any: HAMi-core holds them to their limits."""
+    """Any share; HAMi-core enforces its limits."""
     STRICT = "strict"
-    """None but the device as a whole: its operator does not trust HAMi-core with tenants."""
+    """Only the whole device: the administrator does not rely on HAMi-core."""
     UNHELD = "unheld"
-    """Whole ones, and those that nothing holds anyway: HAMi-core cannot be loaded on the node."""
+    """Whole devices and unlimited shares: HAMi-core cannot be loaded on the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class MigLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One physical GPU as its node reports it; nothing here says what is in use."""
+    """One physical GPU as its node reports it, without its use."""
 
     uuid: DeviceUuid
     index: int
@@ -64,15 +64,15 @@ class Device:
     model: str
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: int
-    """All of its memory; whole units of it can be leased."""
+    """Total memory; it can be leased in whole units."""
     slots: int
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
     unit_mib: int = 1
-    """MiB per unit in which pods on this node ask for memory (Volcano: `gpuMemoryFactor`)."""
+    """MiB per unit of a memory request on this node (Volcano: `gpuMemoryFactor`)."""
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     fault: str = ""
-    """What is wrong with it; empty: nothing."""
+    """The fault; empty: none."""
     numa: int | None = None
     pcie: str = ""
     """PCIe root complex, such as `pci0000:3a`; empty: unknown."""
@@ -87,7 +87,7 @@ class Device:
 
     @property
     def model_label(self) -> str:
-        """The model as a label's value: without `NVIDIA` before it, dashes for blanks."""
+        """The model as a label value: without the prefix `NVIDIA`, with dashes for spaces."""
         name = _NO_LABEL.sub("-", self.model.removeprefix("NVIDIA "))
         return name[:LABEL_LENGTH].strip("-_.")
 
@@ -101,15 +101,15 @@ class DeviceUse:
     shares: int = 0
     fence: int = 0
     anti_affinity_groups: frozenset[str] = field(default_factory=frozenset)
-    """Pod groups that must not meet on one device; see `Lease.tags`."""
+    """See `Lease.anti_affinity_groups`."""
     exclusive: bool = False
-    """Some share keeps the device to itself, or it is claimed."""
+    """A share has the device exclusively, or the device is claimed."""
     slots_taken: str = ""
-    """Slots, or positions of the layout: a `1` for each that is taken, by number."""
+    """Slots, or positions of the layout, as a string: `1` for each that is taken."""
     layout: str = ""
-    """Name of the MIG layout that live instances pin; empty: none is live."""
+    """MIG layout that live instances require; empty: no live instance."""
     claimed_by: bool = False
-    """It is kept for a pod for which leases are being taken back."""
+    """The device is claimed for a pod for which others are being preempted."""
 
 
 MIB = 1 << 20
@@ -136,25 +136,25 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
 
 
 def required_cores_percent(request: GpuRequest) -> int:
-    """Return the percent of a device's cores that one share for `request` books."""
+    """Return the percentage of a device's cores that one share for `request` reserves."""
     return 100 if request.whole else request.cores_percent
 
 
 def slot_limit(request: GpuRequest, device: Device) -> int:
-    """Return how many shares of any kind may be on the device before one for `request`."""
+    """Return how many shares the device may have when `request` is added."""
     return request.slots or device.slots
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRefusal:
-    """Why one device cannot take a share: for machines, and for people."""
+    """Why a share does not fit on a device: a code and a text."""
 
     code: str
     text: str
 
 
 def isolation_allows(request: GpuRequest, device: Device) -> bool:
-    """Say whether the isolation that both want allows a share for `request` on `device`."""
+    """Return whether the isolation of the device allows a share for `request`."""
     if device.isolation is Isolation.UNHELD and request.limited and not request.whole:
         return False
     strict = request.strict or device.isolation is Isolation.STRICT
@@ -169,28 +169,34 @@ def fits(
     memory_mib: int,
     tags: Iterable[str] = (),
 ) -> bool:
-    """Say whether `device` can take a share for `request`: `device_refusal` without the words.
+    """Return whether a share for `request` fits on `device`: `device_refusal` without the text.
 
-    A share that HAMi-core holds to, that is; instances of a MIG device are chosen elsewhere.
+    Only for shares that HAMi-core enforces; `shared.placing` chooses instances of MIG devices.
     """
-    cores = required_cores_percent(request)
     return (
         device.healthy
         and device.mode is DeviceMode.HAMI_CORE
         and isolation_allows(request, device)
         and use.memory_mib + memory_mib <= device.memory_mib
-        and use.cores_percent + cores <= 100
-        and not use.exclusive
+        and use.cores_percent + required_cores_percent(request) <= 100
         and not use.layout
-        and (use.cores_percent < 100 or request.sharing is SharingPolicy.BEST_EFFORT)
-        and (request.sharing not in IDLE_BEFORE or use.shares == 0)
-        and (not request.slotted or use.shares < slot_limit(request, device))
+        and _others_allow(request, device, use)
         and not any(tag in use.anti_affinity_groups for tag in tags)
     )
 
 
+def _others_allow(request: GpuRequest, device: Device, use: DeviceUse) -> bool:
+    """Return whether the shares that are on the device permit one more for `request`."""
+    return (
+        not use.exclusive
+        and (use.cores_percent < 100 or request.sharing is SharingPolicy.BEST_EFFORT)
+        and (request.sharing not in IDLE_BEFORE or use.shares == 0)
+        and (not request.slotted or use.shares < slot_limit(request, device))
+    )
+
+
 IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
-"""Manners of a share that needs its device idle; a tuple, as members of an enum hash slowly."""
+"""Policies that need an idle device. A tuple, since enum members hash slowly."""
 
 
 def device_refusal(
@@ -201,10 +207,10 @@ def device_refusal(
     memory_mib: int,
     tags: Iterable[str] = (),
 ) -> DeviceRefusal | None:
-    """Say why `device` cannot take a share for `request`, or None if it can.
+    """Return why a share for `request` does not fit on `device`, or None if it fits.
 
-    The order of the checks is the one Volcano's users know, so that the first reason named is the
-    one they expect. `use` includes what earlier containers of the same pod were given.
+    The checks are in Volcano's order, so that its users find the reason that they expect. `use`
+    includes the shares of earlier containers of the same pod.
     """
     tags = tuple(tags)
     if fits(request, device, use, memory_mib=memory_mib, tags=tags):

@@ -1,21 +1,21 @@
-"""Errors, sorted by what the caller does about them: refuse, ask again, or back off."""
+"""Errors by what the caller does: give up, retry at once, or retry later; pure."""
 
 
 class LeaseholdError(Exception):
-    """Anything Leasehold raises on purpose; the message states facts and numbers."""
+    """Base of all errors that Leasehold raises; the message states facts and numbers."""
 
 
 class RequestError(LeaseholdError):
-    """What was asked can never be granted as it stands; asking again cannot help."""
+    """The request can never be granted as it is; a retry cannot help."""
 
 
 class ConflictError(LeaseholdError):
-    """Somebody else was first: reload what was read, decide afresh, at once."""
+    """Another writer was first: reload, decide again, at once."""
 
 
 class UnavailableError(LeaseholdError):
-    """A part we depend on did not answer: the same call may succeed after a pause."""
+    """A dependency did not respond: the same call may succeed later."""
 
 
 class PermissionDeniedError(UnavailableError):
-    """Who we are may not do this there; somebody else may."""
+    """Our credentials do not permit this operation."""

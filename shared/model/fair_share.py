@@ -1,4 +1,4 @@
-"""Whose turn it is among namespaces whose pods wait; `fair.lua` goes by the same rules.
+"""Fair share: the order of waiting pods among namespaces; pure.
 
 Namespaces with budget left come before those without. Then comes the higher priority; of equal ones
 the namespace that holds the smallest dominant part of all healthy devices, divided by its share of
@@ -20,7 +20,7 @@ WHOLE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAmount:
-    """An amount of GPUs, over all devices."""
+    """An amount of GPU cores and memory, over all devices."""
 
     cores_percent: int = 0
     memory_mib: int = 0
@@ -35,17 +35,17 @@ class GpuAmount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entitlement:
-    """What a namespace may claim when others wait, too."""
+    """The weight and budget of a namespace in the fair share."""
 
     weight: int = 1
     has_budget: bool = True
     may_start: bool = True
-    """New pods of it may start; else its budget keeps them waiting."""
+    """Whether new pods may start; otherwise its budget keeps them waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShare:
-    """What decides the order, at one moment."""
+    """The input of the fair order at one time."""
 
     total: GpuAmount = GpuAmount()
     """Of all healthy devices."""
@@ -53,11 +53,11 @@ class FairShare:
     entitlements: Mapping[Namespace, Entitlement] = field(default_factory=dict)
 
     def entitlement_of(self, namespace: Namespace) -> Entitlement:
-        """Return a namespace's right; one nobody has told of has budget and one share."""
+        """Return the entitlement of a namespace; by default it has budget and weight 1."""
         return self.entitlements.get(namespace, Entitlement())
 
     def dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
-        """Return the dominant part of the cluster that a namespace holds, with `more` on top."""
+        """Return the dominant share of the cluster that a namespace holds, `more` included."""
         taken = self.used.get(namespace, GpuAmount()).plus(more)
         return max(
             taken.cores_percent / max(1, self.total.cores_percent),
@@ -65,12 +65,12 @@ class FairShare:
         )
 
     def weighted_dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
-        """Return that part, divided by the namespace's share."""
+        """Return the dominant share divided by the namespace's weight."""
         return self.dominant_share(namespace, more) / self.entitlement_of(namespace).weight
 
 
 def amount_of_lease(lease: Lease) -> GpuAmount:
-    """Return what a lease counts as."""
+    """Return the amount of a lease."""
     booked = bookings(lease.shares)
     return GpuAmount(
         cores_percent=sum(
@@ -84,7 +84,7 @@ def amount_of_lease(lease: Lease) -> GpuAmount:
 def fair_share_of(
     devices: Iterable[Device], leases: Iterable[Lease], rights: Mapping[Namespace, Entitlement]
 ) -> FairShare:
-    """Add up what decides the order."""
+    """Compute the input of the fair order."""
     healthy = [device for device in devices if device.healthy]
     taken: dict[Namespace, GpuAmount] = {}
     for lease in leases:
@@ -98,7 +98,7 @@ def fair_share_of(
 
 
 def fair_order(queued: Iterable[PodQueued], turns: FairShare) -> list[PodQueued]:
-    """Return waiting pods in the order in which they are offered what is freed.
+    """Return waiting pods in the order in which freed capacity is offered to them.
 
     After each one, what it asks for counts as held by its namespace.
     """
@@ -124,7 +124,7 @@ def fair_order(queued: Iterable[PodQueued], turns: FairShare) -> list[PodQueued]
 
 
 def precedence_reason(first: PodQueued, second: PodQueued, turns: FairShare) -> str:
-    """Say why a waiting pod comes before another one, as things stand."""
+    """Return why a waiting pod comes before another one."""
     one, other = turns.entitlement_of(first.namespace), turns.entitlement_of(second.namespace)
     if one.has_budget != other.has_budget:
         return "whose namespace has budget left"
@@ -144,7 +144,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, turns: FairShare) -> 
 
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
-    """Return about what a pod takes; exactly that is known once it is placed."""
+    """Return the approximate amount of a pod; the exact one is known after placement."""
     asked = [_asked(each, total) for each in request.containers]
     return max(asked, key=lambda each: (each.cores_percent, each.memory_mib), default=GpuAmount())
 

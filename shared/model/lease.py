@@ -1,4 +1,4 @@
-"""The lease: who holds which share of which device, since when, and in which state."""
+"""The lease: which pod holds which shares of which devices, and in which state; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from shared.model.request import SharingPolicy
 
 
 class LeaseState(StrEnum):
-    """Where a lease is in its life."""
+    """State of a lease."""
 
     RESERVED = "reserved"
-    """Held until `expires_at` for a pod that is not bound yet."""
+    """Reserved until `expires_at` for a pod that is not bound yet."""
     BOUND = "bound"
-    """A binder has committed to the node; the pod is bound there, or about to be."""
+    """A binder has committed the lease; the pod is bound to the node, or about to be."""
     ACTIVE = "active"
-    """The node agent told the kubelet."""
+    """The node agent has returned the devices to the kubelet."""
     RELEASED = "released"
     EXPIRED = "expired"
 
@@ -33,7 +33,7 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 MIB = 1 << 20
 
 LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})
-"""States in which a lease holds something."""
+"""States in which a lease takes capacity."""
 
 
 class StaleLeaseError(ConflictError):
@@ -48,19 +48,19 @@ class StaleLeaseError(ConflictError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedUnits:
-    """In which terms a share was asked for, where its dialect must repeat them."""
+    """The amounts as the pod requested them, for dialects that must report them again."""
 
     memory_mib: int
-    """Asked for; the share of a MIG device books all of its instance."""
+    """The requested memory; a MIG share takes the whole memory of its instance."""
     device_mib: int
-    """All memory of the device when the share was placed."""
+    """Total memory of the device when the share was placed."""
     memory_bytes: int | None = None
     memory_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigPlacement:
-    """Which instance of a device's layout a share is."""
+    """The MIG instance of a share: its position in the layout of the device."""
 
     layout: str
     position: int
@@ -69,7 +69,7 @@ class MigPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSize:
-    """How much of each of its devices a container has."""
+    """The size of a container's share of each of its devices."""
 
     memory_mib: int
     cores_percent: int
@@ -77,7 +77,7 @@ class ShareSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One container's part of one device."""
+    """One container's share of one device."""
 
     container: str
     device: DeviceUuid
@@ -90,38 +90,38 @@ class Share:
     slotted: bool = True
     init: bool = False
     slot: int | None = None
-    """Number of the device's slot, given by the ledger when the share is slotted."""
+    """Slot number, assigned by the ledger if the share is slotted."""
     fence: int = 0
-    """The device's fence, raised by the ledger for this share: a larger one is newer."""
+    """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: int = 0
     """See `GpuRequest.slots`."""
     mig: MigPlacement | None = None
-    """The share is this MIG instance, and `slot` its position; None: HAMi-core holds it."""
+    """The MIG instance of the share, whose position is `slot`; None: HAMi-core enforces it."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
-    """What its pod asks for, where a resize has made it something else."""
+    """The size in the pod's spec, if the lease was resized."""
 
     @property
     def booked_cores(self) -> int:
-        """Percent of the device's cores that the share reserves; an instance has its own."""
+        """Percentage of the device's cores that the share reserves; 0 for a MIG instance."""
         return 0 if self.mig else self.cores_percent
 
     @property
     def limit_bytes(self) -> int:
-        """Memory that the container may use of the device."""
+        """Memory of the device that the container may use, in bytes."""
         asked = self.requested_units.memory_bytes if self.requested_units else None
         return self.memory_mib * MIB if asked is None or self.mig else asked
 
     @property
     def memory_units(self) -> int:
-        """The memory in the units in which the pod asked."""
+        """The memory in the unit of the request."""
         return self.memory_mib // self.unit_mib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """What one lease takes of one device, all its containers together."""
+    """What one lease takes of one device, for all its containers."""
 
     device: DeviceUuid
     memory_mib: int
@@ -130,12 +130,12 @@ class Booking:
     slots: int
     sharing: SharingPolicy
     layout: str
-    """MIG layout that the lease pins; empty: none."""
+    """MIG layout that the lease requires; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A pod's hold on shares of one node's devices and on its ordinary resources.
+    """A pod's right to shares of one node's devices and to its other resources.
 
     Versioned: the ledger raises `version` with every change, and every change names the version
     it was decided on.
@@ -148,14 +148,14 @@ class Lease:
     shares: tuple[Share, ...]
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Ordinary resources, in the units of `PodRequest.resources`."""
+    """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""
     """Name of the pod's gang; empty: none."""
     memo: str = ""
     """See `PodRequest.memo`."""
     trace: str = ""
-    """W3C traceparent of the span that made the lease."""
+    """W3C traceparent of the span that created the lease."""
     state: LeaseState = LeaseState.RESERVED
     version: int = 0
     created_at: float = 0.0
@@ -166,19 +166,19 @@ class Lease:
     clock; 0: none did."""
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
-        """Return the shares of one container, in the order in which it sees its devices."""
+        """Return the shares of one container, in the order of its devices."""
         return tuple(share for share in self.shares if share.container == container)
 
 
 def transition(state: LeaseState, to: LeaseState) -> LeaseState:
-    """Return `to` if the life cycle allows it. Raises ConflictError if it does not."""
+    """Return `to` if `TRANSITIONS` allows it. Raises ConflictError if not."""
     if to not in TRANSITIONS[state]:
         raise ConflictError(f"a lease that is {state} cannot become {to}")
     return to
 
 
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
-    """Add up what shares take of each device, in order of first appearance.
+    """Sum up what the shares take of each device, in order of first appearance.
 
     Containers run side by side, init containers one after the other before them: a device must
     hold the sum of the former or the largest of the latter, whichever is more.
@@ -208,7 +208,7 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
 
 
 def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:
-    """Return the manner of several shares of one pod: the most demanding of theirs."""
+    """Return the strictest sharing policy of several shares of one pod."""
     manners = {share.sharing for share in shares}
     for manner in (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE, SharingPolicy.SHARED):
         if manner in manners:

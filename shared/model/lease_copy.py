@@ -1,4 +1,4 @@
-"""A lease as the text of one annotation: the copy that Kubernetes keeps of it.
+"""The copy of a lease in an annotation of its pod; pure.
 
 The ledger is rebuilt from these copies when Redis is lost; nothing else reads them, and nothing is
 granted because of them.
@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 def dump_lease(lease: Lease) -> str:
-    """Write a lease as compact JSON, shares as rows, to stay small beside the pod."""
+    """Encode a lease as compact JSON, with shares as rows."""
     return json.dumps(
         {
             "format": FORMAT,
@@ -52,7 +52,7 @@ def dump_lease(lease: Lease) -> str:
 
 
 def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
-    """Read a copy back as a bound lease. Raises RequestError if the text is none."""
+    """Decode a copy as a bound lease. Raises RequestError if the text is not one."""
     try:
         copy: dict[str, Any] = json.loads(text)
         if copy["format"] != FORMAT:
@@ -82,7 +82,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
 
 
 def _more(lease: Lease) -> dict[str, Any]:
-    """Write what few leases have; a reader that does not know it loses nothing it could use."""
+    """Encode fields that few leases have. A reader that does not know them may ignore them."""
     shares = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
     more = {
         "more": shares,
@@ -140,7 +140,7 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
 
 
 def _usual_company(whole: bool, cores_percent: int) -> SharingPolicy:
-    """Return what goes without saying: who has all the cores has them alone."""
+    """Return the default policy: a share of all cores is exclusive."""
     return SharingPolicy.EXCLUSIVE if whole or cores_percent == 100 else SharingPolicy.SHARED
 
 

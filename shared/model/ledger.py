@@ -1,4 +1,4 @@
-"""What the ledger is asked and what it tells: reservations, totals, changes, waiting pods."""
+"""Requests to the ledger and its answers: reservations, totals, changes, waiting pods; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from shared.model.request import SharingPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A wish for a lease: the first of the candidates that still fits is taken."""
+    """A request for a lease on the first of the candidates that still fits."""
 
     pod: PodUid
     namespace: Namespace
@@ -24,7 +24,7 @@ class Reservation:
     candidates: tuple[Placement, ...]
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Ordinary resources, in the units of `PodRequest.resources`."""
+    """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""
     memo: str = ""
@@ -34,7 +34,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """What live leases hold of a node's ordinary resources."""
+    """What live leases take of a node's resources other than devices."""
 
     version: int = 0
     used: Mapping[str, int] = field(default_factory=dict)
@@ -42,36 +42,36 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """The pod holds a new lease."""
+    """The pod has a new lease."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyLeased:
-    """The pod had a live lease already, and keeps it."""
+    """The pod had a live lease already, which it keeps."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCapacity:
-    """None of the candidates fits any more; the totals of what was tried, to decide afresh."""
+    """No candidate fits any more; with the current totals, so that the placer decides again."""
 
     pod: PodUid
     reason: str
-    """Why, per candidate, as `node: reason`, separated by `; `."""
+    """The reason per candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     quotas: tuple[QuotaExcess, ...] = ()
-    """What of its namespace's quota was in the way, for each candidate that it refused."""
+    """Exceeded quotas, for each candidate that a quota refused."""
     reserved_for_other: bool = False
-    """What a candidate would have taken is being offered to a waiting pod that comes first."""
+    """Capacity of a candidate is reserved for an offer to a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangIncomplete:
-    """The pod fits, but not all of its gang do: nothing is held for any of them."""
+    """The pod fits, but its gang does not: nothing is reserved for any of its pods."""
 
     pod: PodUid
 
@@ -81,11 +81,11 @@ ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerNode:
-    """A node as the ledger has it: facts, devices, and what leases take of both."""
+    """A node in the ledger: its facts, its devices, and what leases take of both."""
 
     facts: NodeFacts
     version: int = 0
-    """Rises with every change of the node's facts, devices or use."""
+    """Increases with every change of the node's facts, devices or use."""
     used: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[tuple[Device, DeviceUse], ...] = ()
     served: tuple[str, ...] = ()
@@ -93,21 +93,21 @@ class LedgerNode:
 
     @property
     def serving(self) -> frozenset[str]:
-        """Resources that a kubelet would really ask the device plugin for at this moment."""
+        """Resources that the kubelet currently accepts requests for."""
         return frozenset(self.served).difference(self.facts.unserved_resources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerChange:
-    """One entry of the feed. All amounts are totals: to hear an entry twice is harmless."""
+    """One entry of the feed. All amounts are totals, so an entry may be applied twice."""
 
     position: str
-    """Where to go on reading after this entry."""
+    """Position from which to read on."""
     cause: str
     capacity: int
     """The capacity number after the change."""
     nodes: tuple[LedgerNode, ...] = ()
-    """Nodes whose inventory changed, whole."""
+    """Nodes whose inventory changed, with their full state."""
     removed: tuple[NodeName, ...] = ()
     used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All nodes. Hearing every change after `position` brings them to the present.
+    """All nodes. Applying every change after `position` brings them up to date.
 
     A page may already contain a change that comes after `position`; hearing it again is harmless.
     """
@@ -126,70 +126,70 @@ class Snapshot:
 
 
 RESERVED_FOR_OTHER = -1
-"""In place of a capacity number: what the pod would take is first offered to another."""
+"""Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPod:
-    """A pod that fits nowhere, with the verdict that says so."""
+    """A pod that fits nowhere, with its verdict."""
 
     queued: PodQueued
     refusal: Refusal
     capacity: int
-    """The capacity number of the state on which the verdict was reached; `KEPT_BACK`: see there."""
+    """The capacity number of the state that the verdict is based on, or `RESERVED_FOR_OTHER`."""
     waiting_since: float = 0.0
     receives_offers: bool = True
-    """What is freed is offered to it; False: to another of its gang, or to nobody yet."""
+    """Whether freed capacity is offered to it; False: to another pod of its gang, or not yet."""
     min_members: int = 0
-    """The verdict holds while fewer of its gang than this are here; 0: whoever is here."""
+    """The verdict is valid while fewer pods of its gang exist; 0: for any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangEnrollment:
-    """A gang, counted at one moment, some pods of it just enrolled among those that wait."""
+    """The pods of a gang, counted when some of them were enrolled as waiting."""
 
     live_count: int
-    """Its pods that hold a live lease."""
+    """Number of its pods with a live lease."""
     waiting_count: int
-    """Its pods that wait."""
+    """Number of its pods that wait."""
     waiting: tuple[WaitingPod, ...] = ()
-    """Those pods, highest priority first, then oldest; none while they are too few to begin, and
-    none once the gang runs."""
+    """The waiting pods by priority, then age. Empty while they are too few, and once the gang
+    runs."""
     leases: tuple[Lease, ...] = ()
-    """If a pod enrolled holds a lease already: all leases of the gang that are not active yet."""
+    """If an enrolled pod has a lease already: all leases of the gang that are not active yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitResult:
-    """Pods of a call to `wait` that do not wait."""
+    """The pods of a call to `wait` that need not wait."""
 
     stale: tuple[PodUid, ...] = ()
-    """To be decided again: something was freed since."""
+    """Pods to place again, since capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
-    """Live leases of those that hold one."""
+    """Live leases of pods that have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
-    """One node's stored totals and the leases they must be the sum of, read at one moment."""
+    """The stored totals of a node and the leases whose sum they must be, read atomically."""
 
     node: LedgerNode
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
-    """What the indexes hold without its counterpart, in words; empty in a sound ledger."""
+    """Inconsistent index entries, as text; empty if the ledger is consistent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedPods:
-    """Waiting pods to be decided again."""
+    """Waiting pods to place again."""
 
     pods: tuple[PodQueued, ...] = ()
     complete: bool = True
-    """All that was freed so far has been offered; else ask again once these have been decided."""
+    """All freed capacity was offered; otherwise request more after these pods were placed."""
 
 
 class FeedTruncatedError(ConflictError):
-    """The feed no longer goes back to the position: a new snapshot is needed."""
+    """The feed no longer contains the position: a new snapshot is needed."""
 
     def __init__(self, position: str, reason: str) -> None:
         super().__init__(f"the ledger's feed cannot go on from {position}: {reason}")
@@ -199,7 +199,7 @@ class FeedTruncatedError(ConflictError):
 def counted_use(
     leases: Iterable[Lease],
 ) -> tuple[dict[DeviceUuid, DeviceUse], dict[NodeName, dict[str, int]]]:
-    """Add up what leases take of devices and of nodes: what the ledger's totals must equal.
+    """Sum up what leases take of devices and nodes; the ledger's totals must be equal.
 
     The fences are the highest among the leases; a device's own may be higher.
     """

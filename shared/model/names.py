@@ -1,4 +1,4 @@
-"""Identities, each a type of its own so that one cannot be passed for another."""
+"""Identifiers, each with its own type; pure."""
 
 from typing import NewType
 
@@ -6,9 +6,9 @@ PodUid = NewType("PodUid", str)
 NodeName = NewType("NodeName", str)
 Namespace = NewType("Namespace", str)
 DeviceUuid = NewType("DeviceUuid", str)
-"""NVML's UUID of a physical GPU, `GPU-…`: the only key a device has (indices move)."""
+"""NVML's UUID of a physical GPU, `GPU-…`: the key of a device, since indices may change."""
 
 OWN_SCHEDULER = "leasehold"
-"""`spec.schedulerName` of pods that name us as their scheduler."""
+"""`spec.schedulerName` of the pods that Leasehold schedules."""
 BUDGET_GATE = "leasehold.dev/budget"
-"""Scheduling gate of pods whose namespace's budget is exhausted and queues new pods."""
+"""Scheduling gate of new pods in a namespace whose exhausted budget queues them."""

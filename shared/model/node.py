@@ -1,4 +1,4 @@
-"""Nodes: the ordinary facts of a machine that decide whether a pod may run there."""
+"""Nodes: labels, taints and resources that decide whether a pod may run there; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from shared.model.names import NodeName
 
 AGENT_ANNOTATION = "leasehold.dev/agent"
-"""On a node: our agent reports its devices, and whatever else is written there is a view."""
+"""Node annotation: our agent reports the devices; other device annotations are derived."""
 
 CORDON_PREFIX = "leasehold.dev/shut: "
-"""In place of all resources that a node serves: no pod may be bound to it now, and why."""
+"""Replaces the resources that a node serves while it is cordoned; the reason follows."""
 
 
 def cordon_reason(served: Iterable[str]) -> str:
-    """Return why no pod may be bound to a node that serves these; empty: one may be."""
+    """Return why a node with these served resources is cordoned; empty: it is not."""
     return next(
         (name.removeprefix(CORDON_PREFIX) for name in served if name.startswith(CORDON_PREFIX)), ""
     )
@@ -30,7 +30,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the API server says of a node, and what pods that hold no lease take of it."""
+    """A node of the API server, and what pods without a lease take of it."""
 
     name: NodeName
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class NodeFacts:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
     used_by_others: Mapping[str, int] = field(default_factory=dict)
-    """Sum over the node's live pods that we did not place, `pods` included."""
+    """Sum over the live pods on the node that have no lease, `pods` included."""
     host_ports: tuple[str, ...] = ()
-    """`protocol/port` in use by any live pod of the node, ours included."""
+    """`protocol/port` of every host port in use on the node."""
     excluded_devices: tuple[int, ...] = ()
-    """Indices of devices that the node's annotations close to new shares."""
+    """Indices of devices that annotations of the node exclude from new shares."""
     unserved_resources: tuple[str, ...] = ()
-    """Dialects' resources that the kubelet shows as 0: it would refuse a pod that asks for them."""
+    """Resources with allocatable 0: the kubelet would refuse pods that request them."""

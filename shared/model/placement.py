@@ -1,4 +1,4 @@
-"""The answer to a request: where it goes, or why it goes nowhere."""
+"""The result of placing a pod: a placement or a refusal; pure."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from shared.model.names import DeviceUuid, NodeName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A choice of node and devices; nothing is held yet."""
+    """A choice of node and devices; nothing is reserved yet."""
 
     node: NodeName
     shares: tuple[Share, ...]
     node_version: int = 0
-    """The ledger's version of the node when the choice was made."""
+    """The version of the node in the ledger that the choice is based on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceVerdict:
-    """Why one device did not fit."""
+    """Why a device does not fit."""
 
     device: DeviceUuid
     index: int
@@ -27,7 +27,7 @@ class DeviceVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVerdict:
-    """Why one node did not fit, with its devices where it came to them."""
+    """Why a node does not fit, with the reasons of its devices."""
 
     node: NodeName
     reason: str
@@ -36,7 +36,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """No node fits. Reasons are counted over all nodes; only the nearest few are spelled out."""
+    """No node fits. Reasons are counted over all nodes; details are given for a few nodes."""
 
     reason: str
     """One line with the numbers, as Kubernetes' `0/N nodes are available: …` reads."""
@@ -46,13 +46,13 @@ class Refusal:
     hint: str = ""
     """The next thing to try."""
     permanent: bool = False
-    """No freed capacity could ever help; only a changed pod or cluster can."""
+    """Freed capacity cannot help; only a change of the pod or the cluster can."""
     quota: str = ""
-    """The namespace whose quota is in the way; what it frees is offered to the pod."""
+    """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
 
     @property
     def text(self) -> str:
-        """The refusal in whole sentences: the numbers, then the next thing to try."""
+        """The refusal as text: the numbers, then what to try next."""
         if not self.hint:
             return self.reason
         end = "" if self.hint.endswith((".", "?")) else "."

@@ -1,4 +1,4 @@
-"""Taking back: leases that end early because another pod needs their devices, step by step."""
+"""Preemption: leases that end early for another pod or an exhausted budget, in stages; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,37 +10,37 @@ from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
-"""On a pod that is to be evicted: when, as RFC 3339; it can read this through a volume."""
+"""Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 """Label; `"false"`: the pod is never evicted for another."""
 
 
 class PreemptionCause(StrEnum):
-    """Why a lease may be taken back, the first first."""
+    """Why a lease may be preempted, in order of precedence."""
 
     EXPIRED = "expired"
     """Its namespace is in debt."""
     RECLAIMABLE = "reclaimable"
-    """Its namespace has used its budget up."""
+    """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
     """Its pod's priority is lower than that of the pod in need."""
     POLICY = "policy"
-    """Its namespace's budget says that leases end when it is used up."""
+    """The exhausted budget of its namespace evicts running pods."""
     VIOLATION = "violation"
-    """It breaks a rule of its node, and the operator has pods evicted for that."""
+    """It violates its limits, and the administrator enabled eviction for that."""
 
 
 class PreemptionStage(StrEnum):
-    """How far a taking is."""
+    """Stage of a preemption."""
 
     OPENED = "opened"
-    """The devices are claimed; nobody was told yet."""
+    """The devices are claimed; the victims are not announced yet."""
     ANNOUNCED = "announced"
-    """The victims know when they will be evicted."""
+    """The victims are announced with the time of their eviction."""
     EVICTING = "evicting"
-    """They are being evicted, or are ending."""
+    """The victims are being evicted, or terminate."""
     HANDED = "handed"
-    """The pod in need holds its lease."""
+    """The preemptor pod has its lease."""
 
 
 TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
@@ -49,22 +49,22 @@ TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
     PreemptionStage.EVICTING: frozenset({PreemptionStage.HANDED}),
     PreemptionStage.HANDED: frozenset(),
 }
-"""A taking may be closed at every stage."""
+"""A preemption may be closed at every stage."""
 
 
 class EvictionOutcome(StrEnum):
-    """What became of an eviction."""
+    """Result of an eviction."""
 
     EVICTED = "evicted"
     GONE = "gone"
-    """The pod was not there any more, or is another one of its name."""
+    """The pod no longer exists, or another pod has its name."""
     BLOCKED = "blocked"
     """A PodDisruptionBudget forbids it now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A pod whose lease is taken back."""
+    """A pod whose lease is preempted."""
 
     pod: PodUid
     namespace: Namespace
@@ -72,53 +72,53 @@ class Victim:
     node: NodeName
     cause: PreemptionCause
     owner: str
-    """Uid of the controller that will make another; `NAMESPACE/NAME` of a pod without one."""
+    """UID of its controller; `NAMESPACE/NAME` of a pod without one."""
     budget: str
-    """State of its namespace's budget when it was chosen; empty if that is not why."""
+    """State of its namespace's budget when it was chosen; empty for other causes."""
     grace_s: float
-    """What its containers are given to end."""
+    """Termination grace period of its containers."""
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
     outcome: EvictionOutcome | None = None
-    """None: it was not evicted yet."""
+    """None: not evicted yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Leases that are taken back, for a pod in need or because a budget's policy says so."""
+    """Leases that are preempted, for a waiting pod or because of a budget's policy."""
 
     id: str
-    """Uid of the pod in need: it has one at a time; or `policy:` or `violation:` and the victim's.
-    """
+    """UID of the preemptor pod, which has one at a time; or `policy:` or `violation:` and the
+    victim's UID."""
     victims: tuple[Victim, ...]
     wanted: Reservation | None = None
-    """What the pod in need gets, on exactly the devices that become free; None: nobody's."""
+    """The reservation of the preemptor pod on the devices that become free; None: no pod."""
     priority: int = 0
-    """Of the pod in need."""
+    """Priority of the preemptor pod."""
     preempts: bool = True
-    """Whether it may have pods of lower priority evicted."""
+    """Whether it may preempt pods of lower priority."""
     stage: PreemptionStage = PreemptionStage.OPENED
     opened_at: float = 0.0
     evict_at: float = 0.0
-    """No earlier than this; 0 before the victims were told."""
+    """Earliest time of the eviction; 0 before the victims are announced."""
     expires_at: float = 0.0
-    """When it is given up."""
+    """When the preemption is abandoned."""
     reason: str = ""
-    """What the victim did, if it is evicted for that."""
+    """The violation, if that is the cause."""
 
     @property
     def left(self) -> tuple[Victim, ...]:
-        """Victims that were not evicted yet."""
+        """Victims that are not evicted yet."""
         return tuple(victim for victim in self.victims if victim.outcome is None)
 
     def stepped(self, to: PreemptionStage) -> "Preemption":
-        """Return it at the next stage. Raises ConflictError if that is not the next."""
+        """Return the preemption at the next stage. Raises ConflictError if that is not the next."""
         if to not in TRANSITIONS[self.stage]:
             raise ConflictError(f"a taking that is {self.stage} cannot become {to}")
         return replace(self, stage=to)
 
     def after(self, evicted: Victim, outcome: EvictionOutcome) -> "Preemption":
-        """Return it with what became of one victim."""
+        """Return the preemption with the outcome of one victim."""
         victims = tuple(
             replace(each, outcome=outcome) if each.pod == evicted.pod else each
             for each in self.victims
@@ -128,7 +128,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRecord:
-    """A line of the journal: who was evicted, whose budget was the reason, who has the use."""
+    """A journal entry: the evicted pod, the budget that caused it, the pod that benefits."""
 
     at: float
     preemption: str
@@ -142,7 +142,7 @@ class EvictionRecord:
     devices: tuple[DeviceUuid, ...]
     outcome: EvictionOutcome
     for_pod: str = ""
-    """Uid of the pod that gets the devices; empty: nobody's in particular."""
+    """UID of the pod that gets the devices; empty: none in particular."""
     for_namespace: str = ""
     for_name: str = ""
     event: str = ""
@@ -151,23 +151,23 @@ class EvictionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPreemption:
-    """A taking as stored."""
+    """A preemption as stored."""
 
     preemption: Preemption
     version: int
     claimed: bool
-    """The ledger still keeps the devices for it."""
+    """The ledger still has the claim on the devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionState:
-    """Everything about taking back that is remembered."""
+    """All stored preemptions, evictions and budget states."""
 
     open: tuple[StoredPreemption, ...] = ()
     evictions: tuple[EvictionRecord, ...] = ()
     budgets: Mapping[Namespace, BudgetChanged] | None = None
-    """The last word on each namespace's budget."""
+    """The last published budget of each namespace."""
 
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
-        """Return how a namespace's budget stands; None: it has none, or nothing is known."""
+        """Return the budget of a namespace; None: it has none, or none is known."""
         return (self.budgets or {}).get(namespace)

@@ -1,4 +1,4 @@
-"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers.
+"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers; pure.
 
 The grammar is the one of the Kubernetes API reference for `Quantity`: a decimal number with a
 binary suffix, a decimal suffix or an exponent. Fractions round up, as the scheduler's do.
@@ -24,14 +24,14 @@ _SUFFIXES: Mapping[str, Fraction] = {
 }
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 MOST = 2**53 - 1
-"""The most that an amount may be: JSON, MessagePack and the ledger's scripts keep it exactly."""
+"""The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
 REMEMBERED = 4096
-"""Quantities whose reading is remembered: a cluster writes few different ones, very often."""
+"""Size of the cache of parsed quantities."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
 
 
 def parse_quantity(text: str | float) -> Fraction:
-    """Read a quantity exactly. Raises RequestError naming the text if it is none."""
+    """Parse a quantity exactly. Raises RequestError with the text if it is not one."""
     match = _NUMBER.fullmatch(str(text).strip())
     if match is None:
         raise RequestError(f"{text!r} is not a Kubernetes quantity such as 2, 500m or 4Gi")
@@ -45,7 +45,7 @@ def parse_quantity(text: str | float) -> Fraction:
 
 @functools.lru_cache(REMEMBERED)
 def parse_count(text: str | float) -> int:
-    """Read a quantity as a whole number, rounded up (extended resources, bytes, pods)."""
+    """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""
     if isinstance(text, int):
         return text
     if isinstance(text, str) and text.isdecimal():
@@ -55,12 +55,12 @@ def parse_count(text: str | float) -> int:
 
 @functools.lru_cache(REMEMBERED)
 def parse_cpu_m(text: str | float) -> int:
-    """Read a cpu quantity as thousandths of a core, rounded up."""
+    """Parse a CPU quantity as thousandths of a core, rounded up."""
     return math.ceil(parse_quantity(text) * 1000)
 
 
 def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Read a resource list into integers: `cpu` in thousandths of a core, all else in units.
+    """Parse a resource list into integers: `cpu` in thousandths of a core, others in units.
 
     Raises RequestError for what is no quantity, or more than `MOST`.
     """
@@ -71,12 +71,12 @@ def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int
 
 
 def parse_available(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Read what a node has, as `parse_resources` does; more than `MOST` counts as that."""
+    """Parse the resources of a node like `parse_resources`, with amounts cut off at `MOST`."""
     return {name: min(_amount(name, text), MOST) for name, text in resources.items()}
 
 
 def check_amount(name: str, amount: int) -> None:
-    """Raise RequestError for more of a resource than anything has, and than can be counted."""
+    """Raise RequestError for an amount above `MOST`."""
     if abs(amount) > MOST:
         raise RequestError(f"{name}: {amount} is more than any node has; ask for {MOST} at most")
 
@@ -86,7 +86,7 @@ def _amount(name: str, text: str | float) -> int:
 
 
 def amount_text(name: str, amount: int) -> str:
-    """Write an amount as `parse_resources` counts it, as people do: 1500m, 64, 251.4Gi."""
+    """Format an amount of `parse_resources` for people: 1500m, 64, 251.4Gi."""
     if name == "cpu":
         return f"{amount}m" if amount % 1000 else str(amount // 1000)
     if name not in _BYTES and not name.startswith("hugepages-"):

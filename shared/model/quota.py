@@ -1,4 +1,4 @@
-"""Quotas: the most that the live leases of a namespace may hold at one moment.
+"""Quotas: the most that the live leases of a namespace may hold at one time; pure.
 
 A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
 larger of its parts of the cores and of the memory, as budgets weigh it; a share without cores of
@@ -14,16 +14,16 @@ from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import SharingPolicy
 
 ALL_NAMESPACES = Namespace("*")
-"""Name of the quota of every namespace that has none of its own."""
+"""Name of the quota of namespaces without a quota of their own."""
 WHOLE_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """The most of everything; None: any amount."""
+    """Upper limits; None: unlimited."""
 
     cores_milli: int | None = None
-    """Thousandths of devices' cores."""
+    """Cores, in thousandths of a device."""
     milli_gpu: int | None = None
     memory_mib: int | None = None
     cards: int | None = None
@@ -31,14 +31,14 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What one namespace may hold."""
+    """The quota of one namespace."""
 
     namespace: Namespace
     limits: QuotaLimits = QuotaLimits()
     models: tuple[tuple[str, QuotaLimits], ...] = ()
     """Limits on devices of a model, by its name."""
     only_models: bool = False
-    """Devices of other models are not for the namespace."""
+    """The namespace may not use devices of other models."""
     model_label: str = ""
     """The node label whose value is the model's name; empty: the device's own name contains it,
     whatever the letter case."""
@@ -66,7 +66,7 @@ class QuotaExcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:
-    """What leases hold, as a quota counts it."""
+    """Usage as a quota counts it."""
 
     cores_milli: int = 0
     milli_gpu: int = 0
@@ -77,16 +77,16 @@ class QuotaUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaTotals:
-    """Quotas as the ledger has them, what it counts as held, and what it charged each lease."""
+    """Quotas in the ledger, their usage, and the charge of each lease."""
 
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
     used: Mapping[Namespace, Mapping[str, QuotaUsage]] = field(default_factory=dict)
-    """By model's name; of everything under the empty one."""
+    """By model name; the total under the empty name."""
     charges: Mapping[str, tuple[Namespace, Mapping[str, QuotaUsage]]] = field(default_factory=dict)
     """By pod."""
 
     def quota_of(self, namespace: Namespace) -> Quota | None:
-        """Return the quota that a namespace is under."""
+        """Return the quota of a namespace."""
         return self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
 
 

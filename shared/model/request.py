@@ -1,4 +1,4 @@
-"""What a pod asks for, with every vendor's vocabulary removed."""
+"""A pod's request without any vendor's vocabulary; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,20 +30,20 @@ class DeviceOrder(StrEnum):
 
 
 class SharingPolicy(IntEnum):
-    """How a share takes to others on its device. The numbers are those of the ledger's scripts."""
+    """How a share shares its device with others. The ledger's scripts use the same numbers."""
 
     SHARED = 0
-    """Joins while some of the device's cores are unreserved."""
+    """Fits while some of the device's cores are unreserved."""
     EXCLUSIVE = 1
-    """Wants the device idle, and keeps it to itself."""
+    """Needs an idle device and takes it exclusively."""
     BEST_EFFORT = 2
-    """Joins even where all cores are reserved, if nobody holds the device alone."""
+    """Fits even if all cores are reserved, unless a share is exclusive."""
     IDLE_DEVICE = 3
-    """Wants the device idle; others may join later as with ORDINARY."""
+    """Needs an idle device; others may be added later as with SHARED."""
 
 
 class TopologyScope(StrEnum):
-    """Within what the devices of one pod must lie."""
+    """The topology domain that must contain all devices of a container."""
 
     NODE = "node"
     NUMA = "numa"
@@ -74,27 +74,27 @@ class GpuRequest:
     cores_percent: int = 0
     """Percent of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
-    """The devices are held whole: idle before, closed to others after."""
+    """Whole devices: idle before, exclusive after."""
     slotted: bool = True
-    """The share takes one of the device's slots (the kubelet is told of slots, not of MiB)."""
+    """The share takes a slot of the device (the kubelet counts slots, not MiB)."""
     init: bool = False
-    """An init container: it runs before the others and uses what they will use."""
+    """An init container: it runs before the others and uses the same devices."""
     memory_bytes: int | None = None
-    """Bytes per device, for dialects that ask in bytes; the share books them in whole MiB, rounded
-    up, and its container is limited to exactly this."""
+    """Bytes per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
+    container's limit is exact."""
     percent_of_mib: bool = False
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: int = 0
     """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
     mig_allowed: bool = False
-    """A MIG instance will do as well as a share that HAMi-core holds to."""
+    """A MIG instance may be used instead of a share that HAMi-core enforces."""
     records_requested_units: bool = False
-    """The lease must tell in which terms it was asked for (`Share.terms`)."""
+    """The lease must carry the requested units (`Share.requested_units`)."""
     strict: bool = False
-    """It takes a MIG instance, or a device to itself, and no other share."""
+    """Requires a MIG instance or a whole device."""
     limited: bool = True
-    """HAMi-core must hold it to its limits, unless it is whole (gpushare's memory is not)."""
+    """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
 
     def __post_init__(self) -> None:
         if self.whole and self.sharing is not SharingPolicy.EXCLUSIVE:
@@ -102,7 +102,7 @@ class GpuRequest:
 
     @property
     def wants_all_memory(self) -> bool:
-        """Whether it asks for all memory of a device."""
+        """Whether it requests all memory of a device."""
         if self.memory_percent is not None:
             return self.memory_percent >= ALL_PERCENT
         return self.memory_units is None and self.memory_bytes is None
@@ -150,7 +150,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequirements:
-    """What the pod demands of its node besides devices. Equal demands share one cached answer."""
+    """Requirements on the node besides devices. Equal values share one cached result."""
 
     selector: tuple[tuple[str, str], ...] = ()
     """`nodeSelector`, sorted by key."""
@@ -162,12 +162,12 @@ class NodeRequirements:
     host_ports: tuple[str, ...] = ()
     """`protocol/port` of every hostPort."""
     unsupported: tuple[str, ...] = ()
-    """Hard constraints of the pod that placing does not weigh; it is refused, naming them."""
+    """Hard constraints that placement does not support; the pod is refused with their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """The group of pods that a pod belongs to: it runs with `min_member` of them, or not at all."""
+    """A pod group: at least `min_member` of its pods run, or none."""
 
     name: str
     """`namespace/name` of the pod group."""
@@ -176,7 +176,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
-    """Everything placing needs to know of a pod."""
+    """Everything that placement needs to know about a pod."""
 
     dialect: str = ""
     """Key of `shared.dialects.DIALECTS`; empty for a pod that asks for no GPU."""
@@ -185,22 +185,22 @@ class PodRequest:
     same_device: bool = False
     """All containers share one device (gpushare)."""
     triggers: tuple[str, ...] = ()
-    """Resources a node must serve through its device plugin, or Allocate would never be called."""
+    """Resources that the device plugin of the node must serve, so that Allocate is called."""
     selection: DeviceSelection = field(default_factory=DeviceSelection)
     distinct_devices: bool = False
     """No two containers share a device."""
     anti_affinity_groups: tuple[str, ...] = ()
-    """Groups whose pods must not meet on one device."""
+    """Groups whose pods must not share a device."""
     memo: str = ""
-    """What the dialect will want to know of the pod when it answers; nobody else reads it."""
+    """Data of the dialect about the pod, for its own use when the container is set up."""
     topology_scope: TopologyScope = TopologyScope.NODE
-    """Within what all devices of one container must lie."""
+    """The topology domain that must contain all devices of a container."""
     prefer_links: bool = True
-    """Of several devices, those that are linked best are preferred (a score, never a filter)."""
+    """Prefer devices with the best links (a score, not a filter)."""
     prefer_mig: bool = False
-    """Where both will do, MIG instances are tried before shares that HAMi-core holds to."""
+    """Prefer MIG instances to shares that HAMi-core enforces, if both are possible."""
     allocation_weights: tuple[int, int, int] = (0, 0, 1)
-    """Of slots, cores and memory, for orders by allocated part."""
+    """Weights of slots, cores and memory, for orders by allocated fraction."""
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK

@@ -35,8 +35,7 @@ from opentelemetry.trace import (
     TraceFlags,
 )
 
-from shared.model.events.event import Event
-from shared.model.trace_context import is_traceparent
+from shared.model.events.event import Event, is_traceparent
 from shared.runtime.bad_requests import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from shared.model.trace_context import ADMISSION
+from shared.model.events.event import ADMISSION
 from tests.support.servers.otlp import otlp_receiver
 from tests.support.stack import PODS, gpu_pod, running, stack, vgpu
 

@@ -1,4 +1,4 @@
-"""The base of all events: facts that one service publishes to others.
+"""The base of all events: facts that one service publishes to others; pure.
 
 `subject` is the name of the event on the bus, `<noun>.<participle>.v<n>`. A field with a default
 may be added; any other change is a new class with a new version. Work is delivered at least once
@@ -6,9 +6,16 @@ to one replica of the service that handles it. A broadcast goes to all current s
 be lost.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
+
+ADMISSION = "leasehold.dev/admission"
+"""Pod annotation: the span of its admission review, used only by traces."""
+_TRACEPARENT = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 
 
 class Delivery(StrEnum):
@@ -41,3 +48,8 @@ class Event:
     def follows_wait(self) -> bool:
         """Time has passed since its cause; its spans link to the cause instead of following it."""
         return False
+
+
+def is_traceparent(text: str) -> bool:
+    """Return whether a text is a valid `traceparent` (https://www.w3.org/TR/trace-context/)."""
+    return _TRACEPARENT.fullmatch(text) is not None

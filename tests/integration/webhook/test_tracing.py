@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.webhook.annotation_policy import writers_in
-from shared.model.trace_context import ADMISSION, is_traceparent
+from shared.model.events.event import ADMISSION, is_traceparent
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
 from tests.integration.webhook.test_annotation_policy import install

@@ -14,11 +14,11 @@ from hypothesis import given, strategies
 from opentelemetry.trace import SpanKind
 
 from shared.model.errors import RequestError
+from shared.model.events.event import is_traceparent
 from shared.model.events.pod_events import LedgerRebuilt, PodQueued, PodTerminated, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
-from shared.model.trace_context import is_traceparent
 from shared.nats.cancellation import end
 from shared.runtime import telemetry
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of

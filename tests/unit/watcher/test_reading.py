@@ -10,9 +10,9 @@ from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
+from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.request import NodeTerm
-from shared.model.trace_context import ADMISSION
 
 READER = pods.PodReader(frozenset({"volcano"}), Rules())
 
