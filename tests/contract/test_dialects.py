@@ -1,4 +1,4 @@
-"""What every dialect promises: who serves which resource, and lists that a kubelet takes."""
+"""What every dialect guarantees: served resources, and lists that a kubelet accepts."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def shown(name: str) -> list[Advertisement]:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_a_dialect_shows_what_it_says_it_serves_and_patches(name: str) -> None:
+def test_a_dialect_advertises_the_resources_that_it_declares(name: str) -> None:
     dialect = DIALECTS[name]
 
     assert set().union(*(each.served for each in shown(name))) == dialect.served
@@ -77,7 +77,7 @@ def test_a_dialect_shows_what_it_says_it_serves_and_patches(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_no_resource_is_served_and_patched_at_once(name: str) -> None:
+def test_no_resource_is_served_and_in_node_status_at_once(name: str) -> None:
     assert not any(each.served.keys() & each.node_status.keys() for each in shown(name))
 
 
@@ -120,7 +120,7 @@ def test_a_node_of_all_dialects_serves_every_resource_that_one_of_them_needs() -
     assert all(served[resource] for resource in served)
 
 
-def test_ids_are_never_renumbered_when_a_device_falls_ill_or_another_comes() -> None:
+def test_ids_never_change_when_a_device_fails_or_another_is_added() -> None:
     ill = (LARGEST[0], *LARGEST[2:])
     for dialect in DIALECTS.values():
         before = dialect.advertise(LARGEST, Strategy.AUTO).served
@@ -148,7 +148,7 @@ def asked(*limits: dict[str, int]) -> PodManifest:
     return PodManifest(namespace=Namespace("ns"), containers=tuple(containers))
 
 
-def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
+def test_every_dialect_parses_its_own_resources_and_no_other_does() -> None:
     assert ONE_OF_EACH.keys() == DIALECTS.keys()
     for name, limits in ONE_OF_EACH.items():
         read = {
@@ -162,7 +162,9 @@ def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
 
 @pytest.mark.parametrize("one", ONE_OF_EACH)
 @pytest.mark.parametrize("other", ONE_OF_EACH)
-def test_a_pod_that_mixes_two_is_told_which_and_where(one: str, other: str) -> None:
+def test_a_pod_that_mixes_two_dialects_is_refused_with_which_and_where(
+    one: str, other: str
+) -> None:
     if one == other:
         return
     for limits in (
@@ -187,12 +189,12 @@ def _word(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_words_of_a_dialect_that_is_switched_off_are_refused(name: str) -> None:
+def test_resources_of_a_disabled_dialect_are_refused(name: str) -> None:
     others = tuple(other for other in DIALECTS if other != name)
 
     with pytest.raises(RequestError, match=f"belongs to {name}, which is not enabled here"):
         parse_pod_request(asked(ONE_OF_EACH[name]), Rules(enabled=others))
 
 
-def test_annotations_that_a_dialect_reads_decide_which_pods_are_read_alike() -> None:
+def test_annotations_that_a_dialect_reads_are_request_annotations() -> None:
     assert all(dialect.request_annotations <= REQUEST_ANNOTATIONS for dialect in DIALECTS.values())

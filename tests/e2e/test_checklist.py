@@ -26,23 +26,23 @@ from tests.support.dialects.checklist import (
     SIX,
     SPARE,
     annotate,
+    annotation_of,
+    annotations_of,
     asking,
     bound,
-    cards,
-    cleared,
+    condition_text,
     container,
+    delete_all_pods,
+    device_indices,
     failing,
     leases,
-    node_shows,
-    note,
-    notes_of,
+    node_allocatable,
     on,
     refused,
     runs,
-    said_of,
     shares,
+    unschedulable_text,
     uuid,
-    waits,
 )
 from tests.support.stack import PODS, Stack, running, stack, vgpu
 
@@ -76,7 +76,7 @@ async def whole(conf: Path) -> AsyncIterator[Stack]:
 async def up(whole: Stack) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield whole
-    await cleared(whole)
+    await delete_all_pods(whole)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -87,7 +87,7 @@ async def conf() -> AsyncIterator[Path]:
 
 
 async def test_item_1_the_node_shows_memory_and_number_of_its_cards(up: Stack) -> None:
-    node = await node_shows(up, NODE, {MEMORY: 89424, NUMBER: 8})
+    node = await node_allocatable(up, NODE, {MEMORY: 89424, NUMBER: 8})
 
     assert (node["status"]["capacity"][MEMORY], node["status"]["capacity"][NUMBER]) == (
         "89424",
@@ -101,7 +101,7 @@ async def test_item_12_the_register_annotation_has_a_record_per_card_by_minor_nu
     node = json.loads(await up.kube.read(f"/api/v1/nodes/{NODE}"))
 
     model = "NVIDIA-NVIDIA GeForce GTX 1080 Ti"
-    assert note(node, REGISTER) == "".join(
+    assert annotation_of(node, REGISTER) == "".join(
         f"{uuid(index)},10,{CARD_MIB},{model},true,hami-core:" for index in range(8)
     )
 
@@ -140,17 +140,17 @@ async def test_item_15_five_fields_say_nothing_of_health_and_six_are_believed(up
         five = await bound(up, asking("five", vgpu(memory=1000), node=SPARE))
     async with registered(up, "GPU-six,10,15360,NVIDIA-Tesla T4,false,hami-core"):
         await up.create(asking("six", vgpu(memory=1000), node=SPARE))
-        await up.until("six", lambda pod: "unhealthy" in said_of(pod))
+        await up.until("six", lambda pod: "unhealthy" in condition_text(pod))
 
-    assert note(five, IDS) == "GPU-five,NVIDIA,1000,0:"
+    assert annotation_of(five, IDS) == "GPU-five,NVIDIA,1000,0:"
 
 
 async def test_item_3_successive_pods_share_card_0_and_carry_nanoseconds(up: Stack) -> None:
     pods = [await runs(up, asking(f"p{n}", {MEMORY: 1024})) for n in range(2)]
 
     for pod in pods:
-        assert note(pod, INDEX) == "0"
-        assert re.fullmatch(r"\d{19}", note(pod, "volcano.sh/predicate-time"))
+        assert annotation_of(pod, INDEX) == "0"
+        assert re.fullmatch(r"\d{19}", annotation_of(pod, "volcano.sh/predicate-time"))
 
 
 async def test_item_4_a_full_card_goes_to_card_1_and_a_sum_of_20000_nowhere(up: Stack) -> None:
@@ -160,7 +160,7 @@ async def test_item_4_a_full_card_goes_to_card_1_and_a_sum_of_20000_nowhere(up: 
 
     text = await refused(up, asking("sum", {}, containers=both))
 
-    assert note(large, INDEX) == "1"
+    assert annotation_of(large, INDEX) == "1"
     assert text.startswith("0/2 nodes are available:")
     assert "1 Insufficient GPU memory" in text
 
@@ -173,37 +173,37 @@ async def test_item_5_init_containers_of_5000_and_3000_hold_5000(up: Stack) -> N
     beside = await runs(up, asking("beside", {MEMORY: CARD_MIB - 5000}))
     further = await bound(up, asking("further", {MEMORY: 1}))
 
-    assert [note(p, INDEX) for p in (pod, beside, further)] == ["0", "0", "1"]
+    assert [annotation_of(p, INDEX) for p in (pod, beside, further)] == ["0", "0", "1"]
 
 
 async def test_item_6_cards_that_an_operator_closes_are_never_chosen(up: Stack) -> None:
     closed = "volcano.sh/gpu-unhealthy-ids"
     await annotate(up, NODE, {closed: "0,1"})
     async with asyncio.timeout(20):  # the watcher hears of it in its own time
-        while note(probe := await bound(up, asking("probe", {MEMORY: 1})), INDEX) != "2":
-            await cleared(up)
+        while annotation_of(probe := await bound(up, asking("probe", {MEMORY: 1})), INDEX) != "2":
+            await delete_all_pods(up)
     whole = [await bound(up, asking(f"whole-{n}", {MEMORY: CARD_MIB})) for n in range(5)]
 
     text = await refused(up, asking("none", {MEMORY: CARD_MIB}))
 
-    assert [note(pod, INDEX) for pod in (probe, *whole)] == ["2", "3", "4", "5", "6", "7"]
+    assert [annotation_of(pod, INDEX) for pod in (probe, *whole)] == ["2", "3", "4", "5", "6", "7"]
     assert "1 Insufficient GPU memory" in text
     await annotate(up, NODE, {closed: None})
     opened = await up.until("none", lambda p: p["spec"].get("nodeName"))
-    assert note(opened, INDEX) == "0"
+    assert annotation_of(opened, INDEX) == "0"
 
 
 async def test_item_10_memory_decides_where_a_pod_asks_for_both(up: Stack) -> None:
     pod = await runs(up, asking("both", {MEMORY: 1024, NUMBER: 2}))
 
-    assert note(pod, INDEX) == "0"
+    assert annotation_of(pod, INDEX) == "0"
 
 
-async def test_item_18_two_cards_are_one_element_with_two_devices(up: Stack) -> None:
+async def test_item_18_two_gpus_are_one_element_with_two_devices(up: Stack) -> None:
     pod = await bound(up, asking("two", vgpu(2, memory=3000, cores=50)))
 
     assert shares(pod) == [(7, 3000, 50), (6, 3000, 50)]
-    assert ";" not in note(pod, IDS)
+    assert ";" not in annotation_of(pod, IDS)
     lease = (await leases(up))["two"]
     assert [share.memory_mib for share in lease.shares] == [3000, 3000]
 
@@ -285,7 +285,7 @@ async def test_item_26_uuids_are_allowed_and_denied_exactly(up: Stack) -> None:
     denied = await refused(up, asking("denied", vgpu(memory=10), {use: uuid(4), deny: uuid(4)}))
     case = await refused(up, asking("case", vgpu(memory=10), {use: uuid(4).upper()}))
 
-    assert cards(pod) == [4]
+    assert device_indices(pod) == [4]
     assert "1 node(s) had no GPU with an allowed UUID" in denied
     assert "1 node(s) had no GPU with an allowed UUID" in case
 
@@ -298,7 +298,7 @@ async def test_item_27_a_demanded_mode_must_be_the_nodes(up: Stack) -> None:
     async with registered(up, "GPU-m,10,15360,NVIDIA-A100,true,mig"):
         pod = asking("other", vgpu(memory=10), {mode: "hami-core"}, node=SPARE)
         await up.create(pod)
-        await up.until("other", lambda p: "had only GPUs in another mode" in said_of(p))
+        await up.until("other", lambda p: "had only GPUs in another mode" in condition_text(p))
 
     assert "1 node(s) had only GPUs in another mode" in text
 
@@ -313,15 +313,15 @@ async def test_item_28_the_third_pod_of_a_spread_group_waits_for_one_of_two_card
     await up.kube.delete(f"{PODS}/p0")
 
     third = await up.until("third", lambda p: p["spec"].get("nodeName"))
-    assert [cards(pod) for pod in (*pods, third)] == [[1], [0], [1]]
+    assert [device_indices(pod) for pod in (*pods, third)] == [[1], [0], [1]]
     assert "1 node(s) had only GPUs that carry the pod's group already" in text
 
 
 async def test_item_31_a_bound_pod_carries_all_six_keys(up: Stack) -> None:
     pod = await bound(up, asking("one", vgpu(memory=10)))
 
-    assert set(SIX) <= notes_of(pod).keys()
-    assert re.fullmatch(r"\d{10}", note(pod, "volcano.sh/bind-time"))
+    assert set(SIX) <= annotations_of(pod).keys()
+    assert re.fullmatch(r"\d{10}", annotation_of(pod, "volcano.sh/bind-time"))
 
 
 async def test_item_32_a_placement_that_is_rolled_back_leaves_no_key_and_no_lease(
@@ -335,7 +335,7 @@ async def test_item_32_a_placement_that_is_rolled_back_leaves_no_key_and_no_leas
             while "rolled" in await leases(up):
                 await asyncio.sleep(0.1)
         pod = await up.pod("rolled")
-        assert not set(SIX) & notes_of(pod).keys()
+        assert not set(SIX) & annotations_of(pod).keys()
 
     await up.until("rolled", running)
     await up.audit()
@@ -350,7 +350,7 @@ async def reasons(up: Stack, name: str) -> set[str]:
 async def test_item_33_memory_without_a_number_is_refused_with_the_rule(up: Stack) -> None:
     await up.create(asking("unnumbered", {"volcano.sh/vgpu-memory": 3000}))
 
-    text = await waits(up, "unnumbered")
+    text = await unschedulable_text(up, "unnumbered")
 
     assert "container cuda: volcano.sh/vgpu-memory needs volcano.sh/vgpu-number" in text
 
@@ -367,7 +367,7 @@ async def test_item_29_binpack_takes_the_fullest_spread_the_emptiest_none_the_hi
     pods = [await bound(up, asking("p0", vgpu(memory=5000), on(3)))]
     pods += [await bound(up, asking(f"p{n}", vgpu(memory=1000))) for n in (1, 2)]
 
-    assert [cards(pod) for pod in pods] == [[index] for index in chosen]
+    assert [device_indices(pod) for pod in pods] == [[index] for index in chosen]
 
 
 async def test_a_refusal_is_two_sentences(up: Stack) -> None:

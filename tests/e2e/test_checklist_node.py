@@ -27,21 +27,21 @@ from tests.support.dialects.checklist import (
     SPARE,
     agent,
     agent_flags,
+    allocated_setup,
     annotate,
+    annotation_of,
+    annotations_of,
     asking,
     bound,
-    cleared,
+    condition_text,
     container,
+    delete_all_pods,
     leases,
-    node_shows,
-    note,
-    notes_of,
+    node_allocatable,
     refused,
     restart_kubelet,
     runs,
-    said_of,
     state_of,
-    told,
     uuid,
 )
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
@@ -73,42 +73,42 @@ async def whole() -> AsyncIterator[Stack]:
 async def up(whole: Stack) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield whole
-    await cleared(whole)
+    await delete_all_pods(whole)
 
 
 async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pending_ones_are_honoured(
     up: Stack,
 ) -> None:
     async with agent(up) as process:
-        await node_shows(up, SPARE, {VGPU: 80})
+        await node_allocatable(up, SPARE, {VGPU: 80})
         kept = await runs(up, asking("kept", vgpu(memory=1000), node=SPARE))
-        before, answer = state_of(up, kept), await told(up, kept)
+        before, answer = state_of(up, kept), await allocated_setup(up, kept)
         process.kill()
         await process.wait()
-    await node_shows(up, SPARE, {VGPU: 0})
+    await node_allocatable(up, SPARE, {VGPU: 0})
 
     await up.create(asking("late", vgpu(memory=2000), node=SPARE))
-    await up.until("late", lambda pod: UNSERVED.search(said_of(pod)))
+    await up.until("late", lambda pod: UNSERVED.search(condition_text(pod)))
     await restart_kubelet(up, SPARE)
     async with agent(up):
         late = await up.until("late", running)
         await restart_kubelet(up, SPARE)
-        await node_shows(up, SPARE, {VGPU: 80})
+        await node_allocatable(up, SPARE, {VGPU: 80})
         after = await runs(up, asking("after", vgpu(memory=3000), node=SPARE))
 
         assert (await up.pod("kept"))["status"]["phase"] == "Running"
         assert state_of(up, kept) == before
-        assert await told(up, kept) == answer
-        assert (await told(up, late)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-        assert (await told(up, after)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+        assert await allocated_setup(up, kept) == answer
+        assert (await allocated_setup(up, late)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+        assert (await allocated_setup(up, after)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
         await up.audit()
-        await cleared(up)
+        await delete_all_pods(up)
 
 
 async def test_item_8_a_gpushare_container_gets_exactly_three_variables(up: Stack) -> None:
     pod = await runs(up, asking("one", {MEMORY: 1024}))
 
-    answer = await told(up, pod)
+    answer = await allocated_setup(up, pod)
     assert dict(answer.envs) == {
         "NVIDIA_VISIBLE_DEVICES": "0",
         "VOLCANO_GPU_ALLOCATED": "1024",
@@ -121,7 +121,7 @@ async def test_item_8_a_gpushare_container_gets_exactly_three_variables(up: Stac
 async def test_item_9_an_allocated_pod_is_marked_assigned(up: Stack) -> None:
     await up.create(asking("one", {MEMORY: 1024}))
 
-    await up.until("one", lambda pod: notes_of(pod).get("volcano.sh/gpu-assigned") == "true")
+    await up.until("one", lambda pod: annotations_of(pod).get("volcano.sh/gpu-assigned") == "true")
 
 
 async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_and_mounts(
@@ -129,7 +129,7 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
 ) -> None:
     pod = await runs(up, asking("one", vgpu(memory=3000, cores=50)))
 
-    answer = await told(up, pod)
+    answer = await allocated_setup(up, pod)
     given = state_of(up, pod)
     cache = answer.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     home = up.root / "agents" / NODE
@@ -169,9 +169,9 @@ async def test_item_30_each_of_four_containers_gets_what_it_asked_for(up: Stack)
     pod = await runs(up, asking("four", {}, containers=four))
 
     card, uid = uuid(7), pod["metadata"]["uid"]
-    assert note(pod, IDS) == f"{card},NVIDIA,3000,10:;{card},NVIDIA,5000,20:"
+    assert annotation_of(pod, IDS) == f"{card},NVIDIA,3000,10:;{card},NVIDIA,5000,20:"
     for name, limit in (("a", "3000m"), ("b", "5000m")):
-        answer = await told(up, pod, name)
+        answer = await allocated_setup(up, pod, name)
         assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == limit
         assert any(mount.host_path.endswith(f"/{uid}_{name}") for mount in answer.mounts)
     for name in ("side", "x"):
@@ -196,9 +196,9 @@ async def test_item_38_a_refused_pod_is_marked_failed_and_its_lease_returned(up:
     own = container("cuda", vgpu(memory=1000), env=[{"name": "LD_PRELOAD", "value": "/x.so"}])
     await up.create(asking("cheat", {}, containers=[own]))
 
-    failed = await up.until("cheat", lambda pod: notes_of(pod).get(PHASE) == "failed")
+    failed = await up.until("cheat", lambda pod: annotations_of(pod).get(PHASE) == "failed")
 
-    assert note(failed, TIME) == NEVER
+    assert annotation_of(failed, TIME) == NEVER
     async with asyncio.timeout(20):
         while await leases(up):
             await asyncio.sleep(0.05)
@@ -218,7 +218,7 @@ async def test_item_37_elements_are_emptied_one_by_one_and_the_last_ends_the_pha
         plugin.on_allocate = wait
         plugin.report(healthy("g"))
         await plugin.register()
-        await node_shows(up, NODE, {gate: 1})
+        await node_allocatable(up, NODE, {gate: 1})
         three = [
             container("a", vgpu(memory=1000)),
             container("gate", {gate: 1}),
@@ -226,20 +226,22 @@ async def test_item_37_elements_are_emptied_one_by_one_and_the_last_ends_the_pha
         ]
         await up.create(asking("two", {}, containers=three))
 
-        halfway = await up.until("two", lambda pod: notes_of(pod).get(LEFT, "").startswith(";"))
+        halfway = await up.until(
+            "two", lambda pod: annotations_of(pod).get(LEFT, "").startswith(";")
+        )
         opened.set()
-        done = await up.until("two", lambda pod: notes_of(pod).get(PHASE) == "success")
+        done = await up.until("two", lambda pod: annotations_of(pod).get(PHASE) == "success")
 
-    assert note(halfway, LEFT) == f";{uuid(7)},NVIDIA,2000,0:"
-    assert note(halfway, PHASE) == "allocating"
-    assert note(halfway, TIME) != NEVER
-    assert (note(done, LEFT), note(done, TIME)) == (";", NEVER)
-    assert note(done, IDS) == f"{uuid(7)},NVIDIA,1000,0:;{uuid(7)},NVIDIA,2000,0:"
+    assert annotation_of(halfway, LEFT) == f";{uuid(7)},NVIDIA,2000,0:"
+    assert annotation_of(halfway, PHASE) == "allocating"
+    assert annotation_of(halfway, TIME) != NEVER
+    assert (annotation_of(done, LEFT), annotation_of(done, TIME)) == (";", NEVER)
+    assert annotation_of(done, IDS) == f"{uuid(7)},NVIDIA,1000,0:;{uuid(7)},NVIDIA,2000,0:"
 
 
 async def test_item_2_in_number_mode_the_node_still_shows_memory_of_0(up: Stack) -> None:
     async with agent(up, "--gpu-strategy", "number", node=OTHER):
-        node = await node_shows(up, OTHER, {NUMBER: 8, MEMORY: 0, VGPU: 80})
+        node = await node_allocatable(up, OTHER, {NUMBER: 8, MEMORY: 0, VGPU: 80})
 
     assert node["status"]["capacity"][MEMORY] == "0"
 
@@ -248,25 +250,25 @@ async def test_item_7_whole_cards_are_idle_distinct_and_written_in_ascending_ord
     up: Stack,
 ) -> None:
     async with agent(up, "--gpu-strategy", "number", node=OTHER):
-        await node_shows(up, OTHER, {NUMBER: 8, VGPU: 80})
+        await node_allocatable(up, OTHER, {NUMBER: 8, VGPU: 80})
         shared = await runs(up, asking("shared", vgpu(memory=10), node=OTHER))
         whole = [await runs(up, asking(f"whole-{n}", {NUMBER: 2}, node=OTHER)) for n in range(3)]
         text = await refused(up, asking("too-many", {NUMBER: 2}, node=OTHER))
-        answer = await told(up, whole[1])
-        await cleared(up)
+        answer = await allocated_setup(up, whole[1])
+        await delete_all_pods(up)
 
-    assert note(shared, IDS).startswith(uuid(7, OTHER))
-    assert [note(pod, INDEX) for pod in whole] == ["0,1", "2,3", "4,5"]
+    assert annotation_of(shared, IDS).startswith(uuid(7, OTHER))
+    assert [annotation_of(pod, INDEX) for pod in whole] == ["0,1", "2,3", "4,5"]
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "2,3"
     assert text.startswith("0/3 nodes are available:")
 
 
 async def test_item_8_with_a_factor_of_10_a_limit_of_1024_is_10240_mib(up: Stack) -> None:
     async with agent(up, "--memory-factor", "10"):
-        await node_shows(up, SPARE, {MEMORY: UNITS_OF_10})
+        await node_allocatable(up, SPARE, {MEMORY: UNITS_OF_10})
         pod = await runs(up, asking("share", {MEMORY: 1024}, node=SPARE))
-        answer = await told(up, pod)
-        await cleared(up)
+        answer = await allocated_setup(up, pod)
+        await delete_all_pods(up)
 
     assert dict(answer.envs) == {
         "NVIDIA_VISIBLE_DEVICES": "0",
@@ -278,12 +280,12 @@ async def test_item_8_with_a_factor_of_10_a_limit_of_1024_is_10240_mib(up: Stack
 async def test_item_13_allocatable_counts_slots_cores_and_whole_units(up: Stack) -> None:
     async with agent(up, "--memory-factor", "10", "--device-split-count", "4"):
         amounts = {VGPU: 32, "volcano.sh/vgpu-cores": 800, "volcano.sh/vgpu-memory": UNITS_OF_10}
-        await node_shows(up, SPARE, amounts)
+        await node_allocatable(up, SPARE, amounts)
         pod = await runs(up, asking("core", vgpu(memory=300), node=SPARE))
-        answer = await told(up, pod)
-        await cleared(up)
+        answer = await allocated_setup(up, pod)
+        await delete_all_pods(up)
 
-    assert note(pod, IDS) == f"{uuid(7, SPARE)},NVIDIA,300,0:"
+    assert annotation_of(pod, IDS) == f"{uuid(7, SPARE)},NVIDIA,300,0:"
     assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
 
 
@@ -295,20 +297,22 @@ async def test_item_6_the_agent_adds_its_own_ill_cards_and_leaves_the_operators(
     await annotate(up, SPARE, {closed: "0,1"})
     async with agent(up, "--fault-file", str(faults)):
         await shows_note(up, SPARE, closed, "0,1,3")
-        await node_shows(up, SPARE, {VGPU: 70})
+        await node_allocatable(up, SPARE, {VGPU: 70})
         pod = await bound(up, asking("one", {MEMORY: CARD_MIB}, node=SPARE))
         faults.write_text("{}")
         await shows_note(up, SPARE, closed, "0,1")
-        await cleared(up)
+        await delete_all_pods(up)
 
     await annotate(up, SPARE, {closed: None})
-    assert note(pod, INDEX) == "2"
+    assert annotation_of(pod, INDEX) == "2"
 
 
 async def shows_note(up: Stack, node: str, key: str, text: str) -> None:
     """Wait until a node's annotation reads so."""
     async with asyncio.timeout(20):
-        while notes_of(json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))).get(key) != text:
+        while (
+            annotations_of(json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))).get(key) != text
+        ):
             await asyncio.sleep(0.05)
 
 

@@ -22,7 +22,7 @@ from shared.credentials.logins import ClientCredentials
 from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
 from tests.support.dialects import guides
-from tests.support.dialects.checklist import node_shows
+from tests.support.dialects.checklist import node_allocatable
 from tests.support.stack import KUBECTL, Stack, stack
 
 pytestmark = [
@@ -70,7 +70,7 @@ async def up() -> AsyncIterator[Stack]:
         env = {**QUICKLY, "PYTHONTZPATH": directory}
         options = ("--nodes", "1", "--gpus", "2xA10", "--budgets", str(file))
         async with stack(*options, webhook=True, env=env) as started:
-            await node_shows(started, "node-0", {CORE: 200})
+            await node_allocatable(started, "node-0", {CORE: 200})
             yield started
 
 

@@ -14,7 +14,15 @@ import pytest_asyncio
 from shared.dialects import DIALECTS
 from shared.model.ledger import counted_use
 from tests.support.dialects import guides
-from tests.support.dialects.checklist import cleared, leases, node_shows, note, notes_of, told, uuid
+from tests.support.dialects.checklist import (
+    allocated_setup,
+    annotation_of,
+    annotations_of,
+    delete_all_pods,
+    leases,
+    node_allocatable,
+    uuid,
+)
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [
@@ -32,7 +40,7 @@ NODE = "node-0"
 async def whole() -> AsyncIterator[Stack]:
     """One node with one A10, and the webhook."""
     async with stack("--nodes", "1", "--gpus", "1xA10", webhook=True) as started:
-        await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 100})
+        await node_allocatable(started, NODE, {"koordinator.sh/gpu.shared": 100})
         yield started
 
 
@@ -40,7 +48,7 @@ async def whole() -> AsyncIterator[Stack]:
 async def up(whole: Stack) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield whole
-    await cleared(whole)
+    await delete_all_pods(whole)
 
 
 async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> None:
@@ -48,15 +56,17 @@ async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> N
     assert done.code == 0, done.err
     await up.until("mnist-case", running)
     pod = await up.until(
-        "mnist-case", lambda found: notes_of(found).get("tencent.com/gpu-assigned") == "true"
+        "mnist-case", lambda found: annotations_of(found).get("tencent.com/gpu-assigned") == "true"
     )
     environment = (await up.exec("mnist-case", "env")).out.splitlines()
-    answer = await told(up, pod, "nvidia")
+    answer = await allocated_setup(up, pod, "nvidia")
 
-    index = int(note(pod, "tencent.com/predicate-gpu-idx-0"))
-    assert note(pod, "tencent.com/predicate-node") == NODE
-    assert re.fullmatch(r"\d{19}", note(pod, "tencent.com/predicate-time"))
-    assert note(pod, "tencent.com/vcuda-core-limit") == "50", "the automated annotation tag"
+    index = int(annotation_of(pod, "tencent.com/predicate-gpu-idx-0"))
+    assert annotation_of(pod, "tencent.com/predicate-node") == NODE
+    assert re.fullmatch(r"\d{19}", annotation_of(pod, "tencent.com/predicate-time"))
+    assert annotation_of(pod, "tencent.com/vcuda-core-limit") == "50", (
+        "the automated annotation tag"
+    )
     assert f"NVIDIA_VISIBLE_DEVICES={uuid(index)}" in environment
     assert "CUDA_DEVICE_MEMORY_LIMIT_0=3840m" in environment
     assert "CUDA_DEVICE_SM_LIMIT=50" in environment
@@ -79,7 +89,9 @@ async def test_gpusharing_2_the_guides_malformed_requests_are_denied(up: Stack) 
 async def test_gpusharing_the_node_shows_gpu_managers_resources(up: Stack) -> None:
     blocks = CARD_MIB // 256
 
-    await node_shows(up, NODE, {"tencent.com/vcuda-core": 100, "tencent.com/vcuda-memory": blocks})
+    await node_allocatable(
+        up, NODE, {"tencent.com/vcuda-core": 100, "tencent.com/vcuda-memory": blocks}
+    )
 
 
 async def test_koordinator_26_the_guides_pod_runs_and_sees_its_half_of_the_memory(
@@ -91,7 +103,7 @@ async def test_koordinator_26_the_guides_pod_runs_and_sees_its_half_of_the_memor
     shown = await up.kubectl("get", "pod", "-n", "default", "pod-example", "-o", "yaml")
     environment = (await up.exec("pod-example", "env")).out.splitlines()
 
-    [card] = json.loads(note(pod, "scheduling.koordinator.sh/device-allocated"))["gpu"]
+    [card] = json.loads(annotation_of(pod, "scheduling.koordinator.sh/device-allocated"))["gpu"]
     half_mib = CARD_MIB // 2
     assert card == {
         "minor": card["minor"],
@@ -113,7 +125,7 @@ async def test_koordinator_26_the_library_is_there_without_the_guides_daemon_set
     await up.kubectl("apply", "-f", "-", stdin=guides.KOORDINATOR_POD)
     pod = await up.until("pod-example", running)
 
-    answer = await told(up, pod, "curlimage")
+    answer = await allocated_setup(up, pod, "curlimage")
 
     mounted = {mount.container_path: mount for mount in answer.mounts}
     library = mounted["/usr/local/vgpu/libvgpu.so"]
@@ -145,7 +157,7 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
     told_limits = {
         name: int(re.sub(r"m$", "", value)) * (MIB if value.endswith("m") else 1)
         for name in EVERYBODY
-        for key, value in dict((await told(up, await up.pod(name))).envs).items()
+        for key, value in dict((await allocated_setup(up, await up.pod(name))).envs).items()
         if key.startswith("CUDA_DEVICE_MEMORY_LIMIT")
     }
 

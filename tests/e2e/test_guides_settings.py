@@ -15,7 +15,14 @@ import pytest
 import pytest_asyncio
 
 from tests.support.dialects import guides
-from tests.support.dialects.checklist import agent, cleared, node_shows, note, refused, uuid
+from tests.support.dialects.checklist import (
+    agent,
+    annotation_of,
+    delete_all_pods,
+    node_allocatable,
+    refused,
+    uuid,
+)
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [
@@ -67,7 +74,7 @@ async def obeying(up: Stack, manifest: str, conf: Path) -> AsyncIterator[list[st
             await asyncio.sleep(0.05)
     said = (up.root / "logs" / "watcher.log").read_text()
     yield [line for line in said.splitlines() if str(conf) in line]
-    await cleared(up)
+    await delete_all_pods(up)
 
 
 def announced(up: Stack) -> int:
@@ -83,13 +90,15 @@ async def test_item_50_the_gpu_sharing_guides_configuration_speaks_gpushare_alon
         pod = await up.until("gpu-pod1", running)
         other = await refused(up, gpu_pod("other", vgpu(memory=1000)))
 
-    assert note(pod, "volcano.sh/gpu-index") == "0"
+    assert annotation_of(pod, "volcano.sh/gpu-index") == "0"
     assert "belongs to volcano-vgpu, which is not enabled here" in other
     assert not warnings
 
 
 async def test_the_vgpu_guides_lines_are_shown_by_a_node_with_one_share_per_card(up: Stack) -> None:
-    await node_shows(up, CARDS, {"volcano.sh/vgpu-number": 8, "volcano.sh/vgpu-memory": 89424})
+    await node_allocatable(
+        up, CARDS, {"volcano.sh/vgpu-number": 8, "volcano.sh/vgpu-memory": 89424}
+    )
 
     shown = await kubectl(up, "get", "node", CARDS, "-o", "yaml")
 
@@ -109,8 +118,8 @@ async def test_item_50_the_vgpu_guides_configurations_speak_vgpu_alone(
         environment = (await up.exec("hami-pod", "env")).out.splitlines()
         other = await refused(up, gpu_pod("other", {"volcano.sh/gpu-memory": 1000}))
 
-    device = note(pod, "volcano.sh/vgpu-ids-new").partition(",")[0]
-    assert note(pod, "volcano.sh/vgpu-ids-new") == f"{device},NVIDIA,3000,50:"
+    device = annotation_of(pod, "volcano.sh/vgpu-ids-new").partition(",")[0]
+    assert annotation_of(pod, "volcano.sh/vgpu-ids-new") == f"{device},NVIDIA,3000,50:"
     assert f"NVIDIA_VISIBLE_DEVICES={device}" in environment
     assert "CUDA_DEVICE_MEMORY_LIMIT_0=3000m" in environment
     assert "CUDA_DEVICE_SM_LIMIT=50" in environment
@@ -129,7 +138,7 @@ async def test_item_50_the_mig_guides_pod_gets_an_instance_of_5_gb_for_its_3_gb(
 
     whole = uuid(0, PARTITIONED)
     assert pod["spec"]["nodeName"] == PARTITIONED
-    assert note(pod, "volcano.sh/vgpu-ids-new") == f"{whole}[group1-0],NVIDIA,3000,0:"
+    assert annotation_of(pod, "volcano.sh/vgpu-ids-new") == f"{whole}[group1-0],NVIDIA,3000,0:"
     assert any(line.startswith("NVIDIA_VISIBLE_DEVICES=MIG-") for line in environment)
     assert not any(line.startswith("CUDA_DEVICE_") for line in environment)
     assert "1g.5gb" in ps

@@ -19,17 +19,17 @@ from tests.support.dialects.checklist import (
     NODE,
     SPARE,
     agent_flags,
+    allocated_setup,
+    annotation_of,
+    annotations_of,
     bound,
-    cleared,
     container,
+    delete_all_pods,
     leases,
-    node_shows,
-    note,
-    notes_of,
+    node_allocatable,
     refused,
     runs,
     service,
-    told,
     uuid,
 )
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack
@@ -106,12 +106,12 @@ def asking(
 
 def cards(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the GPUs of a pod's allocation."""
-    found: list[dict[str, Any]] = json.loads(note(pod, ALLOCATED))["gpu"]
+    found: list[dict[str, Any]] = json.loads(annotation_of(pod, ALLOCATED))["gpu"]
     return found
 
 
 async def variables(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, str]:
-    return dict((await told(up, pod, container)).envs)
+    return dict((await allocated_setup(up, pod, container)).envs)
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ async def spare_agent(up: Stack, *flags: str) -> AsyncIterator[None]:
     known = agent_flags(up, SPARE, "2xT4")
     async with service(up, "node_agent", f"agent-{SPARE}", *known, *flags):
         yield
-        await cleared(up)  # while it can still say that their containers have ended
+        await delete_all_pods(up)  # while it can still say that their containers have ended
 
 
 async def labels(up: Stack, node: str) -> dict[str, str]:
@@ -133,7 +133,7 @@ async def whole() -> AsyncIterator[Stack]:
     """Everything but the second node's agent, and Koordinator's kind `Device`."""
     async with stack("--nodes", "2", "--gpus", "2xT4", without=(f"agent-{SPARE}",)) as started:
         await started.kube.create(DEFINITIONS, yaml.safe_load(CRD.read_text()))
-        await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 200})
+        await node_allocatable(started, NODE, {"koordinator.sh/gpu.shared": 200})
         yield started
 
 
@@ -141,7 +141,7 @@ async def whole() -> AsyncIterator[Stack]:
 async def up(whole: Stack) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield whole
-    await cleared(whole)
+    await delete_all_pods(whole)
 
 
 @pytest.mark.kubectl
@@ -154,7 +154,7 @@ async def test_koordinator_10_the_guides_pod_runs_and_shows_its_allocation(up: S
     environment = (await up.exec("pod-example", "env")).out.splitlines()
 
     card = cards(pod)[0]
-    assert note(pod, ALLOCATED) == (
+    assert annotation_of(pod, ALLOCATED) == (
         f'{{"gpu":[{{"minor":{card["minor"]},"resources":{{"koordinator.sh/gpu-core":"50",'
         '"koordinator.sh/gpu-memory":"7680Mi","koordinator.sh/gpu-memory-ratio":"50"},'
         f'"id":"{uuid(card["minor"], pod["spec"]["nodeName"])}"}}]}}'
@@ -178,7 +178,7 @@ async def test_koordinator_26_half_a_card_gets_the_published_variables_and_mount
     up: Stack,
 ) -> None:
     pod = await runs(up, asking("half", koord(shared=1, core=50, ratio=50)))
-    answer = await told(up, pod)
+    answer = await allocated_setup(up, pod)
 
     own = f"{pod['metadata']['uid']}_cuda"
     assert dict(answer.envs) == {
@@ -250,7 +250,7 @@ async def test_koordinator_25_a_forged_allocation_grants_nothing(up: Stack) -> N
     assert not (await leases(up))["forger"].shares
     environment = (await up.exec("forger", "env")).out
     assert "NVIDIA_VISIBLE_DEVICES" not in environment
-    assert notes_of(pod)[ALLOCATED] == forged[ALLOCATED]
+    assert annotations_of(pod)[ALLOCATED] == forged[ALLOCATED]
     assert cards(real)[0]["resources"]["koordinator.sh/gpu-memory-ratio"] == "10"
 
 
@@ -258,7 +258,7 @@ async def test_koordinator_19_and_29_pods_follow_the_library(up: Stack) -> None:
     wanted = koord(shared=1, core=10, ratio=10)
     library = up.root / "agents" / SPARE / "library" / "simulated" / "libvgpu.so"
     async with spare_agent(up):
-        await node_shows(up, SPARE, {"koordinator.sh/gpu.shared": 200})
+        await node_allocatable(up, SPARE, {"koordinator.sh/gpu.shared": 200})
         async with asyncio.timeout(30):
             while (await labels(up, SPARE)).get(ISOLATION) != "HAMi-core":
                 await asyncio.sleep(0.05)
@@ -283,16 +283,16 @@ async def test_koordinator_20_an_unhealthy_card_gets_no_pod_and_keeps_what_it_ha
     faults = tmp_path / "faults.json"
     wanted = koord(shared=1, core=10, ratio=10)
     async with spare_agent(up, "--fault-file", str(faults)):
-        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 200})
+        await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 200})
         first = await runs(up, asking("first", wanted, node=SPARE))
         ill = cards(first)[0]["minor"]
         faults.write_text(json.dumps({str(ill): "unhealthy"}))
-        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 100})
+        await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 100})
         others = [await bound(up, asking(f"next-{n}", wanted, node=SPARE)) for n in range(4)]
         object_now = json.loads(await up.kube.read(f"{DEVICES}/{SPARE}"))
         kept = (await leases(up))["first"]
         faults.write_text("{}")
-        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 200})
+        await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 200})
 
     assert {cards(pod)[0]["minor"] for pod in others} == {1 - ill}
     assert [share.index for share in kept.shares] == [ill]

@@ -15,19 +15,19 @@ from shared.model.ledger import counted_use
 from shared.model.names import DeviceUuid
 from tests.support.dialects.checklist import (
     NODE,
+    allocated_setup,
     annotate,
+    annotation_of,
+    annotations_of,
     asking,
     bound,
-    cleared,
     container,
+    delete_all_pods,
     leases,
-    node_shows,
-    note,
-    notes_of,
+    node_allocatable,
     on,
     refused,
     runs,
-    told,
     uuid,
 )
 from tests.support.stack import KUBECTL, Stack, running, stack, vgpu
@@ -88,7 +88,7 @@ async def cards() -> AsyncIterator[Stack]:
 async def up(cards: Stack) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield cards
-    await cleared(cards)
+    await delete_all_pods(cards)
 
 
 def vcuda(core: int, memory: int = 0) -> dict[str, int]:
@@ -112,7 +112,7 @@ async def environment(up: Stack, name: str) -> list[str]:
 
 async def noted(up: Stack, name: str, key: str, text: str) -> dict[str, Any]:
     """Wait until the agent has written an annotation."""
-    return await up.until(name, lambda pod: notes_of(pod).get(key) == text)
+    return await up.until(name, lambda pod: annotations_of(pod).get(key) == text)
 
 
 async def use_of(up: Stack, index: int) -> DeviceUse:
@@ -133,7 +133,7 @@ def ids_given(up: Stack, pod: Mapping[str, Any], resource: str) -> list[str]:
 
 
 async def test_the_node_shows_every_dialects_amounts_of_its_cards(up: Stack) -> None:
-    node = await node_shows(
+    node = await node_allocatable(
         up,
         NODE,
         {
@@ -146,7 +146,7 @@ async def test_the_node_shows_every_dialects_amounts_of_its_cards(up: Stack) -> 
         },
     )
 
-    register = json.loads(note(node, "hami.io/node-nvidia-register"))
+    register = json.loads(annotation_of(node, "hami.io/node-nvidia-register"))
     assert [(r["id"], r["count"], r["devmem"], r["health"]) for r in register] == [
         (uuid(index), 10, CARD_MIB, True) for index in range(3)
     ]
@@ -161,9 +161,9 @@ async def test_gpusharing_1_the_guides_pod_gets_half_a_card_through_kubectl(up: 
     pod = await noted(up, "mnist-case", "tencent.com/gpu-assigned", "true")
     lines = await environment(up, "mnist-case")
 
-    index = int(note(pod, f"{INDEX}0"))
-    assert re.fullmatch(r"\d{19}", note(pod, "tencent.com/predicate-time"))
-    assert note(pod, "tencent.com/predicate-node") == NODE
+    index = int(annotation_of(pod, f"{INDEX}0"))
+    assert re.fullmatch(r"\d{19}", annotation_of(pod, "tencent.com/predicate-time"))
+    assert annotation_of(pod, "tencent.com/predicate-node") == NODE
     assert f"NVIDIA_VISIBLE_DEVICES={uuid(index)}" in lines
     assert "CUDA_DEVICE_MEMORY_LIMIT_0=3840m" in lines
     assert "CUDA_DEVICE_SM_LIMIT=50" in lines
@@ -181,21 +181,21 @@ async def test_hami_the_published_example_gets_its_limits_through_kubectl(up: St
     pod = await noted(up, "gpu-pod", "hami.io/bind-phase", "success")
     lines = await environment(up, "gpu-pod")
 
-    elements = re.fullmatch(r"((?:[^,;:]+,NVIDIA,3000,30:){2});", note(pod, ALLOCATED))
+    elements = re.fullmatch(r"((?:[^,;:]+,NVIDIA,3000,30:){2});", annotation_of(pod, ALLOCATED))
     assert elements
     devices = re.findall(r"(GPU-[^,]+),", elements[1])
     assert f"NVIDIA_VISIBLE_DEVICES={','.join(devices)}" in lines
     assert {"CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DEVICE_MEMORY_LIMIT_1=3000m"} <= set(lines)
     assert {"CUDA_DEVICE_SM_LIMIT=30", "CUDA_TASK_PRIORITY=0"} <= set(lines)
-    assert note(pod, TO_ALLOCATE) == ";"
-    assert note(pod, "hami.io/vgpu-node") == NODE
+    assert annotation_of(pod, TO_ALLOCATE) == ";"
+    assert annotation_of(pod, "hami.io/vgpu-node") == NODE
 
 
 async def test_plain_nvidia_pods_get_whole_cards_and_nothing_but_their_names(up: Stack) -> None:
     pod = await runs(up, asking("plain", {GPU: 2}, schedulerName="leasehold"))
-    given = await told(up, pod)
+    given = await allocated_setup(up, pod)
 
-    devices = re.findall(r"(GPU-[^,]+),NVIDIA,15360,100:", note(pod, ALLOCATED))
+    devices = re.findall(r"(GPU-[^,]+),NVIDIA,15360,100:", annotation_of(pod, ALLOCATED))
     assert dict(given.envs) == {"NVIDIA_VISIBLE_DEVICES": ",".join(devices)}
     assert len(devices) == 2
     assert not given.mounts
@@ -213,7 +213,7 @@ async def test_three_dialects_share_one_device_and_one_ledger_counts_them(up: St
     held = await leases(up)
     use = await use_of(up, 1)
 
-    assert note(tencent, f"{INDEX}0") == "1", "the fullest card that fits"
+    assert annotation_of(tencent, f"{INDEX}0") == "1", "the fullest card that fits"
     assert {lease.dialect for lease in held.values()} == {"volcano-vgpu", "tencent", "nvidia"}
     assert {share.device for lease in held.values() for share in lease.shares} == {uuid(1)}
     assert (use.memory_mib, use.cores_percent, use.shares) == (4000 + 3840 + 2000, 100, 3)
@@ -232,14 +232,14 @@ async def test_a_whole_device_excludes_all_others_and_they_exclude_it(up: Stack)
     shared = await bound(up, asking("shared", vcuda(1, 1)))
     late = await refused(up, asking("three", vcuda(300)))
 
-    assert note(shared, f"{INDEX}0") != "0"
+    assert annotation_of(shared, f"{INDEX}0") != "0"
     assert late.startswith("0/1 nodes are available")
 
 
 async def test_gpusharing_4_200_cores_are_two_whole_cards_to_the_kubelet_too(up: Stack) -> None:
     pod = await runs(up, asking("two", vcuda(200, 4)))
-    first, second = sorted(int(index) for index in note(pod, f"{INDEX}0").split(","))
-    given = await told(up, pod)
+    first, second = sorted(int(index) for index in annotation_of(pod, f"{INDEX}0").split(","))
+    given = await allocated_setup(up, pod)
 
     assert dict(given.envs) == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(first)},{uuid(second)}"}
     assert (
@@ -294,16 +294,18 @@ async def test_gpusharing_7_containers_are_counted_by_their_place_in_the_pod(up:
     hamis = await runs(up, asking("hamis", {}, **beside))
     hamis = await noted(up, "hamis", TO_ALLOCATE, ";;;;")
 
-    places = {key for key in notes_of(tencent) if key.startswith(INDEX)}
+    places = {key for key in annotations_of(tencent) if key.startswith(INDEX)}
     assert places == {f"{INDEX}1"}
-    assert re.fullmatch(r";;GPU-[^,]+,NVIDIA,1000,0:;;", note(hamis, ALLOCATED))
+    assert re.fullmatch(r";;GPU-[^,]+,NVIDIA,1000,0:;;", annotation_of(hamis, ALLOCATED))
 
 
 async def test_gpusharing_6_two_containers_get_slices_of_their_own(up: Stack) -> None:
     two = [container("a", vcuda(30, 4)), container("b", vcuda(20, 8))]
     pod = await runs(up, asking("two", {}, containers=two))
 
-    limits = [(await told(up, pod, name)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in "ab"]
+    limits = [
+        (await allocated_setup(up, pod, name)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in "ab"
+    ]
     assert limits == ["1024m", "2048m"]
     held = (await leases(up))["two"]
     assert sum(share.cores_percent for share in held.shares) == 50
@@ -321,9 +323,9 @@ async def test_hami_an_init_container_hands_its_device_on(up: Stack) -> None:
             containers=[container("main", hami(gpu=1, gpumem=3000))],
         ),
     )
-    given = await told(up, pod, "main")
+    given = await allocated_setup(up, pod, "main")
 
-    assert note(pod, ALLOCATED) == f"{uuid(2)},NVIDIA,5000,0:;{uuid(2)},NVIDIA,3000,0:;"
+    assert annotation_of(pod, ALLOCATED) == f"{uuid(2)},NVIDIA,5000,0:;{uuid(2)},NVIDIA,3000,0:;"
     assert given.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
     assert (await use_of(up, 2)).memory_mib == 5000
 
@@ -334,13 +336,13 @@ async def test_gpusharing_7_an_init_container_hands_its_hundredths_on(up: Stack)
     main = container("main", vcuda(50, 8))
     pod = await runs(up, asking("warmed", {}, initContainers=[init], containers=[main]))
     held = (await leases(up))["warmed"]
-    given = await told(up, pod, "main")
+    given = await allocated_setup(up, pod, "main")
 
     devices = {share.container: share.device for share in held.shares}
     assert devices["warm"] != devices["main"], "30 fit beside 60, and 50 do not"
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == devices["main"]
     assert given.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2048m"
-    assert uuid(int(note(pod, f"{INDEX}0"))) == devices["main"]
+    assert uuid(int(annotation_of(pod, f"{INDEX}0"))) == devices["main"]
 
 
 async def test_hami_devices_are_spread_unless_the_pod_says_otherwise(up: Stack) -> None:
@@ -351,8 +353,8 @@ async def test_hami_devices_are_spread_unless_the_pod_says_otherwise(up: Stack) 
         up, asking("mutex", hami(gpu=1, gpumem=1), {"hami.io/gpu-scheduler-policy": "mutex"})
     )
 
-    assert len({note(pod, ALLOCATED) for pod in spread}) == 3
-    assert len({note(pod, ALLOCATED) for pod in packed}) == 1
+    assert len({annotation_of(pod, ALLOCATED) for pod in spread}) == 3
+    assert len({annotation_of(pod, ALLOCATED) for pod in packed}) == 1
     assert "0/1 nodes are available" in mutex
 
 
@@ -371,6 +373,6 @@ async def test_a_hundredth_each_fills_a_card_to_the_last(up: Stack) -> None:
     await up.until_all(3)
     last = await runs(up, asking("last", vcuda(1, 1)))
 
-    indices = {note(await up.pod(f"p{n}"), f"{INDEX}0") for n in range(3)}
-    assert indices == {note(last, f"{INDEX}0")}
+    indices = {annotation_of(await up.pod(f"p{n}"), f"{INDEX}0") for n in range(3)}
+    assert indices == {annotation_of(last, f"{INDEX}0")}
     assert (await use_of(up, int(indices.pop()))).cores_percent == 100

@@ -36,7 +36,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit",
             "test_17_a_list_too_long_names_the_factor_needed",
         ),
-        20: ("test_ids_are_never_renumbered_when_a_device_falls_ill_or_another_comes",),
+        20: ("test_ids_never_change_when_a_device_fails_or_another_is_added",),
         21: (
             "test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids",
             "test_nothing_is_preferred_when_it_is_unclear_for_whom",

@@ -25,8 +25,8 @@ from shared.model.events.pod_events import PlacementChosen, PlacementRefused, Po
 from shared.model.names import NodeName, PodUid
 from shared.model.request import PodRequest
 from tests.support.build import dice, facts, pod_queued
-from tests.support.dialects.mixes import Wish, mixed
-from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, check_environment
+from tests.support.dialects.mixes import ExpectedPod, mixed
+from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
@@ -36,11 +36,11 @@ TTL_S = 600.0
 
 class Uncounted:
     def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
+        """Do nothing."""
 
 
 class MixMachine(RuleBasedStateMachine):
-    """Pods come and go; every lease is held against what its pod asked for."""
+    """Pods come and go; every lease is compared with its pod's request."""
 
     url: ClassVar[str]
 
@@ -93,17 +93,17 @@ class MixMachine(RuleBasedStateMachine):
         self.spoken = rules
 
     @rule(batch=st.lists(mixed, min_size=1, max_size=4))
-    def place_twins(self, batch: list[Wish]) -> None:
-        """Give every placer the like, at the same time: they will want the same devices."""
+    def place_twins(self, batch: list[ExpectedPod]) -> None:
+        """Give all placers equal pods at the same time, so that they compete for devices."""
         self.place([batch] * PLACERS)
 
     @rule(batches=st.lists(st.lists(mixed, max_size=4), min_size=PLACERS, max_size=PLACERS))
-    def place_others(self, batches: list[list[Wish]]) -> None:
-        """Give every placer a batch of its own, at the same time."""
+    def place_others(self, batches: list[list[ExpectedPod]]) -> None:
+        """Give each placer its own batch at the same time."""
         self.place(batches)
 
-    def place(self, batches: list[list[Wish]]) -> None:
-        wishes: dict[PodUid, Wish] = {}
+    def place(self, batches: list[list[ExpectedPod]]) -> None:
+        wishes: dict[PodUid, ExpectedPod] = {}
         queued = [[self.queued(wish, wishes) for wish in batch] for batch in batches]
 
         said = self.run(self.place_all(queued))
@@ -111,10 +111,10 @@ class MixMachine(RuleBasedStateMachine):
         for answer in said:
             wish = wishes.pop(_pod_of(answer))
             if isinstance(answer, PlacementChosen):
-                self.recount.arrive(answer.lease.pod, wish, answer.lease)
-                check_environment(wish, answer.lease, NODES[answer.lease.node])
+                self.recount.add(answer.lease.pod, wish, answer.lease)
+                assert_environment(wish, answer.lease, NODES[answer.lease.node])
 
-    def queued(self, wish: Wish, wishes: dict[PodUid, Wish]) -> PodQueued:
+    def queued(self, wish: ExpectedPod, wishes: dict[PodUid, ExpectedPod]) -> PodQueued:
         self.pods += 1
         request: PodRequest = replace(
             parse_pod_request(wish.asks, self.spoken), resources={"pods": 1}
@@ -144,7 +144,7 @@ class MixMachine(RuleBasedStateMachine):
 
         assert [lease.pod for lease in ended] == ending
         for pod in ending:
-            self.recount.end(pod)
+            self.recount.remove(pod)
 
     @rule(name=st.sampled_from(sorted(NODES)), pick=st.integers(0, 3))
     def fall_ill_or_recover(self, name: NodeName, pick: int) -> None:
@@ -159,7 +159,7 @@ class MixMachine(RuleBasedStateMachine):
         assert {lease.pod: lease for lease in found} == {
             pod: lease for pod, (_, lease) in self.recount.live.items()
         }
-        self.recount.check()
+        self.recount.assert_consistent()
 
 
 def _pod_of(answer: PlacementChosen | PlacementRefused) -> PodUid:

@@ -1,4 +1,4 @@
-"""Pods, devices and leases for the tests of dialects: what is not said is of no interest."""
+"""Pods, devices and leases for the tests of dialects, with defaults for everything."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers=
 RULES = Rules()
 
 
-def asking(name: str = "c", /, **facts: Any) -> ContainerManifest:
-    """A container; its limits are `limits` or, short of that, nothing."""
+def container_with(name: str = "c", /, **facts: Any) -> ContainerManifest:
+    """A container, without limits by default."""
     return ContainerManifest(name=name, **facts)
 
 
@@ -40,7 +40,7 @@ def device(index: int = 0, memory_mib: int = 16384, **facts: Any) -> Device:
 
 
 def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
-    """The share of one device that a placer would make of a container's request."""
+    """The share of one device that a placer would choose for a container's request."""
     return Share(
         container=request.container,
         device=on.uuid,
@@ -57,7 +57,7 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
 
 
 def leased(asks: PodManifest, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
-    """A pod's lease, with its containers' devices by index, one tuple for each that asked."""
+    """A pod's lease, with its containers' devices by index, one tuple for each with GPUs."""
     wanted = parse_pod_request(asks, rules)
     return lease_of(
         wanted,

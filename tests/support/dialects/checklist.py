@@ -1,4 +1,4 @@
-"""What the acceptance checklist's end-to-end tests ask of a running stack, and parts they start."""
+"""Helpers of the acceptance checklist's end-to-end tests, on a running stack."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from tests.support.stack import PODS, Stack, gpu_pod, running
 GPUS = "8xGTX1080Ti"
 CARD_MIB = 11178
 NODE, SPARE, OTHER = "node-0", "node-1", "node-2"
-"""The agents of all but the first node are started by the tests that need them."""
+"""Tests that need an agent of any node but the first start it themselves."""
 
 MEMORY, NUMBER = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
 INDEX, IDS = "volcano.sh/gpu-index", "volcano.sh/vgpu-ids-new"
@@ -45,7 +45,7 @@ def uuid(index: int, node: str = NODE) -> str:
 
 
 def on(*indices: int) -> dict[str, str]:
-    """Return the annotation that keeps a vGPU pod on some cards of the first node."""
+    """Return the annotation that selects GPUs of the first node for a vGPU pod."""
     return {"volcano.sh/vgpu-use-gpuuuid": ",".join(uuid(index) for index in indices)}
 
 
@@ -81,18 +81,18 @@ async def runs(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def refused(up: Stack, pod: Mapping[str, Any]) -> str:
-    """Create a pod that has to wait; return the text of its condition."""
+    """Create a pod that cannot be placed; return the text of its condition."""
     await up.create(pod)
-    return await waits(up, pod["metadata"]["name"])
+    return await unschedulable_text(up, pod["metadata"]["name"])
 
 
-async def waits(up: Stack, name: str) -> str:
-    """Wait until a pod says why it has no node; return the text."""
-    return said_of(await up.until(name, said_of))
+async def unschedulable_text(up: Stack, name: str) -> str:
+    """Wait until a pod's condition says why it has no node; return the text."""
+    return condition_text(await up.until(name, condition_text))
 
 
-def said_of(pod: Mapping[str, Any]) -> str:
-    """Return why a pod waits; nothing if it does not say so."""
+def condition_text(pod: Mapping[str, Any]) -> str:
+    """Return why a pod waits according to its condition, or an empty text."""
     assert "nodeName" not in pod["spec"], f"{pod['metadata']['name']} has a node"
     conditions = pod["status"].get("conditions", [])
     texts = [c["message"] for c in conditions if (c["type"], c["status"]) == UNSCHEDULED]
@@ -102,36 +102,36 @@ def said_of(pod: Mapping[str, Any]) -> str:
 UNSCHEDULED = ("PodScheduled", "False")
 
 
-def notes_of(pod: Mapping[str, Any]) -> dict[str, str]:
+def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:
     """Return a pod's annotations."""
     notes: dict[str, str] = pod["metadata"].get("annotations") or {}
     return notes
 
 
-def note(pod: Mapping[str, Any], key: str) -> str:
+def annotation_of(pod: Mapping[str, Any], key: str) -> str:
     """Return an annotation of a pod."""
-    text: str = notes_of(pod)[key]
+    text: str = annotations_of(pod)[key]
     return text
 
 
 def shares(pod: Mapping[str, Any], node: str = NODE) -> list[tuple[int, int, int]]:
     """Return index, memory and cores of each device in `vgpu-ids-new`."""
     indices = {uuid(index, node): index for index in range(8)}
-    records = note(pod, IDS).replace(";", "").split(":")[:-1]
+    records = annotation_of(pod, IDS).replace(";", "").split(":")[:-1]
     fields = [record.split(",") for record in records]
     assert all(kind == "NVIDIA" for _, kind, _, _ in fields)
     return [(indices[name], int(memory), int(cores)) for name, _, memory, cores in fields]
 
 
-def cards(pod: Mapping[str, Any]) -> list[int]:
+def device_indices(pod: Mapping[str, Any]) -> list[int]:
     """Return the indices of the devices in `vgpu-ids-new`."""
     return [index for index, _, _ in shares(pod)]
 
 
-async def told(
+async def allocated_setup(
     up: Stack, pod: Mapping[str, Any], container: str = "cuda"
 ) -> ContainerAllocateResponse:
-    """Return what the kubelet was told to give a container, from the kubelet's own checkpoint."""
+    """Return what Allocate returned for a container, from the kubelet's own checkpoint."""
     node = pod["spec"]["nodeName"]
     file = up.root / "nodes" / node / "device-plugins" / "kubelet_internal_checkpoint"
     found = [
@@ -144,7 +144,7 @@ async def told(
 
 
 def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, Any]:
-    """Return what the kubelet remembers of a container that it runs."""
+    """Return the kubelet's state of a running container."""
     node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
     state = json.loads((up.root / "nodes" / node / "pods" / f"{uid}.json").read_text())
     found: dict[str, Any] = state["containers"][container]
@@ -160,18 +160,18 @@ async def leases(up: Stack) -> dict[str, Lease]:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 
 
-async def cleared(up: Stack) -> None:
-    """Delete every pod, and wait until their leases have ended too."""
+async def delete_all_pods(up: Stack) -> None:
+    """Delete all pods and wait until their leases have ended."""
     await up.clear()
     async with asyncio.timeout(30):
         while await leases(up):
             await asyncio.sleep(0.05)
 
 
-async def node_shows(
+async def node_allocatable(
     up: Stack, node: str, amounts: Mapping[str, int | None], limit_s: float = 30.0
 ) -> dict[str, Any]:
-    """Wait until a node's allocatable holds these amounts (None: nothing of it)."""
+    """Wait until a node's allocatable has these amounts (None: the resource is absent)."""
     wanted = {name: None if n is None else str(n) for name, n in amounts.items()}
     shown: dict[str, Any] = {}
     try:
@@ -192,7 +192,7 @@ async def annotate(up: Stack, node: str, notes: Mapping[str, str | None]) -> Non
 
 
 async def restart_kubelet(up: Stack, node: str) -> None:
-    """Restart a kubelet; what runs goes on."""
+    """Restart a kubelet; its containers keep running."""
     described = json.loads((up.root / "nodes" / node / "kubelet.json").read_text())
     credentials = ClusterCredentials(
         server=f"https://{described['address']}:{described['port']}",
@@ -215,7 +215,7 @@ def agent_flags(up: Stack, node: str = SPARE, gpus: str = GPUS) -> tuple[str, ..
 async def start(
     up: Stack, module: str, name: str, *flags: str
 ) -> tuple[asyncio.subprocess.Process, Path]:
-    """Start a service of ours beside the stack's own; return it and the file that it announces."""
+    """Start one of our services beside the stack's; return it and the file that it announces."""
     node = flags[flags.index("--node") + 1] if "--node" in flags else ""
     user = user_of(module.replace("_", "-"), node)
     run_file = up.root / f"{name}.json"
@@ -235,7 +235,7 @@ async def start(
 async def service(
     up: Stack, module: str, name: str, *flags: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Keep a service of ours running beside the stack's own, once it is ready."""
+    """Run one of our services beside the stack's, once it is ready."""
     process, run_file = await start(up, module, name, *flags)
     try:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Random pods in every dialect, each with what it must be given, worked out without our readers.
+"""Random pods in every dialect with their expected shares, computed without our parsers.
 
 What is expected here follows the vendors' published rules and the roundings of
 `docs/compatibility.md`; nothing of it is taken from `shared.dialects` or `shared.model.device`.
@@ -20,46 +20,46 @@ Bytes = Callable[[Device], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one container must get of each of its devices."""
+class ExpectedShare:
+    """The expected share of each of a container's devices."""
 
     container: str
     gpus: int
     memory: Bytes
-    """Bytes that it may use of a device that is not partitioned."""
+    """Memory limit in bytes on a device that is not partitioned."""
     all_memory: bool = False
-    """No amount was named: of a partitioned device, the largest instance."""
+    """No amount was requested: of a partitioned device, the largest instance."""
     cores: int = 0
     """Percent that it reserves."""
     alone: bool = False
-    """It needs its devices idle, and keeps them to itself."""
+    """Its devices must be idle and are exclusive."""
     idle: bool = False
-    """It needs its devices idle, and others may join."""
+    """Its devices must be idle; later pods may share them."""
     joins_reserved: bool = False
-    """It may join where all cores are reserved."""
+    """It may share a device whose cores are all reserved."""
     slots: int | None = None
     """Shares that a device may have with it: None any number, 0 as many as the device says."""
     init: bool = False
-    """It has ended when the next container starts."""
+    """It ends before the next container starts."""
     instances: bool = False
-    """A MIG instance will do."""
+    """A MIG instance is accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A pod and its parts."""
+class ExpectedPod:
+    """A pod and its expected shares."""
 
     dialect: str
     asks: PodManifest
-    parts: tuple[Part, ...]
+    parts: tuple[ExpectedShare, ...]
     one_device: bool = False
     """All of its containers share a device."""
     distinct: bool = False
     """No two of its containers share a device."""
     mode: str = ""
-    """The only mode of devices that will do; empty: see `Part.instances`."""
+    """The required mode of devices; empty: see `ExpectedShare.instances`."""
 
-    def part(self, container: str) -> Part:
+    def part(self, container: str) -> ExpectedShare:
         return next(part for part in self.parts if part.container == container)
 
 
@@ -136,7 +136,7 @@ ORDINARY = Kinds(inits=0, sidecars=False)
 
 
 @st.composite
-def volcano_vgpu(draw: Any) -> Wish:
+def volcano_vgpu(draw: Any) -> ExpectedPod:
     mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
     containers, parts = [], []
     for name in _names(draw):
@@ -159,7 +159,7 @@ def volcano_vgpu(draw: Any) -> Wish:
             else whole_units
         )
         parts.append(
-            Part(
+            ExpectedShare(
                 container=name,
                 gpus=number,
                 memory=bytes_of,
@@ -171,7 +171,7 @@ def volcano_vgpu(draw: Any) -> Wish:
             )
         )
     notes = {"volcano.sh/vgpu-mode": mode} if mode else {}
-    return Wish(
+    return ExpectedPod(
         dialect="volcano-vgpu",
         asks=_pod(containers, notes, "volcano"),
         parts=tuple(parts),
@@ -180,15 +180,15 @@ def volcano_vgpu(draw: Any) -> Wish:
 
 
 @st.composite
-def gpushare(draw: Any) -> Wish:
+def gpushare(draw: Any) -> ExpectedPod:
     containers, parts = [], []
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
         memory, init = draw(sizes), kinds.runs_before(place)
         containers.append(kinds.asks(place, name, {"volcano.sh/gpu-memory": memory}))
-        parts.append(Part(container=name, gpus=1, memory=units(memory), init=init))
-    return Wish(
+        parts.append(ExpectedShare(container=name, gpus=1, memory=units(memory), init=init))
+    return ExpectedPod(
         dialect="volcano-gpushare",
         asks=_pod(containers, scheduler="volcano"),
         parts=tuple(parts),
@@ -197,17 +197,17 @@ def gpushare(draw: Any) -> Wish:
 
 
 @st.composite
-def gpu_number(draw: Any) -> Wish:
+def gpu_number(draw: Any) -> ExpectedPod:
     number = draw(few)
-    part = Part(
+    part = ExpectedShare(
         container="c0", gpus=number, memory=whole_units, all_memory=True, cores=100, alone=True
     )
     asked = ORDINARY.asks(0, "c0", {"volcano.sh/gpu-number": number})
-    return Wish(dialect="volcano-gpushare", asks=_pod([asked]), parts=(part,))
+    return ExpectedPod(dialect="volcano-gpushare", asks=_pod([asked]), parts=(part,))
 
 
 @st.composite
-def vcuda(draw: Any) -> Wish:
+def vcuda(draw: Any) -> ExpectedPod:
     containers, parts = [], []
     names = _names(draw)
     kinds = draw(_kinds(names))
@@ -218,7 +218,7 @@ def vcuda(draw: Any) -> Wish:
         limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks or None}
         containers.append(kinds.asks(place, name, limits))
         parts.append(
-            Part(
+            ExpectedShare(
                 container=name,
                 gpus=cards or 1,
                 memory=whole_units if cards else exactly(blocks * BLOCK),
@@ -228,11 +228,11 @@ def vcuda(draw: Any) -> Wish:
                 init=init,
             )
         )
-    return Wish(dialect="tencent", asks=_pod(containers), parts=tuple(parts))
+    return ExpectedPod(dialect="tencent", asks=_pod(containers), parts=tuple(parts))
 
 
 @st.composite
-def hami(draw: Any) -> Wish:
+def hami(draw: Any) -> ExpectedPod:
     mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
     mutex = draw(st.sampled_from([False, False, False, True]))
     containers, parts = [], []
@@ -260,7 +260,7 @@ def hami(draw: Any) -> Wish:
             else whole_units
         )
         parts.append(
-            Part(
+            ExpectedShare(
                 container=name,
                 gpus=number,
                 memory=whole_units if whole else part_of,
@@ -277,11 +277,11 @@ def hami(draw: Any) -> Wish:
     if mutex:
         notes["hami.io/gpu-scheduler-policy"] = "mutex"
     asks = _pod(containers, notes, "hami-scheduler")
-    return Wish(dialect="nvidia", asks=asks, parts=tuple(parts), mode=mode)
+    return ExpectedPod(dialect="nvidia", asks=asks, parts=tuple(parts), mode=mode)
 
 
 @st.composite
-def koordinator(draw: Any) -> Wish:
+def koordinator(draw: Any) -> ExpectedPod:
     in_bytes = draw(st.booleans())
     containers, parts = [], []
     names = _names(draw)
@@ -301,7 +301,7 @@ def koordinator(draw: Any) -> Wish:
         whole = core == 100 and ratio == 100
         part_of = exactly((memory or 0) // cards) if in_bytes else percent_of_mib(ratio or 0)
         parts.append(
-            Part(
+            ExpectedShare(
                 container=name,
                 gpus=cards,
                 memory=whole_units if whole else part_of,
@@ -312,7 +312,7 @@ def koordinator(draw: Any) -> Wish:
                 init=init,
             )
         )
-    return Wish(
+    return ExpectedPod(
         dialect="koordinator",
         asks=_pod(containers, scheduler="koord-scheduler"),
         parts=tuple(parts),
@@ -321,11 +321,11 @@ def koordinator(draw: Any) -> Wish:
 
 
 @st.composite
-def vendor_cards(draw: Any) -> Wish:
-    """`nvidia.com/gpu` for Koordinator's scheduler, and for everybody else's."""
+def vendor_cards(draw: Any) -> ExpectedPod:
+    """`nvidia.com/gpu` for Koordinator's scheduler, and for all others."""
     scheduler, number = draw(st.sampled_from(["koord-scheduler", "default"])), draw(few)
     koord = scheduler == "koord-scheduler"
-    part = Part(
+    part = ExpectedShare(
         container="c0",
         gpus=number,
         memory=whole_units,
@@ -334,7 +334,7 @@ def vendor_cards(draw: Any) -> Wish:
         alone=True,
         slots=100 if koord else 0,
     )
-    return Wish(
+    return ExpectedPod(
         dialect="koordinator" if koord else "nvidia",
         asks=_pod([ORDINARY.asks(0, "c0", {"nvidia.com/gpu": number})], scheduler=scheduler),
         parts=(part,),

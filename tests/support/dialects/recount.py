@@ -1,4 +1,4 @@
-"""A brute-force model of a cluster: what live leases hold, counted anew from each pod's own words.
+"""A brute-force model of a cluster: what live leases hold, counted from each pod's request.
 
 It trusts nothing but which devices, slots and positions a lease names: amounts are those that the
 pod asked for (`tests.support.dialects.mixes`), not those that the lease says.
@@ -14,7 +14,7 @@ from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, NodeName
-from tests.support.dialects.mixes import MIB, Part, Wish
+from tests.support.dialects.mixes import MIB, ExpectedPod, ExpectedShare
 
 PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
 
@@ -47,9 +47,9 @@ NODES: Mapping[NodeName, tuple[Device, ...]] = {
         _device("b", 2, unit_mib=10, memory_mib=8005),
     ),
 }
-"""Devices in both modes side by side; the second node asks in units of 10 MiB."""
+"""Devices in both modes side by side; the second node has units of 10 MiB."""
 LABELS = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
-"""Of both nodes: the library is there."""
+"""Of both nodes: the library is installed."""
 SERVED = (
     "volcano.sh/vgpu-number",
     "volcano.sh/gpu-memory",
@@ -61,11 +61,11 @@ SERVED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """One container's hold on one device."""
+class HeldShare:
+    """One container's share of one device."""
 
     pod: str
-    part: Part
+    part: ExpectedShare
     share: Share
 
 
@@ -74,20 +74,20 @@ class Recount:
     """The devices by node, and the pods that hold leases."""
 
     nodes: Mapping[NodeName, tuple[Device, ...]]
-    live: dict[str, tuple[Wish, Lease]] = field(default_factory=dict)
+    live: dict[str, tuple[ExpectedPod, Lease]] = field(default_factory=dict)
     ill: set[DeviceUuid] = field(default_factory=set)
 
-    def on(self, uuid: DeviceUuid) -> list[Holding]:
+    def on(self, uuid: DeviceUuid) -> list[HeldShare]:
         return [
-            Holding(pod, wish.part(share.container), share)
+            HeldShare(pod, wish.part(share.container), share)
             for pod, (wish, lease) in self.live.items()
             for share in lease.shares
             if share.device == uuid
         ]
 
-    def arrive(self, pod: str, wish: Wish, lease: Lease) -> None:
-        """Count a new lease, if it is what the pod asked for and the devices were free for it."""
-        check_sums(wish, lease, {d.uuid: d for d in self.nodes[lease.node]})
+    def add(self, pod: str, wish: ExpectedPod, lease: Lease) -> None:
+        """Add a new lease; assert that it is the pod's request and that the devices were free."""
+        assert_shares_as_requested(wish, lease, {d.uuid: d for d in self.nodes[lease.node]})
         for uuid in {share.device for share in lease.shares}:
             before = self.on(uuid)
             assert uuid not in self.ill, f"{pod} was given {uuid}, which is unhealthy"
@@ -96,64 +96,67 @@ class Recount:
                     part = wish.part(share.container)
                     assert not (part.alone or part.idle) or not before, f"{uuid} was not idle"
                     assert not any(held.part.alone for held in before), f"{uuid} was held alone"
-                    reserved = sum_beside(before, lambda h: h.part.cores)
+                    reserved = concurrent_sum(before, lambda h: h.part.cores)
                     assert reserved < 100 or part.joins_reserved, f"no core of {uuid} was left"
         self.live[pod] = (wish, lease)
         for uuid in {share.device for share in lease.shares}:
             device, held = device_of(self.nodes, uuid), self.on(uuid)
-            self.check_device(device)
+            self.assert_device_consistent(device)
             for part in (holding.part for holding in held if holding.pod == pod):
                 if part.slots is not None and device.mode is DeviceMode.HAMI_CORE:
-                    assert len(beside(held)) <= (part.slots or device.slots), f"too many: {held}"
+                    assert len(concurrent_shares(held)) <= (part.slots or device.slots), (
+                        f"too many: {held}"
+                    )
 
-    def end(self, pod: str) -> None:
+    def remove(self, pod: str) -> None:
         del self.live[pod]
 
-    def check(self) -> None:
-        """Nothing is over-committed anywhere."""
+    def assert_consistent(self) -> None:
+        """Assert that no device is overcommitted."""
         for devices in self.nodes.values():
             for device in devices:
-                self.check_device(device)
+                self.assert_device_consistent(device)
 
-    def check_device(self, device: Device) -> None:
+    def assert_device_consistent(self, device: Device) -> None:
         held = self.on(device.uuid)
         if device.mode is DeviceMode.MIG:
-            check_instances(device, held)
+            assert_instances_valid(device, held)
             return
         assert not any(holding.share.mig for holding in held)
-        granted = sum_beside(held, lambda h: h.part.memory(device))
-        limited = sum_beside(held, lambda h: h.share.limit_bytes)
-        booked = sum_beside(held, lambda h: h.share.memory_mib)
-        cores = sum_beside(held, lambda h: h.part.cores)
+        granted = concurrent_sum(held, lambda h: h.part.memory(device))
+        limited = concurrent_sum(held, lambda h: h.share.limit_bytes)
+        booked = concurrent_sum(held, lambda h: h.share.memory_mib)
+        cores = concurrent_sum(held, lambda h: h.part.cores)
         where = f"{device.uuid} of {device.memory_mib} MiB: {held}"
         assert granted <= device.memory_mib * MIB, f"{granted} bytes are promised of {where}"
         assert limited <= device.memory_mib * MIB, f"limits are {limited} bytes on {where}"
         assert booked <= device.memory_mib, f"{booked} MiB are booked on {where}"
         assert cores <= 100, f"{cores} % are reserved of {where}"
-        check_company(held)
-        check_slots(device, held)
+        assert_sharing_allowed(held)
+        assert_slots_distinct(device, held)
 
-    def fits(self, wish: Wish) -> bool:
-        """Say whether a pod of one container fits on some node."""
+    def fits(self, wish: ExpectedPod) -> bool:
+        """Return whether a pod of one container fits on some node."""
         [part] = wish.parts
         modes = {DeviceMode.HAMI_CORE} | ({DeviceMode.MIG} if part.instances else set())
         if wish.mode:
             modes &= {DeviceMode(wish.mode)}
         return any(
-            sum(self.takes(part, device) for device in devices if device.mode is mode) >= part.gpus
+            sum(self.device_fits(part, device) for device in devices if device.mode is mode)
+            >= part.gpus
             for devices in self.nodes.values()
             for mode in modes
         )
 
-    def takes(self, part: Part, device: Device) -> bool:
-        """Say whether one device could take one share of a container."""
+    def device_fits(self, part: ExpectedShare, device: Device) -> bool:
+        """Return whether one share of a container fits on a device."""
         held = self.on(device.uuid)
         if device.uuid in self.ill:
             return False
         if device.mode is DeviceMode.MIG:
             return any(self.free_instances(part, device, held))
-        shares, cores = len(beside(held)), sum_beside(held, lambda h: h.part.cores)
-        memory = sum_beside(held, lambda h: mib(h.part.memory(device)))
+        shares, cores = len(concurrent_shares(held)), concurrent_sum(held, lambda h: h.part.cores)
+        memory = concurrent_sum(held, lambda h: mib(h.part.memory(device)))
         return (
             memory + mib(part.memory(device)) <= device.memory_mib
             and cores + part.cores <= 100
@@ -164,7 +167,7 @@ class Recount:
         )
 
     def free_instances(
-        self, part: Part, device: Device, held: list[Holding]
+        self, part: ExpectedShare, device: Device, held: list[HeldShare]
     ) -> Iterable[tuple[str, int]]:
         pinned = {holding.share.mig.layout for holding in held if holding.share.mig}
         taken = {holding.share.mig.position for holding in held if holding.share.mig}
@@ -185,16 +188,16 @@ def mib(amount: int) -> int:
     return -(-amount // MIB)
 
 
-def needed_of_instance(part: Part, device: Device) -> int:
+def needed_of_instance(part: ExpectedShare, device: Device) -> int:
     """MiB that an instance must have at least."""
     if part.all_memory:
         return max(p.memory_mib for layout in device.layouts for p in layout.positions)
     return mib(part.memory(device))
 
 
-def beside(held: Iterable[Holding]) -> list[Holding]:
+def concurrent_shares(held: Iterable[HeldShare]) -> list[HeldShare]:
     """What counts as one share each: a pod's ordinary containers, or all its init ones as one."""
-    by_pod: dict[str, list[Holding]] = {}
+    by_pod: dict[str, list[HeldShare]] = {}
     for holding in held:
         by_pod.setdefault(holding.pod, []).append(holding)
     return [
@@ -204,9 +207,9 @@ def beside(held: Iterable[Holding]) -> list[Holding]:
     ]
 
 
-def sum_beside(held: Iterable[Holding], amount: Callable[[Holding], int]) -> int:
-    """Add up an amount: of each pod the sum of its containers, or its largest init container."""
-    by_pod: dict[str, list[Holding]] = {}
+def concurrent_sum(held: Iterable[HeldShare], amount: Callable[[HeldShare], int]) -> int:
+    """Sum an amount: of each pod the sum of its containers, or its largest init container."""
+    by_pod: dict[str, list[HeldShare]] = {}
     for holding in held:
         by_pod.setdefault(holding.pod, []).append(holding)
     return sum(
@@ -218,8 +221,8 @@ def sum_beside(held: Iterable[Holding], amount: Callable[[Holding], int]) -> int
     )
 
 
-def check_company(held: list[Holding]) -> None:
-    """Who is to be alone meets nobody, but init containers of the same pod, that have ended."""
+def assert_sharing_allowed(held: list[HeldShare]) -> None:
+    """Exclusive shares share a device only with init containers of the same pod."""
     for holding in held:
         if not holding.part.alone:
             continue
@@ -229,9 +232,9 @@ def check_company(held: list[Holding]) -> None:
             assert other is holding or one_after_other, f"{holding} is not alone: {other}"
 
 
-def check_slots(device: Device, held: list[Holding]) -> None:
+def assert_slots_distinct(device: Device, held: list[HeldShare]) -> None:
     """No slot is given twice at a time, and each is among those that its dialect has."""
-    slots = [h.share.slot for h in beside(held) if h.share.slot is not None]
+    slots = [h.share.slot for h in concurrent_shares(held) if h.share.slot is not None]
     assert len(slots) == len(set(slots)), f"a slot of {device.uuid} is taken twice: {held}"
     for holding in held:
         most = holding.part.slots
@@ -240,10 +243,10 @@ def check_slots(device: Device, held: list[Holding]) -> None:
             assert holding.share.slot < (most or device.slots)
 
 
-def check_instances(device: Device, held: list[Holding]) -> None:
+def assert_instances_valid(device: Device, held: list[HeldShare]) -> None:
     """Instances are of one layout, none is held twice, and each is what the layout says."""
     assert len({h.share.mig.layout for h in held if h.share.mig}) <= 1
-    holders: dict[int, list[Holding]] = {}
+    holders: dict[int, list[HeldShare]] = {}
     for holding in held:
         place = holding.share.mig
         assert place is not None, f"{holding} holds no instance of {device.uuid}"
@@ -257,8 +260,10 @@ def check_instances(device: Device, held: list[Holding]) -> None:
         assert sum(not h.part.init for h in several) <= 1
 
 
-def check_sums(wish: Wish, lease: Lease, devices: Mapping[DeviceUuid, Device]) -> None:
-    """The shares are exactly what the pod asked for, rounded only up to MiB or to an instance."""
+def assert_shares_as_requested(
+    wish: ExpectedPod, lease: Lease, devices: Mapping[DeviceUuid, Device]
+) -> None:
+    """The shares are exactly the pod's request, rounded up to MiB or to an instance."""
     assert {share.container for share in lease.shares} == {part.container for part in wish.parts}
     for part in wish.parts:
         shares = lease.shares_of(part.container)
@@ -283,7 +288,7 @@ def check_sums(wish: Wish, lease: Lease, devices: Mapping[DeviceUuid, Device]) -
 
 
 def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> ContainerSetup:
-    """What the node's agent tells the kubelet; instances are called after device and position."""
+    """What Allocate returns; instances are named after device and position."""
     node = NodeSnapshot(
         name=lease.node, devices={d.uuid: d for d in devices}, served={}, paths=PATHS
     )
@@ -295,8 +300,8 @@ def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> Conta
     return container_setup(lease, container, node, places)
 
 
-def check_environment(wish: Wish, lease: Lease, devices: tuple[Device, ...]) -> None:
-    """What each container is told is what it asked for."""
+def assert_environment(wish: ExpectedPod, lease: Lease, devices: tuple[Device, ...]) -> None:
+    """What Allocate returns for each container is its request."""
     by_uuid = {device.uuid: device for device in devices}
     for part in wish.parts:
         env = dict(setup_of(lease, part.container, devices).environment)

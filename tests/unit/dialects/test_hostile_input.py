@@ -1,4 +1,4 @@
-"""Whatever comes in is read, or refused with our own error: nothing else ever comes out."""
+"""Any input is parsed, or refused with our own error; there is no other outcome."""
 
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_a_damaged_message_is_read_or_refused(sample: Event, data: st.DataObject
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_lease_that_somebody_wrote_over_is_read_or_refused(data: st.DataObject) -> None:
+def test_a_damaged_lease_is_read_or_refused(data: st.DataObject) -> None:
     text = data.draw(damaged(dump_lease(LEASE).encode())).decode(errors="replace")
     try:
         load_lease(text, namespace=Namespace("team-a"), name="train")
@@ -140,7 +140,7 @@ def test_a_lease_that_somebody_wrote_over_is_read_or_refused(data: st.DataObject
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_another_plugins_annotation_is_read_as_far_as_it_can_be(data: st.DataObject) -> None:
+def test_a_damaged_device_register_is_parsed_as_far_as_possible(data: st.DataObject) -> None:
     whole = b"GPU-a,10,15360,100,NVIDIA-Tesla T4,0,true:GPU-b,10,15360,100,NVIDIA-Tesla T4,0,true:"
     text = data.draw(damaged(whole)).decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Strict isolation: what is read, refused and placed; and nodes that give out no shares."""
+"""Strict isolation: what is parsed, refused and placed; and nodes without shares."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from shared.model.names import NodeName
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from tests.support.build import device, dice, ledger_node, request, use
-from tests.support.dialects.builders import asking, pod
+from tests.support.dialects.builders import container_with, pod
 from tests.support.webhook.reviews import reviewed
 
 NOTES = {ISOLATION: "strict"}
@@ -40,7 +40,7 @@ MIG = device("GPU-m", 0, memory_mib=40960, mode=DeviceMode.MIG, layouts=(LAYOUT,
 def read(
     *limits: dict[str, int], notes: dict[str, str] | None = None, rules: Rules | None = None
 ) -> PodRequest:
-    containers = [asking(f"c{n}", limits=one) for n, one in enumerate(limits)]
+    containers = [container_with(f"c{n}", limits=one) for n, one in enumerate(limits)]
     return parse_pod_request(
         pod(*containers, notes=NOTES if notes is None else notes), rules or Rules()
     )
@@ -97,7 +97,7 @@ def test_a_namespace_may_be_strict(rules: Rules, strict: bool) -> None:
     ],
     ids=["no instances in these words", "the other mode", "no instances there either"],
 )
-def test_a_part_that_can_be_no_instance_is_refused_with_what_to_do(
+def test_a_part_that_cannot_be_an_instance_is_refused_with_what_to_do(
     limits: list[dict[str, int]], notes: dict[str, str]
 ) -> None:
     assert read(*limits, notes=notes)
@@ -110,14 +110,14 @@ def test_a_part_that_can_be_no_instance_is_refused_with_what_to_do(
     "limits",
     [{"volcano.sh/gpu-number": 1}, {"tencent.com/vcuda-core": 200}, {"nvidia.com/gpu": 2}],
 )
-def test_whole_gpus_are_as_ever(limits: dict[str, int]) -> None:
+def test_whole_gpus_are_not_changed(limits: dict[str, int]) -> None:
     (strict,), (usual,) = read(limits).containers, read(limits, notes={}).containers
 
     assert strict.whole
     assert (strict.gpus, strict.sharing) == (usual.gpus, usual.sharing)
 
 
-def test_nothing_else_can_be_said_of_isolation() -> None:
+def test_any_other_value_of_the_isolation_annotation_is_refused() -> None:
     with pytest.raises(RequestError, match=r"leasehold\.dev/isolation must be strict.*'none'"):
         read(PART, notes={ISOLATION: "none"})
 
@@ -140,7 +140,7 @@ def test_without_instances_a_strict_part_is_refused_by_name_and_for_good() -> No
     assert refusal.permanent
 
 
-def test_a_strict_whole_gpu_must_be_idle_and_is_held_alone() -> None:
+def test_a_strict_whole_gpu_must_be_idle_and_is_exclusive() -> None:
     wanted = request(
         GpuRequest(
             container="c", gpus=1, strict=True, sharing=SharingPolicy.EXCLUSIVE, mig_allowed=True
@@ -170,7 +170,7 @@ UNLIMITED = request(GpuRequest(container="c", gpus=1, memory_units=1000, limited
         (UNHELD, WHOLE, ""),
     ],
 )
-def test_a_node_gives_out_what_its_isolation_allows(
+def test_a_node_gets_only_shares_that_its_isolation_allows(
     card: Any, wanted: PodRequest, code: str
 ) -> None:
     found = answer(wanted, card)
@@ -183,7 +183,7 @@ def test_a_node_gives_out_what_its_isolation_allows(
         assert found.hint
 
 
-def test_the_index_asks_no_strict_node_for_a_part() -> None:
+def test_the_index_offers_no_strict_node_for_a_part() -> None:
     mirror = Mirror()
     mirror.reset([ledger_node(f"n{n}", STRICT) for n in range(3)])
     (node, *_) = mirror.nodes.values()
@@ -210,7 +210,7 @@ def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tu
     return decision.allowed, decision.message
 
 
-def test_the_webhook_lets_an_author_ask_for_it_and_denies_what_cannot_be() -> None:
+def test_the_webhook_admits_strict_isolation_and_denies_what_cannot_be_placed() -> None:
     part, share = {k: str(v) for k, v in PART.items()}, {"volcano.sh/gpu-memory": "1024"}
     strict = Rules(strict_namespaces=("team-a",))
 

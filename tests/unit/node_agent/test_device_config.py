@@ -28,66 +28,7 @@ from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.clock import FakeClock
-
-SHIPPED = """
-nvidia:
-  resourceCountName: volcano.sh/vgpu-number
-  resourceMemoryName: volcano.sh/vgpu-memory
-  resourceMemoryPercentageName: volcano.sh/vgpu-memory-percentage
-  resourceCoreName: volcano.sh/vgpu-cores
-  overwriteEnv: false
-  defaultMemory: 0
-  defaultCores: 0
-  defaultGPUNum: 1
-  deviceSplitCount: 10
-  deviceMemoryScaling: 1
-  deviceCoreScaling: 1
-  gpuMemoryFactor: 1
-  knownMigGeometries:
-  - models: ["A30"]
-    allowedGeometries:
-    - group: group1
-      geometries:
-      - {name: 1g.6gb, memory: 6144, count: 4}
-    - group: group2
-      geometries:
-      - {name: 2g.12gb, memory: 12288, count: 2}
-    - group: group3
-      geometries:
-      - {name: 4g.24gb, memory: 24576, count: 1}
-"""
-OF_NODES = {
-    "nodeconfig": [
-        {
-            "name": "node-0",
-            "operatingmode": "mig",
-            "devicememoryscaling": 1,
-            "devicecorescaling": 1,
-            "devicesplitcount": 4,
-            "migstrategy": "none",
-            "filterdevices": {"uuid": ["GPU-x"], "index": [2]},
-        },
-        {"name": "node-1", "devicesplitcount": 7},
-    ]
-}
-NODE = "node-0"
-
-
-def shipped(**changes: Any) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(SHIPPED)
-    document["nvidia"] |= changes
-    return document
-
-
-def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word() -> None:
-    config = parse_device_config(shipped(), OF_NODES, NODE)
-
-    assert config.warnings == ()
-    assert (config.split_count, config.unit_mib) == (10, 1)
-    assert config.geometries == KNOWN_GEOMETRIES[:1]
-    assert config.node_split_count == 4
-    assert config.mode is DeviceMode.MIG
-    assert config.excluded_devices == {"GPU-x", "2"}
+from tests.unit.dialects.volcano.test_device_config import NODE, OF_NODES, shipped
 
 
 def test_item_50_a_missing_factor_means_1() -> None:
@@ -99,74 +40,6 @@ def test_item_50_a_missing_factor_means_1() -> None:
     )
 
     assert sharing.unit_mib == 1
-
-
-@pytest.mark.parametrize(
-    ("document", "nodes", "said"),
-    [
-        (shipped(gpuMemoryFaktor=10), None, "'gpuMemoryFaktor' that nothing reads; did you mean "
-         "gpuMemoryFactor?"),
-        (shipped(DeviceSplitCount=10), None, "did you mean deviceSplitCount?"),
-        (shipped(zzz=1), None, "section nvidia has a key 'zzz' that nothing reads"),
-        (shipped(gpuMemoryFactor=0), None, "gpuMemoryFactor is 0: it must be a whole number"),
-        (shipped(deviceSplitCount="ten"), None, "deviceSplitCount is 'ten'"),
-        (shipped(deviceCoreScaling=2), None, "deviceCoreScaling is 2, which has no effect"),
-        (shipped(resourceCountName="a/b"), None, "serves it as volcano.sh/vgpu-number"),
-        (shipped(knownMigGeometries="A30"), None, "knownMigGeometries is not a list"),
-        ([], None, "the device configuration is not a mapping"),
-        (None, {"nodeconfigs": []}, "did you mean nodeconfig?"),
-        (None, {"nodeconfig": [{"name": NODE, "operatingMode": "mig"}]},
-         "did you mean operatingmode?"),
-        (None, {"nodeconfig": [{"name": NODE, "operatingmode": "mps"}]},
-         "operatingmode is 'mps': it must be hami-core or mig"),
-        (None, {"nodeconfig": [{"name": NODE, "filterdevices": {"uuids": []}}]},
-         "did you mean uuid?"),
-    ],
-)  # fmt: skip
-def test_item_50_what_is_unknown_or_wrong_is_said_by_name(
-    document: object, nodes: object, said: str
-) -> None:
-    config = parse_device_config(document, nodes, NODE)
-
-    assert any(said in text for text in config.warnings), config.warnings
-
-
-@pytest.mark.parametrize("group", ["", "a-b", "a[", "a]", "a,b", "a:b", "a;b"])
-def test_a_group_whose_name_would_break_annotations_is_left_out(group: str) -> None:
-    profile = {"name": "1g.6gb", "memory": 6144, "count": 4}
-    tables = [
-        {
-            "models": ["A30"],
-            "allowedGeometries": [
-                {"group": group, "geometries": [profile]},
-                {"group": "good", "geometries": [profile]},
-            ],
-        }
-    ]
-
-    config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
-
-    assert [layout.name for layout in config.geometries[0].layouts] == ["good"]
-    assert "a group needs a name" in config.warnings[0]
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        {"name": "", "memory": 1, "count": 1},
-        {"name": "1g.6gb", "memory": 0, "count": 1},
-        {"name": "1g.6gb", "memory": 6144, "count": -1},
-        {"name": "1g.6gb", "memory": 6144},
-    ],
-)
-def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, object]) -> None:
-    group = {"group": "g", "geometries": [{"name": "2g.12gb", "memory": 1, "count": 1}, profile]}
-    tables = [{"models": ["A30"], "allowedGeometries": [group]}]
-
-    config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
-
-    assert config.geometries == ()
-    assert "group g is ignored" in config.warnings[-1]
 
 
 KEYS = st.sampled_from(

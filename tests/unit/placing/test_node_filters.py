@@ -1,4 +1,4 @@
-"""What a pod demands of its node: by the rules of the Kubernetes scheduler."""
+"""What a pod requires of its node, by the rules of kube-scheduler."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def code_of(blocked: NodeFilterFailure | None) -> str | None:
         (Toleration(key="other", operator="Exists"), False),
     ],
 )
-def test_a_toleration_covers_a_taint(toleration: Toleration, covers: bool) -> None:
+def test_a_toleration_matches_a_taint(toleration: Toleration, covers: bool) -> None:
     assert tolerates(toleration, GPU_TAINT) == covers
 
 
@@ -126,7 +126,7 @@ def test_a_field_requirement_looks_at_the_nodes_name() -> None:
     assert not matches_term((other,), facts("n1"))
 
 
-def test_preference_adds_weights_and_takes_off_soft_taints() -> None:
+def test_preference_is_weights_less_soft_taints() -> None:
     liked = NodeTerm(key="zone", operator="Exists")
     demands = NodeRequirements(preferred=((30, (liked,)), (50, (liked,)), (7, ())))
     soft = (Taint(key="slow", effect="PreferNoSchedule"),)
@@ -141,7 +141,7 @@ def test_a_taken_host_port_blocks_on_its_protocol_only() -> None:
     assert check_host_ports(("UDP/80",), ("TCP/80",)) is None
 
 
-def test_constraints_that_are_not_weighed_are_refused_by_name() -> None:
+def test_constraints_that_are_not_supported_are_refused_by_name() -> None:
     blocked = check_node(NodeRequirements(unsupported=("podAffinity",)), facts())
 
     assert blocked is not None
@@ -171,7 +171,9 @@ def test_resources_count_what_leases_and_other_pods_take() -> None:
         ("example.com/fpga", "InsufficientExampleComFpga", "Insufficient example.com/fpga"),
     ],
 )
-def test_a_resource_that_a_node_does_not_list_is_none(name: str, code: str, text: str) -> None:
+def test_a_resource_that_a_node_does_not_list_counts_as_zero(
+    name: str, code: str, text: str
+) -> None:
     blocked = check_resources({name: 1}, {})
 
     assert blocked is not None
@@ -186,7 +188,7 @@ def test_a_resource_that_no_plugin_serves_blocks() -> None:
     assert code_of(check_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
 
 
-def test_a_shut_node_blocks_who_asks_for_a_gpu_and_says_why() -> None:
+def test_a_node_whose_agent_is_not_ready_is_refused_with_the_reason() -> None:
     blocked = check_served(
         ("volcano.sh/vgpu-number",), frozenset({f"{CORDON_PREFIX}its agent hangs"})
     )

@@ -1,4 +1,4 @@
-"""Koordinator's annotations that steer the choice of devices: obeyed, dropped or refused."""
+"""Koordinator's hints for the choice of devices: applied, ignored or refused."""
 
 import json
 
@@ -8,7 +8,7 @@ from shared.dialects.dialect import ContainerManifest
 from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest, TopologyScope
-from tests.unit.dialects.koordinator.test_reading import container, koord, read
+from tests.unit.dialects.koordinator.test_requests import container, koord, read
 
 
 def hinted(hint: object, **amounts: int) -> PodRequest:
@@ -62,14 +62,14 @@ def test_a_selector_picks_devices_by_model() -> None:
         ("PCIe", "must be a JSON object"),
     ],
 )
-def test_hints_that_cannot_be_kept_are_refused(hint: object, text: str) -> None:
+def test_hints_that_are_not_supported_are_refused(hint: object, text: str) -> None:
     with pytest.raises(RequestError, match=text) as refused:
         hinted(hint)
 
     assert HINT in str(refused.value)
 
 
-def test_a_strategy_for_other_devices_means_nothing_for_a_gpu() -> None:
+def test_a_strategy_for_other_devices_has_no_effect_on_a_gpu() -> None:
     assert hinted({"allocateStrategy": "RequestsAsCount"}) == hinted({})
 
 
@@ -81,7 +81,7 @@ def test_malformed_annotations_are_named(key: str) -> None:
     assert key in str(refused.value)
 
 
-def test_a_joint_allocation_drops_what_is_not_asked_for() -> None:
+def test_a_joint_allocation_ignores_devices_that_are_not_requested() -> None:
     joint = {JOINT: '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'}
     near = ContainerManifest(
         name="main", limits={**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}

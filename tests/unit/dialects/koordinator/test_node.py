@@ -1,14 +1,14 @@
-"""What a node shows to Koordinator's users: figures, labels, and its `Device`."""
+"""What a node advertises to Koordinator's users: amounts, labels, and its `Device`."""
 
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.device import describe_node
 from shared.model.device import DeviceMode
 from shared.model.lease import MIB
-from tests.unit.dialects.koordinator.test_writing import CORE, MEMORY, RATIO, card
+from tests.unit.dialects.koordinator.test_allocation import CORE, MEMORY, RATIO, card
 
 
-def test_the_node_shows_sums_over_healthy_cards_and_a_hundred_shares_of_each() -> None:
+def test_the_node_shows_sums_over_healthy_gpus_and_a_hundred_shares_of_each() -> None:
     devices = card(0, 15360), card(1, 15360), card(2, 15360, healthy=False)
     mig = card(3, 81920, mode=DeviceMode.MIG)
 
@@ -46,7 +46,7 @@ def test_labels_name_vendor_model_driver_and_isolation() -> None:
     }
 
 
-def test_koordinator_29_without_the_library_the_label_goes() -> None:
+def test_koordinator_29_without_the_library_the_label_is_removed() -> None:
     label = "koordinator.sh/gpu-isolation-provider"
 
     assert describe_node((card(),), NodeSoftware(isolation_available=False)).labels[label] is None
@@ -81,7 +81,7 @@ def test_the_device_object_has_upstreams_fields() -> None:
     )
 
 
-def test_koordinator_20_an_unhealthy_card_says_so_in_its_object() -> None:
+def test_koordinator_20_an_unhealthy_gpu_has_a_condition_in_its_object() -> None:
     shown = describe_node((card(0, healthy=False), card(1)), NodeSoftware()).objects[0].devices
 
     assert shown[0]["health"] is False

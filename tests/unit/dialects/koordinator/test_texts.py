@@ -1,4 +1,4 @@
-"""Koordinator's validation texts, for clients that look for them."""
+"""The messages of Koordinator's validating webhook, for clients that look for them."""
 
 import pytest
 
@@ -34,7 +34,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("amounts", "text"), ROWS, ids=[text[-40:] for _, text in ROWS])
-def test_koordinator_33_every_row_has_its_exact_text(amounts: dict[str, int], text: str) -> None:
+def test_koordinator_33_every_error_has_its_exact_text(amounts: dict[str, int], text: str) -> None:
     assert denial_message([amounts]) == f"{FIELD}: {text}"
 
 
@@ -51,11 +51,11 @@ def test_koordinator_33_several_errors_are_joined_as_kubernetes_joins_them() -> 
 @pytest.mark.parametrize(
     "amounts", [{GPU: 200}, {SHARED: 2, CORE: 100, RATIO: 100}, {MEMORY: 5}, {"cpu": 1}]
 )
-def test_koordinator_33_what_is_well_written_has_no_text(amounts: dict[str, int]) -> None:
+def test_koordinator_33_valid_requests_have_no_error(amounts: dict[str, int]) -> None:
     assert not denial_message([amounts])
 
 
-def test_koordinator_33_the_webhook_says_it_where_validation_is_enabled() -> None:
+def test_koordinator_33_the_webhook_uses_these_messages_if_enabled() -> None:
     amounts = {"koordinator.sh/gpu": "150"}
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
     pod = reviewed({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")

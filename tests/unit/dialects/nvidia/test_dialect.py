@@ -1,4 +1,4 @@
-"""nvidia.com/gpu in HAMi's words and plain: what is read and refused, what containers get."""
+"""nvidia.com/gpu, plain and with HAMi's resources: requests and container setup."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,15 @@ from shared.model.request import (
     SharingPolicy,
     TopologyScope,
 )
-from tests.support.dialects.builders import PATHS, RULES, asking, device, leased, pod, share_of
+from tests.support.dialects.builders import (
+    PATHS,
+    RULES,
+    container_with,
+    device,
+    leased,
+    pod,
+    share_of,
+)
 
 HAMI = DIALECTS["nvidia"]
 GPU = "nvidia.com/gpu"
@@ -44,7 +52,7 @@ def limits_of(**amounts: int) -> dict[str, int]:
 
 
 def gpus(name: str = "c", /, **amounts: int) -> ContainerManifest:
-    return asking(name, limits=limits_of(**amounts))
+    return container_with(name, limits=limits_of(**amounts))
 
 
 def read_one(notes: dict[str, str] | None = None, /, **amounts: int) -> GpuRequest:
@@ -83,7 +91,7 @@ def read_notes(rules: Rules = RULES, gpu: int = 1, /, **notes: str) -> PodReques
     ],
     ids=str,
 )
-def test_hami_requests_mean_what_hami_makes_of_them(
+def test_hami_requests_have_hamis_meaning(
     amounts: dict[str, int], mib: int, cores: int, company: SharingPolicy
 ) -> None:
     request = read_one(**amounts)
@@ -123,7 +131,7 @@ def test_hami_malformed_requests_are_refused_with_container_and_rule(
 
 @pytest.mark.parametrize("limits", [{}, limits_of(gpu=0), {"cpu": 1}])
 def test_no_gpu_is_no_request(limits: dict[str, int]) -> None:
-    assert parse_pod_request(pod(asking(limits=limits)), RULES).containers == ()
+    assert parse_pod_request(pod(container_with(limits=limits)), RULES).containers == ()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,7 @@ def test_no_gpu_is_no_request(limits: dict[str, int]) -> None:
         (limits_of(priority=1), None),
     ],
 )
-def test_hami_completes_what_names_no_number(limits: dict[str, int], count: int | None) -> None:
+def test_hami_adds_a_missing_number_of_gpus(limits: dict[str, int], count: int | None) -> None:
     completed = {**limits, **amount_changes(limits)}
 
     assert completed.get(GPU) == count
@@ -192,7 +200,7 @@ def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
     ]
 
 
-def test_hami_priority_belongs_to_the_container_that_asked() -> None:
+def test_hami_priority_belongs_to_the_container_that_requests_it() -> None:
     asks = pod(gpus("a", gpu=1, gpumem=1, priority=1), gpus("b", gpu=1, gpumem=1))
     held = leased(asks, (0,), (0,))
 
@@ -239,7 +247,7 @@ def test_hami_a_chain_of_policies_orders_and_filters_devices(
     assert request.containers[0].sharing is company
 
 
-def test_hami_the_operators_policies_count_where_the_pod_has_none() -> None:
+def test_hami_the_operators_policies_are_defaults() -> None:
     rules = Rules(node_scheduler_policy="spread", gpu_scheduler_policy="mutex,binpack")
 
     assert read_notes(rules).device_order is DeviceOrder.MOST_ALLOCATED
@@ -275,7 +283,7 @@ def test_hami_scoring_weights(text: str, weights: tuple[int, int, int]) -> None:
     ],
     ids=str,
 )
-def test_hami_annotations_that_mean_nothing_are_refused(notes: dict[str, str], text: str) -> None:
+def test_hami_invalid_annotations_are_refused(notes: dict[str, str], text: str) -> None:
     with pytest.raises(RequestError, match=text):
         read_notes(**notes)
 
@@ -299,11 +307,11 @@ def test_hami_selections_are_trimmed_and_all_of_them_count() -> None:
     ("mode", "wanted"),
     [("mig", "mig"), ("hami-core", "hami-core"), ("mig,hami-core", None), ("", None)],
 )
-def test_hami_a_pod_may_name_the_mode_of_its_devices(mode: str, wanted: str | None) -> None:
+def test_hami_a_pod_may_choose_the_mode_of_its_devices(mode: str, wanted: str | None) -> None:
     assert read_notes(mode=mode).selection.mode == wanted
 
 
-def test_hami_an_instance_will_do_for_a_share_and_for_whole_devices_only_on_demand() -> None:
+def test_hami_instances_serve_shares_and_whole_devices_only_in_mig_mode() -> None:
     mig = {"nvidia.com/vgpu-mode": "mig"}
 
     assert read_one(gpu=1, gpumem=1000).mig_allowed
@@ -345,7 +353,7 @@ def test_pods_of_all_schedulers_but_koordinators_are_read_here(scheduler: str) -
         ({"gpumem": 3000}, "gpumem has no meaning in pods for the scheduler 'koord-scheduler'"),
     ],
 )
-def test_hamis_words_in_pods_for_koordinators_scheduler_are_refused(
+def test_hamis_resources_in_pods_for_koordinators_scheduler_are_refused(
     amounts: dict[str, int], text: str
 ) -> None:
     with pytest.raises(RequestError, match=text):
@@ -363,7 +371,7 @@ amounts = st.fixed_dictionaries(
 
 
 @given(st.lists(amounts, min_size=1, max_size=3))
-def test_what_is_leased_is_what_was_asked_for(asked: list[dict[str, Any]]) -> None:
+def test_the_lease_has_exactly_what_was_requested(asked: list[dict[str, Any]]) -> None:
     card = device(memory_mib=16381)
     containers = [gpus(f"c{n}", **wanted) for n, wanted in enumerate(asked)]
     wanted = parse_pod_request(pod(*containers), RULES)

@@ -1,4 +1,4 @@
-"""HAMi's annotations, letter by letter."""
+"""HAMi's annotations, byte by byte."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from shared.model.device import DeviceMode
 from shared.model.lease import Lease, MigPlacement
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import DeviceUuid
-from tests.support.dialects.builders import asking, device, leased, pod
+from tests.support.dialects.builders import container_with, device, leased, pod
 
 HAMI = DIALECTS["nvidia"]
 LIMITS = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4096, "nvidia.com/gpucores": 30}
@@ -21,8 +21,8 @@ REGISTER, CORDON = "hami.io/node-nvidia-register", "hami.io/device-cordon"
 
 def dossier() -> Lease:
     """The published example: an init container without a GPU, a container with two."""
-    two = asking("main", limits={**LIMITS, "nvidia.com/gpu": 2})
-    held = leased(pod(asking("init", init=True), two), (0, 1))
+    two = container_with("main", limits={**LIMITS, "nvidia.com/gpu": 2})
+    held = leased(pod(container_with("init", init=True), two), (0, 1))
     names = {"GPU-0": "GPU-aaaa", "GPU-1": "GPU-bbbb"}
     shares = (replace(s, device=DeviceUuid(names[s.device])) for s in held.shares)
     return replace(held, shares=tuple(shares))
@@ -49,9 +49,9 @@ def test_hami_the_list_survives_the_leases_copy() -> None:
         ("-a-b-", ";GPU-0,NVIDIA,4096,30:;;GPU-1,NVIDIA,4096,30:;;"),
     ],
 )
-def test_hami_an_element_stands_for_every_container(names: str, text: str) -> None:
+def test_hami_every_container_has_an_element(names: str, text: str) -> None:
     containers = [
-        asking(f"plain{n}") if name == "-" else asking(name, limits=LIMITS)
+        container_with(f"plain{n}") if name == "-" else container_with(name, limits=LIMITS)
         for n, name in enumerate(names)
     ]
     places = [(index,) for index in range(len(names.replace("-", "")))]
@@ -59,8 +59,8 @@ def test_hami_an_element_stands_for_every_container(names: str, text: str) -> No
     assert encode_devices(leased(pod(*containers), *places)) == text
 
 
-def test_hami_an_assignment_carries_all_its_keys_in_seconds() -> None:
-    notes = HAMI.binding_annotations(leased(pod(asking(limits=LIMITS)), (0,)), 1787000000.9)
+def test_hami_an_assignment_has_all_its_keys_in_seconds() -> None:
+    notes = HAMI.binding_annotations(leased(pod(container_with(limits=LIMITS)), (0,)), 1787000000.9)
 
     assert notes == {
         "hami.io/vgpu-node": "gpu-a",
@@ -73,7 +73,9 @@ def test_hami_an_assignment_carries_all_its_keys_in_seconds() -> None:
 
 
 def test_hami_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> None:
-    held = leased(pod(asking("a", limits=LIMITS), asking("b", limits=LIMITS)), (0,), (1,))
+    held = leased(
+        pod(container_with("a", limits=LIMITS), container_with("b", limits=LIMITS)), (0,), (1,)
+    )
 
     assert HAMI.allocated_annotations(held, frozenset("a")) == {
         "hami.io/vgpu-devices-to-allocate": ";GPU-1,NVIDIA,4096,30:;"
@@ -86,7 +88,7 @@ def test_hami_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> N
 
 
 def test_hami_a_mig_instance_is_named_after_its_place() -> None:
-    held = leased(pod(asking(limits=LIMITS)), (0,))
+    held = leased(pod(container_with(limits=LIMITS)), (0,))
     place = MigPlacement(layout="group1", position=2, profile="1g.10gb")
     held = replace(held, shares=(replace(held.shares[0], mig=place),))
 
@@ -124,7 +126,7 @@ def test_hami_the_register_has_a_record_per_device_without_what_is_zero() -> Non
     assert notes["hami.io/node-nvidia-score"] is None
 
 
-def test_hami_pair_scores_are_shown_where_they_are_known() -> None:
+def test_hami_link_scores_are_advertised_where_they_are_known() -> None:
     one, other = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
     cards = [device(0, links={other: 160}), device(1, links={one: 160})]
     notes = HAMI.advertise(cards, Strategy.AUTO).annotations

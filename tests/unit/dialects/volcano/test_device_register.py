@@ -1,4 +1,4 @@
-"""The handshake of Volcano's older generation, as its schedulers write and read it."""
+"""The handshake of Volcano's older generation."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The Volcano dialects: what is read, what is written; the dossier's checklist by number."""
+"""The Volcano dialects: requests, annotations and container setup; the checklist by number."""
 
 import re
 from pathlib import Path
@@ -75,7 +75,7 @@ def lease(*shares: Share, dialect: str = "volcano-vgpu") -> Lease:
     )
 
 
-def test_item_1_eight_cards_of_11178_mib_show_89424_memory_and_8_cards() -> None:
+def test_item_1_eight_gpus_of_11178_mib_show_89424_memory_and_8_gpus() -> None:
     shown = SHARE.advertise([device(n, 11178) for n in range(8)], Strategy.SHARE)
 
     assert len(shown.served["volcano.sh/gpu-memory"]) == 89424
@@ -118,7 +118,7 @@ def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
     assert [booking.memory_mib for booking in bookings(shares)] == [5000]
 
 
-def test_item_7_whole_cards_are_written_in_ascending_order() -> None:
+def test_item_7_whole_gpus_are_written_in_ascending_order() -> None:
     request = parse_pod_request(asks(gpushare(number=2)), Rules())
     notes = SHARE.binding_annotations(
         lease(share("c", "GPU-5", 1, 0, 5), share("c", "GPU-2", 1, 0, 2)), 1.0
@@ -163,7 +163,7 @@ def test_item_9_a_pod_is_marked_assigned_once_all_its_containers_are() -> None:
     }
 
 
-def test_item_10_memory_wins_where_both_are_asked_for() -> None:
+def test_item_10_memory_counts_where_both_are_requested() -> None:
     request = parse_pod_request(asks(gpushare(memory=1024, number=2)), Rules())
 
     assert [(c.gpus, c.memory_units) for c in request.containers] == [(1, 1024)]
@@ -183,7 +183,7 @@ def test_item_12_the_register_annotation_of_two_t4_is_the_published_one() -> Non
     )
 
 
-def test_item_13_allocatable_is_cards_times_split_and_whole_units() -> None:
+def test_item_13_allocatable_is_gpus_times_split_and_whole_units() -> None:
     shown = VGPU.advertise([device(n, 11178, unit_mib=10) for n in range(2)], Strategy.AUTO)
 
     assert len(shown.served["volcano.sh/vgpu-number"]) == 20
@@ -191,7 +191,7 @@ def test_item_13_allocatable_is_cards_times_split_and_whole_units() -> None:
     assert all(len(entry.id) <= 63 for entry in shown.served["volcano.sh/vgpu-number"])
 
 
-def test_item_15_five_fields_are_healthy_hami_core_and_six_are_believed() -> None:
+def test_item_15_the_health_of_records_with_five_fields_is_ignored() -> None:
     five = parse_register("GPU-a,10,15360,NVIDIA-Tesla T4,false:")
     six = parse_register("GPU-a,10,15360,NVIDIA-Tesla T4,false,mig:garbage:")
 
@@ -216,7 +216,7 @@ def test_auto_serves_a_trigger_where_the_list_would_be_too_long() -> None:
     assert shown.node_status == {"volcano.sh/gpu-memory": 655360, "volcano.sh/gpu-number": 8}
 
 
-def test_item_18_two_cards_are_one_element_with_two_devices() -> None:
+def test_item_18_two_gpus_are_one_element_with_two_devices() -> None:
     request = parse_pod_request(asks(vgpu(number=2, memory=3000, cores=50)), Rules())
     held = lease(share("c", "GPU-bbbb", 3000, 50, 1), share("c", "GPU-aaaa", 3000, 50, 0))
 
@@ -264,7 +264,7 @@ def test_malformed_requests_are_refused_with_container_and_rule(
     assert "container train" in str(refused.value)
 
 
-def test_item_25_empty_type_entries_are_dropped_and_use_silences_nouse() -> None:
+def test_item_25_empty_type_entries_are_ignored_and_use_overrides_nouse() -> None:
     both = {"nvidia.com/use-gputype": "V100, ,", "nvidia.com/nouse-gputype": "T4"}
     request = parse_pod_request(asks(vgpu(number=1), **both), Rules())
 
@@ -283,7 +283,7 @@ def test_item_26_uuid_lists_are_trimmed() -> None:
     assert request.selection.not_uuids == ("GPU-a",)
 
 
-def test_item_28_a_spread_pod_group_becomes_a_tag() -> None:
+def test_item_28_a_spread_pod_group_becomes_an_anti_affinity_group() -> None:
     notes = {"volcano.sh/vgpu-podgroup-policy": "spread", "scheduling.k8s.io/group-name": "g"}
     request = parse_pod_request(asks(vgpu(number=1), **notes), Rules())
 
@@ -299,7 +299,7 @@ def test_item_29_the_policy_decides_the_order_of_devices() -> None:
     assert orders == [DeviceOrder.LAST, DeviceOrder.BINPACK, DeviceOrder.SPREAD]
 
 
-def test_item_30_elements_belong_to_the_containers_that_asked() -> None:
+def test_item_30_there_is_an_element_per_container_with_gpus() -> None:
     held = lease(share("a", "GPU-bbbb", 3000, 10), share("b", "GPU-bbbb", 5000, 20))
 
     notes = VGPU.binding_annotations(held, 1.0)
@@ -310,7 +310,7 @@ def test_item_30_elements_belong_to_the_containers_that_asked() -> None:
     assert "/var/c/u1_b" in [mount.host_path for mount in setup.mounts]
 
 
-def test_item_31_the_binding_carries_all_six_keys_in_seconds() -> None:
+def test_item_31_the_binding_has_all_six_keys_in_seconds() -> None:
     notes = VGPU.binding_annotations(lease(share("c", "GPU-a", 1, 0)), 1787000000.9)
 
     assert notes == {
@@ -347,7 +347,7 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
     ]
 
 
-def test_limits_stand_in_the_order_in_which_cuda_counts() -> None:
+def test_limits_are_in_the_order_in_which_cuda_numbers_devices() -> None:
     held = lease(share("c", "GPU-b", 4000, 30, 1), share("c", "GPU-a", 2000, 30, 0))
 
     variables = VGPU.container_setup(held, "c", {}, PATHS).environment

@@ -1,4 +1,4 @@
-"""The Koordinator dialect, what is written: annotation, environment, node, `Device`."""
+"""The Koordinator dialect: allocation annotation and container setup."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ from shared.model.names import Namespace
 from shared.model.quantity import parse_count
 from shared.model.request import GpuRequest
 from tests.support import build
-from tests.unit.dialects.koordinator.test_reading import GI, container, read
+from tests.unit.dialects.koordinator.test_requests import GI, container, read
 
 PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 CORE, MEMORY, RATIO = (
@@ -43,7 +43,7 @@ def card(minor: int = 0, mib: int = 81920, uuid: str = "", **facts: object) -> D
 
 
 def share_of(request: GpuRequest, device: Device) -> Share:
-    """Return the share that placing `request` on `device` amounts to."""
+    """Return the share of `device` that `request` gets."""
     memory = required_memory_mib(request, device)
     return Share(
         container=request.container,
@@ -75,12 +75,12 @@ def written(*devices: Device, **amounts: int) -> str:
 
 
 def resources(*devices: Device, **amounts: int) -> dict[str, str]:
-    """Return the first card's resources in the annotation."""
+    """Return the first GPU's resources in the annotation."""
     found: dict[str, str] = json.loads(written(*devices, **amounts))["gpu"][0]["resources"]
     return found
 
 
-def test_koordinator_10_the_published_annotation_comes_out_byte_for_byte() -> None:
+def test_koordinator_10_the_annotation_is_the_published_one_byte_for_byte() -> None:
     device = card(3, 46068, "GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
 
     assert written(device, shared=1, core=50, ratio=50) == (
@@ -90,7 +90,7 @@ def test_koordinator_10_the_published_annotation_comes_out_byte_for_byte() -> No
     )
 
 
-def test_two_whole_cards_are_the_published_annotation() -> None:
+def test_two_whole_gpus_are_the_published_annotation() -> None:
     devices = card(0, uuid="GPU-aaaa"), card(1, uuid="GPU-bbbb")
     all_of_it = (
         '"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"80Gi",'
@@ -103,7 +103,7 @@ def test_two_whole_cards_are_the_published_annotation() -> None:
     )
 
 
-def test_entries_stand_in_the_order_of_choice_with_the_ratio_derived() -> None:
+def test_entries_are_in_the_order_of_choice_with_the_ratio_derived() -> None:
     text = written(card(5), card(4), shared=2, core=100, memory=16 * GI)
 
     assert [entry["minor"] for entry in json.loads(text)["gpu"]] == [5, 4]
@@ -135,18 +135,18 @@ def test_koordinator_12_decimal_gigabytes_become_kibibytes() -> None:
 
 
 @pytest.mark.parametrize(("percent", "ratio"), [(29, 28), (57, 56), (58, 57), (50, 50), (10, 10)])
-def test_koordinator_13_a_derived_ratio_is_cut_off_as_floats_are(percent: int, ratio: int) -> None:
+def test_koordinator_13_a_derived_ratio_is_truncated(percent: int, ratio: int) -> None:
     total = 100 * GI
 
     assert ratio_of(percent * GI, total) == ratio
     assert ratio_of(1, total) == 0
 
 
-def test_koordinator_14_compute_that_was_not_asked_for_is_not_named() -> None:
+def test_koordinator_14_compute_that_was_not_requested_is_left_out() -> None:
     assert resources(card(0, 46068), shared=1, memory=8 * GI) == {MEMORY: "8Gi", RATIO: "17"}
 
 
-def test_koordinator_15_foreign_annotations_are_read_with_patience() -> None:
+def test_koordinator_15_annotations_of_other_writers_are_parsed() -> None:
     text = json.dumps(
         {
             "gpu": [
@@ -169,7 +169,7 @@ def test_koordinator_15_foreign_annotations_are_read_with_patience() -> None:
         parse_allocated('{"gpu":[{"id":"GPU-a"}]}')
 
 
-def test_koordinator_16_the_card_count_is_never_written() -> None:
+def test_koordinator_16_the_gpu_count_is_never_written() -> None:
     text = written(card(0), card(1), shared=2, core=100, ratio=100)
 
     assert "shared" not in text
@@ -201,7 +201,7 @@ def test_quantities_come_back(number: int) -> None:
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 200_000))
-def test_koordinator_31_limits_of_shares_that_fit_a_card_never_exceed_it(
+def test_koordinator_31_limits_of_shares_that_fit_a_gpu_never_exceed_it(
     ratios: list[int], mib: int
 ) -> None:
     shares = [leased(card(0, mib), shared=1, ratio=ratio).shares[0] for ratio in ratios]
@@ -211,7 +211,7 @@ def test_koordinator_31_limits_of_shares_that_fit_a_card_never_exceed_it(
     assert all(share.limit_bytes <= share.memory_mib * MIB for share in shares)
 
 
-def test_koordinator_26_a_half_card_gets_exactly_koordinators_variables_and_mounts() -> None:
+def test_koordinator_26_a_half_gpu_gets_exactly_koordinators_variables_and_mounts() -> None:
     setup = dialect.container_setup(
         leased(card(3, 32768, "GPU-x"), shared=1, core=50, ratio=50), "main", {}, PATHS
     )
@@ -233,14 +233,14 @@ def test_koordinator_26_a_half_card_gets_exactly_koordinators_variables_and_moun
 @pytest.mark.parametrize(
     "amounts", [{"shared": 1, "core": 100, "ratio": 100}, {"shared": 1, "ratio": 100}]
 )
-def test_koordinator_27_a_whole_card_gets_only_the_visible_devices(amounts: dict[str, int]) -> None:
+def test_koordinator_27_a_whole_gpu_gets_only_the_visible_devices(amounts: dict[str, int]) -> None:
     setup = dialect.container_setup(leased(card(uuid="GPU-x"), **amounts), "main", {}, PATHS)
 
     assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-x"}
     assert setup.mounts == ()
 
 
-def test_compute_is_capped_beside_all_of_the_memory() -> None:
+def test_compute_is_limited_beside_all_of_the_memory() -> None:
     lease = leased(card(0, 32768), shared=1, core=30, ratio=100)
 
     variables = dialect.container_setup(lease, "main", {}, PATHS).environment
@@ -249,7 +249,7 @@ def test_compute_is_capped_beside_all_of_the_memory() -> None:
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(32768 * MIB)
 
 
-def test_memory_only_leaves_compute_alone() -> None:
+def test_memory_alone_sets_no_compute_limit() -> None:
     lease = leased(card(), shared=1, memory=8_000_000_001)
 
     variables = dialect.container_setup(lease, "main", {}, PATHS).environment
@@ -280,7 +280,7 @@ def test_koordinator_31_containers_are_limited_each_to_its_own_share() -> None:
     assert sum(limits) == sum(share.memory_mib for share in shares) * MIB
 
 
-def test_a_ratio_of_unlike_cards_is_limited_by_the_smaller_one() -> None:
+def test_a_ratio_of_different_gpus_is_limited_by_the_smaller_one() -> None:
     lease = leased(card(0, 40000), card(1, 20000), shared=2, ratio=100)
 
     variables = dialect.container_setup(lease, "main", {}, PATHS).environment
@@ -288,7 +288,7 @@ def test_a_ratio_of_unlike_cards_is_limited_by_the_smaller_one() -> None:
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(10000 * MIB)
 
 
-def test_the_region_that_is_made_before_the_start_holds_the_limit_of_every_card() -> None:
+def test_the_region_that_is_seeded_before_the_start_has_the_limit_of_every_gpu() -> None:
     lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
     setup = dialect.container_setup(lease, "main", {}, PATHS)
 
@@ -315,7 +315,7 @@ def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annota
     assert [s.sharing for s in copied.shares] == [s.sharing for s in lease.shares]
 
 
-def test_what_an_init_container_uses_before_is_one_entry_with_the_larger_amount() -> None:
+def test_a_gpu_of_an_init_container_is_one_entry_with_the_larger_amount() -> None:
     first = share_of(read(container("init", shared=1, ratio=60)).containers[0], card())
     then = share_of(read(container("main", shared=1, ratio=40)).containers[0], card())
 
@@ -324,7 +324,7 @@ def test_what_an_init_container_uses_before_is_one_entry_with_the_larger_amount(
     assert [(entry.minor, (entry.resources or {})[RATIO]) for entry in found] == [(0, 60)]
 
 
-def test_the_audit_tells_when_somebody_changed_an_allocation() -> None:
+def test_the_audit_finds_a_changed_allocation() -> None:
     held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
     held = replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
     true = dialect.binding_annotations(held, 1.0)

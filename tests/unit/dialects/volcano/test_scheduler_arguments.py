@@ -1,4 +1,4 @@
-"""Volcano's scheduler configuration: what of it counts, what is refused, what is warned about."""
+"""Volcano's scheduler configuration: what has an effect, is refused, or is warned about."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_item_11_sharing_or_number_together_with_vgpu_is_refused(other: str) -> 
         parse_rules({other: True, "deviceshare.VGPUEnable": "true"})
 
 
-def test_the_guides_older_spelling_of_the_switches_is_understood() -> None:
+def test_the_guides_older_spelling_of_the_switches_is_accepted() -> None:
     spoken = {
         dialect.name for dialect in enabled(parse_rules({"predicate.GPUSharingEnable": True}))
     }
@@ -58,14 +58,14 @@ def test_a_switched_off_dialect_is_refused_by_name() -> None:
         parse_pod_request(asks(vgpu_number=1), parse_rules({"deviceshare.GPUSharingEnable": True}))
 
 
-def test_volcanos_switches_say_nothing_of_other_vendors_dialects() -> None:
+def test_volcanos_switches_do_not_disable_other_vendors_dialects() -> None:
     spoken = {dialect.name for dialect in enabled(parse_rules({"deviceshare.VGPUEnable": True}))}
 
     assert {dialect.name for dialect in enabled(Rules())} - spoken == {"volcano-gpushare"}
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["file", "ConfigMap"])
-def test_item_50_the_guides_configuration_is_taken_without_a_warning(
+def test_item_50_the_guides_configuration_is_accepted_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, wrapped: bool
 ) -> None:
     text = GUIDE
@@ -92,7 +92,7 @@ def test_item_50_the_guides_configuration_is_taken_without_a_warning(
         b"tiers: \xff",
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
+def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
     conf = tmp_path / "volcano-scheduler.conf"
     conf.write_bytes(text)
 
@@ -117,17 +117,19 @@ def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> 
         ),
     ],
 )
-def test_what_means_something_else_here_is_said(arguments: dict[str, object], about: str) -> None:
+def test_arguments_with_another_effect_are_warned_about(
+    arguments: dict[str, object], about: str
+) -> None:
     [warning] = find_warnings(arguments)
 
     assert about in warning
 
 
-def test_arguments_of_other_plugins_are_none_of_our_business() -> None:
+def test_arguments_of_other_plugins_are_ignored() -> None:
     assert find_warnings({"predicate.CacheEnable": True, "binpack.weight": 5}) == []
 
 
-def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
+def test_pods_with_all_labels_of_an_exclusive_rule_get_its_anti_affinity_group() -> None:
     rules = parse_rules(
         {"deviceshare.GPUExclusiveRules": [{"app": "llm", "tier": "gold"}, {"app": "llm"}]}
     )
@@ -142,6 +144,6 @@ def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["app=llm", [[]], [{}], {"app": "llm"}])
-def test_exclusive_rules_that_are_no_list_of_label_maps_are_refused(wrong: object) -> None:
+def test_exclusive_rules_must_be_a_list_of_label_maps(wrong: object) -> None:
     with pytest.raises(RequestError, match="must be a list of label maps"):
         parse_rules({"deviceshare.GPUExclusiveRules": wrong})

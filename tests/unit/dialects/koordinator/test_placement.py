@@ -1,4 +1,4 @@
-"""Where pods that ask in Koordinator's words go: reading and placing together."""
+"""Parsing and placement of pods in Koordinator's dialect."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
 from tests.support.build import device, devices, ledger_node
 from tests.support.placer.placing import Cluster
-from tests.unit.dialects.koordinator.test_reading import GI, LABEL, container, read
+from tests.unit.dialects.koordinator.test_requests import GI, LABEL, container, read
 
 ISOLATES = {LABEL: "HAMi-core"}
 SERVED = ("koordinator.sh/gpu.shared",)
@@ -31,7 +31,7 @@ def one_card(mib: int = 16384, **facts: Any) -> Cluster:
     return Cluster(node("n1", device(memory_mib=mib, **facts)))
 
 
-def test_koordinator_17_bytes_and_ratio_on_one_card_never_promise_more_than_it_has() -> None:
+def test_koordinator_17_bytes_and_ratio_never_overcommit_a_gpu() -> None:
     cluster = one_card()
     some_bytes = read(container(shared=1, memory=int(1.59 * GI)))
     ten_percent = read(container(shared=1, ratio=10))
@@ -44,7 +44,7 @@ def test_koordinator_17_bytes_and_ratio_on_one_card_never_promise_more_than_it_h
 
 
 @pytest.mark.parametrize(("rules", "chosen"), [(Rules(), 1), (MOST, 0)])
-def test_koordinator_18_the_emptier_or_the_fuller_of_two_used_cards(
+def test_koordinator_18_the_emptier_or_the_fuller_of_two_used_gpus(
     rules: Rules, chosen: int
 ) -> None:
     cluster = Cluster(node("n1", *devices(2, memory_mib=10000)))
@@ -70,7 +70,7 @@ def test_koordinator_18_the_emptier_or_the_fuller_of_two_nodes(rules: Rules, cho
     assert second.node == (other if chosen == "n2" else first.node)
 
 
-def test_koordinator_19_a_node_without_the_label_is_passed_over() -> None:
+def test_koordinator_19_a_node_without_the_label_is_skipped() -> None:
     bare, able = node("n1", device("GPU-1"), labels={}), node("n2", device("GPU-2"))
     wanted = read(container(shared=1, ratio=50), labels={LABEL: "hami-core"})
 
@@ -82,20 +82,20 @@ def test_koordinator_19_a_node_without_the_label_is_passed_over() -> None:
     assert refused.counts == (("NodeAffinity", 1),)
 
 
-def test_whole_cards_go_where_nothing_could_be_held_to_a_limit() -> None:
+def test_whole_gpus_need_no_node_with_the_isolation_library() -> None:
     bare = node("n1", *devices(2), labels={})
 
     assert Cluster(bare).indices(read(container(shared=2, core=200, ratio=200))) == [0, 1]
 
 
-def test_koordinator_20_an_unhealthy_card_gets_no_new_pod() -> None:
+def test_koordinator_20_an_unhealthy_gpu_gets_no_new_pod() -> None:
     cluster = Cluster(node("n1", device("GPU-0", 0, healthy=False), device("GPU-1", 1)))
 
     assert cluster.indices(read(container(shared=1, ratio=50))) == [1]
     assert cluster.indices(read(container(shared=2, ratio=100))) == []
 
 
-def test_koordinator_7_two_containers_of_a_half_get_two_cards() -> None:
+def test_koordinator_7_two_containers_of_a_half_get_two_gpus() -> None:
     halves = [container(name, shared=1, core=50, ratio=50) for name in ("a", "b")]
     cluster = Cluster(node("n1", *devices(2)))
 
@@ -111,7 +111,7 @@ def test_memory_alone_stacks_where_all_compute_is_reserved() -> None:
     assert cluster.indices(read(container(shared=1, core=1, memory=GI))) == []
 
 
-def test_a_whole_card_is_given_to_nobody_else_and_must_be_idle() -> None:
+def test_a_whole_gpu_must_be_idle_and_is_exclusive() -> None:
     cluster = one_card()
     whole = read(container(shared=1, core=100, ratio=100))
     assert cluster.indices(whole) == [0]
@@ -122,7 +122,7 @@ def test_a_whole_card_is_given_to_nobody_else_and_must_be_idle() -> None:
     assert cluster.indices(whole) == []
 
 
-def test_sixteen_shares_fit_a_card_although_volcano_would_have_ten() -> None:
+def test_sixteen_shares_fit_a_gpu_although_volcano_would_have_ten() -> None:
     cluster = one_card(slots=10)
 
     assert [cluster.indices(read(container(shared=1, ratio=6))) for _ in range(16)] == [[0]] * 16
@@ -173,7 +173,7 @@ asked = st.one_of(
 
 
 @given(st.lists(asked, max_size=25), st.integers(1, 20000), st.booleans())
-def test_limits_on_a_card_never_sum_up_to_more_than_it_has(
+def test_limits_on_a_gpu_never_sum_up_to_more_than_it_has(
     pods: list[dict[str, int]], mib: int, most: bool
 ) -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=mib)))

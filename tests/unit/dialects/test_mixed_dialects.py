@@ -1,4 +1,4 @@
-"""Pods of all dialects on the same devices: nothing is over-committed, everyone gets what he asked.
+"""Pods of all dialects on the same devices: nothing is overcommitted, each gets its request.
 
 The judge is a brute-force recount (`tests.support.dialects.recount`) of random pods whose amounts
 are worked out anew from the vendors' rules (`tests.support.dialects.mixes`).
@@ -21,14 +21,14 @@ from shared.model.placement import Placement, Refusal
 from shared.model.quota import charge_of, total_of
 from shared.model.request import PodRequest
 from tests.support.build import dice, ledger_node
-from tests.support.dialects.mixes import BLOCK, BY_NAME, Part, Wish, exactly, mixed
-from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, check_environment
+from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly, mixed
+from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 
 RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
 
 
 class Placed:
-    """A mirror in which what is placed stays placed, and the recount beside it."""
+    """A mirror that keeps what is placed, with a recount beside it."""
 
     def __init__(self, seed: int) -> None:
         self.mirror = Mirror()
@@ -42,10 +42,10 @@ class Placed:
         self.recount = Recount(NODES)
         self.draw = dice(seed)
 
-    def place(self, number: int, wish: Wish, rules: Rules) -> Lease | None:
+    def place(self, number: int, wish: ExpectedPod, rules: Rules) -> Lease | None:
         lease = self._placed(number, wish.asks, rules)
         if lease is not None:
-            self.recount.arrive(lease.pod, wish, lease)
+            self.recount.add(lease.pod, wish, lease)
         return lease
 
     def lease(self, number: int, limits: dict[str, int], scheduler: str) -> Lease:
@@ -67,7 +67,7 @@ class Placed:
 
     def end(self, pod: str) -> None:
         self.mirror.drop(PodUid(pod))
-        self.recount.end(pod)
+        self.recount.remove(pod)
 
 
 def _lease(pod: PodUid, request: PodRequest, placement: Placement) -> Lease:
@@ -92,13 +92,13 @@ def test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so(nam
 
     @settings(max_examples=40, deadline=None)
     @given(BY_NAME[name], st.sampled_from(RULES))
-    def alone(wish: Wish, rules: Rules) -> None:
+    def alone(wish: ExpectedPod, rules: Rules) -> None:
         placed = Placed(1)
         lease = placed.place(1, wish, rules)
         if lease is not None:
             seen.append(lease)
             assert lease.dialect == wish.dialect
-            check_environment(wish, lease, NODES[lease.node])
+            assert_environment(wish, lease, NODES[lease.node])
         elif len(wish.parts) == 1:
             assert not placed.recount.fits(wish)
 
@@ -113,7 +113,7 @@ def test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so(nam
     st.integers(0, 3),
 )
 def test_random_mixes_of_all_dialects_never_over_commit_a_device(
-    steps: list[Wish | int], rules: Rules, seed: int
+    steps: list[ExpectedPod | int], rules: Rules, seed: int
 ) -> None:
     placed = Placed(seed)
 
@@ -125,13 +125,13 @@ def test_random_mixes_of_all_dialects_never_over_commit_a_device(
             continue
         lease = placed.place(number, step, rules)
         if lease is not None:
-            check_environment(step, lease, NODES[lease.node])
+            assert_environment(step, lease, NODES[lease.node])
         elif len(step.parts) == 1:
             assert not placed.recount.fits(step), "refused, and a device would have taken it"
-    placed.recount.check()
+    placed.recount.assert_consistent()
 
 
-HALF = Wish(
+HALF = ExpectedPod(
     dialect="tencent",
     asks=PodManifest(
         namespace=Namespace("ns"),
@@ -141,7 +141,7 @@ HALF = Wish(
             ),
         ),
     ),
-    parts=(Part(container="c", gpus=1, memory=exactly(40 * BLOCK), cores=60),),
+    parts=(ExpectedShare(container="c", gpus=1, memory=exactly(40 * BLOCK), cores=60),),
 )
 
 
@@ -152,13 +152,13 @@ def test_the_recount_sees_a_device_promised_twice_and_a_share_that_is_too_small(
 
     placed.recount.live["again"] = (HALF, lease)
     with pytest.raises(AssertionError, match="bytes are promised"):
-        placed.recount.check()
+        placed.recount.assert_consistent()
     less = replace(lease, shares=(replace(lease.shares[0], memory_mib=1),))
     with pytest.raises(AssertionError, match="is not 10737418240 bytes"):
-        Recount(NODES).arrive("uid-1", HALF, less)
+        Recount(NODES).add("uid-1", HALF, less)
 
 
-def test_koordinator_34_whole_cards_and_half_ones_count_in_the_same_cores() -> None:
+def test_koordinator_34_whole_gpus_and_half_ones_count_in_the_same_cores() -> None:
     placed = Placed(1)
     memory_mib = {
         device.uuid: device.memory_mib for devices in NODES.values() for device in devices

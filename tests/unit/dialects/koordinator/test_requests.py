@@ -1,4 +1,4 @@
-"""The Koordinator dialect, what is read: the dossier's checklist by number, and more."""
+"""Requests in the Koordinator dialect; the checklist by number, and more."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def part(**amounts: int) -> GpuPart | None:
     return parse_part("main", koord(**amounts))
 
 
-def test_koordinator_1_two_vendor_cards_are_two_whole_ones() -> None:
+def test_koordinator_1_two_nvidia_gpus_are_two_whole_gpus() -> None:
     found = parse_part("main", CARDS)
 
     assert found == GpuPart(gpus=2, core_percent=100, ratio_percent=100)
@@ -63,7 +63,7 @@ def test_koordinator_1_two_vendor_cards_are_two_whole_ones() -> None:
     assert found.whole
 
 
-def test_koordinator_2_the_shorthand_is_written_out_and_disappears() -> None:
+def test_koordinator_2_the_shorthand_is_replaced_by_what_it_stands_for() -> None:
     assert amount_changes({"koordinator.sh/gpu": 50, "cpu": 1}) == {
         "koordinator.sh/gpu": None,
         **koord(core=50, ratio=50, shared=1),
@@ -71,7 +71,7 @@ def test_koordinator_2_the_shorthand_is_written_out_and_disappears() -> None:
 
 
 @pytest.mark.parametrize("amount", [1, 100, 200])
-def test_koordinator_3_percent_of_a_card_or_whole_cards_are_accepted(amount: int) -> None:
+def test_koordinator_3_percent_of_a_gpu_or_whole_gpus_are_accepted(amount: int) -> None:
     assert part(gpu=amount) == GpuPart(
         gpus=max(amount // 100, 1),
         core_percent=min(amount, 100),
@@ -79,7 +79,7 @@ def test_koordinator_3_percent_of_a_card_or_whole_cards_are_accepted(amount: int
     )
 
 
-def test_koordinator_3_a_card_and_a_half_is_refused() -> None:
+def test_koordinator_3_one_and_a_half_gpus_are_refused() -> None:
     with pytest.raises(RequestError, match=r"main: koordinator\.sh/gpu must be .* got 150"):
         part(gpu=150)
 
@@ -106,7 +106,7 @@ def test_koordinator_4_illegal_combinations_are_refused_by_name(
     assert "container train" in str(refused.value)
 
 
-def test_koordinator_5_ratio_over_two_cards() -> None:
+def test_koordinator_5_ratio_over_two_gpus() -> None:
     assert part(shared=2, ratio=100) == GpuPart(gpus=2, ratio_percent=50)
     with pytest.raises(RequestError, match=r"multiple of koordinator\.sh/gpu\.shared 2, got 101"):
         part(shared=2, ratio=101)
@@ -118,7 +118,7 @@ def test_koordinator_6_bytes_are_divided_without_rest() -> None:
     assert part(shared=3, memory=10 * GI) == GpuPart(gpus=3, memory_bytes=3579139413)
 
 
-def test_koordinator_7_two_containers_of_a_half_need_two_cards() -> None:
+def test_koordinator_7_two_containers_of_a_half_need_two_gpus() -> None:
     request = read(
         container("a", shared=1, core=50, ratio=50), container("b", shared=1, core=50, ratio=50)
     )
@@ -132,7 +132,7 @@ def test_koordinator_7_two_containers_of_a_half_need_two_cards() -> None:
     ]
 
 
-def test_koordinator_8_zero_is_as_if_it_were_not_written() -> None:
+def test_koordinator_8_zero_counts_as_absent() -> None:
     assert part(shared=0, core=0, ratio=0) is None
     assert dialect.parse(pod(container(shared=0, ratio=0)), Rules()) is None
     assert part(shared=1, core=0, ratio=50) == GpuPart(gpus=1, ratio_percent=50)
@@ -177,7 +177,7 @@ def test_the_worked_table(
     assert found.whole is (wanted[1:3] == (100, 100))
 
 
-def test_more_compute_than_one_card_has_is_refused_because_it_would_wait_for_ever() -> None:
+def test_more_compute_than_one_gpu_has_is_refused_because_it_would_wait_for_ever() -> None:
     with pytest.raises(RequestError, match="200 percent of each GPU"):
         part(core=200, ratio=50)
 
@@ -197,12 +197,12 @@ def test_the_hyphen_of_some_tutorials_is_refused_with_the_right_name() -> None:
         ({"core": 50}, {}),
     ],
 )
-def test_admission_adds_the_card_count(amounts: dict[str, int], added: dict[str, int]) -> None:
+def test_admission_adds_the_gpu_count(amounts: dict[str, int], added: dict[str, int]) -> None:
     assert amount_changes(koord(**amounts)) == koord(**added)
 
 
 @pytest.mark.parametrize("amounts", [{"core": 50, "ratio": 50}, {"gpu": 200}])
-def test_a_container_that_the_kubelet_would_start_without_asking_is_refused(
+def test_a_container_that_would_start_without_allocate_is_refused(
     amounts: dict[str, int],
 ) -> None:
     with pytest.raises(RequestError, match=r"gpu\.shared is missing") as refused:
@@ -232,7 +232,7 @@ legal = st.one_of(
 
 
 @given(legal)
-def test_the_parts_of_a_container_sum_up_to_what_it_asked_for(amounts: dict[str, int]) -> None:
+def test_the_parts_of_a_container_sum_up_to_its_request(amounts: dict[str, int]) -> None:
     try:
         found = part(**amounts)
     except RequestError:
@@ -262,7 +262,7 @@ def test_vendor_and_koordinator_names_in_one_pod_are_refused() -> None:
         read(container("a", shared=1, ratio=50), ContainerManifest(name="b", limits=CARDS))
 
 
-def test_how_a_share_takes_to_others_follows_from_its_compute() -> None:
+def test_the_sharing_policy_follows_from_the_compute() -> None:
     whole = read(container(shared=1, core=100, ratio=100)).containers[0]
     all_cores = read(container(shared=1, core=100, ratio=50)).containers[0]
     memory_only = read(container(shared=1, ratio=50)).containers[0]
@@ -273,7 +273,7 @@ def test_how_a_share_takes_to_others_follows_from_its_compute() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["koord-scheduler", "leasehold"])
-def test_vendor_cards_are_this_dialects_only_for_koordinators_scheduler(scheduler: str) -> None:
+def test_nvidia_gpus_belong_to_this_dialect_only_for_koordinators_scheduler(scheduler: str) -> None:
     asks = pod(ContainerManifest(name="main", limits=CARDS), scheduler=scheduler)
     ours = scheduler == "koord-scheduler"
 
@@ -299,7 +299,7 @@ def test_another_provider_of_isolation_is_refused() -> None:
         read(container(shared=1, ratio=50), labels={LABEL: "hami"})
 
 
-def test_koordinator_29_whoever_is_limited_needs_a_node_that_can_limit() -> None:
+def test_koordinator_29_limited_containers_need_a_node_with_isolation() -> None:
     part_of_it = read(container(shared=1, ratio=50))
     capped = read(container(shared=1, core=30, ratio=100))
     whole = read(container(shared=1, core=100, ratio=100), labels={LABEL: "HAMi-core"})
@@ -324,7 +324,7 @@ def test_koordinator_18_the_strategy_decides_the_order_of_devices_and_nodes() ->
     assert least.allocation_weights == most.allocation_weights == (0, 0, 1)
 
 
-def test_koordinator_25_a_forged_allocation_asks_for_nothing() -> None:
+def test_koordinator_25_a_forged_allocation_requests_nothing() -> None:
     forged = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":0}]}'}
 
     assert dialect.parse(pod(ContainerManifest(name="main"), annotations=forged), Rules()) is None

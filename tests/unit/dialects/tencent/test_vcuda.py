@@ -1,4 +1,4 @@
-"""vcuda: what is read and refused, what is written; the vcuda checklist of GPUSharing by number."""
+"""vcuda: requests, annotations and container setup; the checklist of GPUSharing by number."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from shared.model.request import DeviceOrder, GpuRequest, SharingPolicy
 from tests.support.dialects.builders import (
     PATHS,
     RULES,
-    asking,
+    container_with,
     device,
     lease_of,
     leased,
@@ -33,7 +33,7 @@ def vcuda(
 ) -> ContainerManifest:
     amounts = {CORE: core, MEMORY: memory}
     limits = {resource: amount for resource, amount in amounts.items() if amount}
-    return asking(name, limits=limits, **facts)
+    return container_with(name, limits=limits, **facts)
 
 
 def read_one(core: int = 0, memory: int = 0) -> GpuRequest:
@@ -41,7 +41,7 @@ def read_one(core: int = 0, memory: int = 0) -> GpuRequest:
     return request
 
 
-def test_gpusharing_1_half_a_card_needs_50_cores_and_4026531840_bytes_of_it() -> None:
+def test_gpusharing_1_half_a_gpu_needs_50_cores_and_4026531840_bytes_of_it() -> None:
     request = read_one(core=50, memory=15)
     exact = device(memory_mib=3840)
 
@@ -85,13 +85,13 @@ def test_gpusharing_3_a_share_needs_both_resources(core: int, memory: int, text:
     assert 'container "nvidia"' in str(refused.value)
 
 
-def test_two_containers_of_50_without_memory_are_refused_though_they_add_up_to_a_card() -> None:
+def test_two_containers_of_50_without_memory_are_refused_though_they_add_up_to_a_gpu() -> None:
     with pytest.raises(RequestError, match='container "a"'):
         parse_pod_request(pod(vcuda("a", core=50), vcuda("b", core=50)), RULES)
 
 
 @pytest.mark.parametrize("memory", [0, 1, 60])
-def test_gpusharing_4_200_cores_are_two_whole_cards_whatever_the_memory(memory: int) -> None:
+def test_gpusharing_4_200_cores_are_two_whole_gpus_whatever_the_memory(memory: int) -> None:
     held = leased(pod(vcuda(core=200, memory=memory)), (3, 1))
 
     assert [(b.memory_mib, b.cores_percent, b.sharing) for b in bookings(held.shares)] == [
@@ -137,7 +137,7 @@ def test_gpusharing_6_two_containers_get_slices_of_their_own() -> None:
 def test_gpusharing_7_gpus_of_init_and_later_containers_are_seen() -> None:
     asks = pod(
         vcuda("warm", core=10, memory=2, init=True),
-        asking("plain"),
+        container_with("plain"),
         vcuda("main", core=50, memory=4),
     )
     request = parse_pod_request(asks, RULES)
@@ -148,7 +148,7 @@ def test_gpusharing_7_gpus_of_init_and_later_containers_are_seen() -> None:
     assert "tencent.com/predicate-gpu-idx-0" not in notes
 
 
-def test_a_gpu_of_a_sidecar_is_booked_beside_those_of_init_containers() -> None:
+def test_a_gpu_of_a_sidecar_is_leased_beside_those_of_init_containers() -> None:
     beside = [
         vcuda("side", core=10, memory=2, init=True, sidecar=True),
         vcuda("warm", core=10, memory=2, init=True),
@@ -159,7 +159,7 @@ def test_a_gpu_of_a_sidecar_is_booked_beside_those_of_init_containers() -> None:
     assert [b.memory_mib for b in bookings(held.shares)] == [3 * 512]
 
 
-def test_an_assignment_carries_what_gpu_manager_wrote() -> None:
+def test_an_assignment_has_the_annotations_of_gpu_manager() -> None:
     notes = TENCENT.binding_annotations(leased(pod(vcuda(core=200)), (5, 2)), 1600000000.123456)
 
     assert notes.pop("tencent.com/predicate-time")[:15] == "160000000012345"
@@ -170,7 +170,7 @@ def test_an_assignment_carries_what_gpu_manager_wrote() -> None:
     }
 
 
-def test_a_pod_is_assigned_once_all_its_containers_have_their_cards() -> None:
+def test_a_pod_is_assigned_once_all_its_containers_have_their_gpus() -> None:
     held = leased(pod(vcuda("a", core=100), vcuda("b", core=100)), (0,), (1,))
 
     assert TENCENT.allocated_annotations(held, frozenset({"a"})) == {}
@@ -180,7 +180,7 @@ def test_a_pod_is_assigned_once_all_its_containers_have_their_cards() -> None:
     assert TENCENT.failed_annotations(held) == {}
 
 
-def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> None:
+def test_a_share_is_limited_to_its_cores_whatever_the_limit_annotation_allows() -> None:
     notes = {"tencent.com/vcuda-core-limit": "80"}
     held = leased(pod(vcuda(core=30, memory=4), notes=notes), (0,))
 
@@ -203,7 +203,7 @@ def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> 
         (200, 0, ("200", str(2 * 16384 * MIB), "/dev/nvidia1,/dev/nvidia3")),
     ],
 )
-def test_the_runtime_is_told_what_gpu_manager_told_it(
+def test_the_runtime_gets_the_annotations_of_gpu_manager(
     core: int, memory: int, told: tuple[str, str, str]
 ) -> None:
     held = leased(pod(vcuda(core=core, memory=memory)), (3, 1) if core > 100 else (1,))
@@ -213,7 +213,7 @@ def test_the_runtime_is_told_what_gpu_manager_told_it(
     assert dict(given) == dict(zip((CORE, MEMORY, "tencent.com/vcuda-device"), told, strict=True))
 
 
-def test_a_limit_annotation_that_is_no_number_is_refused() -> None:
+def test_a_limit_annotation_that_is_not_a_number_is_refused() -> None:
     notes = {"tencent.com/vcuda-core-limit": "half"}
 
     with pytest.raises(RequestError, match=r"vcuda-core-limit must be a whole number.*'half'"):
@@ -229,28 +229,28 @@ def test_the_node_serves_hundredths_and_shows_the_blocks_of_all_its_memory() -> 
     assert 8 * (11178 // 256) < 8 * 11178 // 256, "floored once, not per card"
 
 
-def test_an_unhealthy_card_keeps_its_ids_and_loses_its_blocks() -> None:
+def test_an_unhealthy_gpu_keeps_its_ids_and_loses_its_blocks() -> None:
     shown = TENCENT.advertise([device(0, 1024, healthy=False), device(1, 2048)], Strategy.AUTO)
 
     assert sum(served.healthy for served in shown.served[CORE]) == 100
     assert shown.node_status == {MEMORY: 8}
 
 
-def test_the_fullest_card_is_taken_first() -> None:
+def test_the_fullest_gpu_is_chosen_first() -> None:
     request = parse_pod_request(pod(vcuda(core=10, memory=1)), RULES)
 
     assert request.device_order is DeviceOrder.TIGHTEST
     assert request.triggers == (CORE,)
 
 
-def test_zero_of_everything_asks_for_nothing() -> None:
-    asks = pod(asking(limits={CORE: 0, MEMORY: 0}))
+def test_amounts_of_zero_are_no_request() -> None:
+    asks = pod(container_with(limits={CORE: 0, MEMORY: 0}))
 
     assert parse_pod_request(asks, RULES).containers == ()
 
 
 def test_the_memo_survives_the_leases_copy() -> None:
-    asks = pod(asking("plain"), vcuda("main", core=100))
+    asks = pod(container_with("plain"), vcuda("main", core=100))
     held = leased(asks, (4,))
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
 
@@ -264,7 +264,7 @@ amounts = st.tuples(st.integers(1, 99), st.integers(1, 64)) | st.tuples(
 
 
 @given(st.lists(amounts, min_size=1, max_size=4), st.sampled_from([1, 7, 1024]))
-def test_what_is_leased_is_what_was_asked_for(asked: list[tuple[int, int]], unit: int) -> None:
+def test_the_lease_has_exactly_what_was_requested(asked: list[tuple[int, int]], unit: int) -> None:
     card = device(memory_mib=81920, unit_mib=unit)
     containers = [vcuda(f"c{n}", core, memory) for n, (core, memory) in enumerate(asked)]
     wanted = parse_pod_request(pod(*containers), RULES)

@@ -1,4 +1,4 @@
-"""Where pods go that ask in gpu-manager's and HAMi's words: reading and placing together."""
+"""Parsing and placement of pods in gpu-manager's and HAMi's dialects."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid
 from shared.model.placement import Placement, Refusal
 from tests.support.build import device, devices, ledger_node
-from tests.support.dialects.builders import RULES, asking, pod
+from tests.support.dialects.builders import RULES, container_with, pod
 from tests.support.placer.placing import Cluster
 
 SERVED = ("tencent.com/vcuda-core", "nvidia.com/gpu", "volcano.sh/vgpu-number")
@@ -21,24 +21,28 @@ def node(name: str, *held: Device) -> LedgerNode:
 
 
 def vcuda(core: int, memory: int = 0) -> PodManifest:
-    return pod(asking(limits={"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": memory}))
+    return pod(
+        container_with(limits={"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": memory})
+    )
 
 
 def hami(notes: dict[str, str] | None = None, /, **amounts: int) -> PodManifest:
-    return pod(asking(limits={f"nvidia.com/{k}": n for k, n in amounts.items()}), notes=notes)
+    return pod(
+        container_with(limits={f"nvidia.com/{k}": n for k, n in amounts.items()}), notes=notes
+    )
 
 
 def policy(text: str) -> dict[str, str]:
     return {"hami.io/gpu-scheduler-policy": text}
 
 
-def test_gpusharing_1_the_fullest_card_with_enough_of_both_is_taken() -> None:
+def test_gpusharing_1_the_fullest_gpu_with_enough_of_both_is_taken() -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=16384)))
     for core, memory, card in ((60, 8, 0), (50, 8, 1), (45, 8, 1), (30, 8, 0), (50, 60, 2)):
         assert cluster.indices(parse_pod_request(vcuda(core, memory), RULES)) == [card]
 
 
-def test_gpusharing_4_whole_cards_are_idle_before_and_closed_after() -> None:
+def test_gpusharing_4_whole_gpus_are_idle_before_and_closed_after() -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=16384)))
     assert cluster.indices(parse_pod_request(vcuda(1, 1), RULES)) == [0]
 
@@ -77,7 +81,7 @@ def test_hami_policies_choose_between_a_used_and_an_idle_device(chain: str, card
     ]
 
 
-def test_hami_others_may_join_a_device_that_mutex_found_idle() -> None:
+def test_hami_other_pods_may_share_a_device_that_mutex_chose() -> None:
     cluster = Cluster(node("n1", device(memory_mib=10000)))
     mutex = parse_pod_request(hami(policy("mutex"), gpu=1, gpumem=1000), RULES)
 
@@ -87,7 +91,7 @@ def test_hami_others_may_join_a_device_that_mutex_found_idle() -> None:
 
 
 @pytest.mark.parametrize("order", ["cores first", "none first"])
-def test_hami_whoever_has_all_the_cores_has_the_device(order: str) -> None:
+def test_hami_all_cores_make_a_share_exclusive(order: str) -> None:
     cluster = Cluster(node("n1", device(memory_mib=10000)))
     pair = [hami(gpu=1, gpumem=100, gpucores=100), hami(gpu=1, gpumem=100)]
     first, second = pair if order == "cores first" else pair[::-1]
@@ -110,7 +114,7 @@ def test_hami_numa_bind_keeps_devices_together_or_refuses() -> None:
     assert len(cluster.indices(parse_pod_request(hami(gpu=3, gpumem=1000), RULES))) == 3
 
 
-def test_hami_topology_aware_leaves_what_is_linked_well_to_others() -> None:
+def test_hami_topology_aware_avoids_devices_with_good_links() -> None:
     names = [DeviceUuid(f"GPU-{n}") for n in range(3)]
     scores = {(0, 1): 160, (0, 2): 10, (1, 2): 10}
     linked = [
@@ -134,7 +138,7 @@ def test_hami_topology_aware_leaves_what_is_linked_well_to_others() -> None:
 @pytest.mark.parametrize(
     ("rules", "chosen"), [(RULES, "n1"), (Rules(node_scheduler_policy="spread"), "n2")]
 )
-def test_hami_nodes_are_packed_or_spread_as_the_operator_says(rules: Rules, chosen: str) -> None:
+def test_hami_nodes_are_packed_or_spread_as_configured(rules: Rules, chosen: str) -> None:
     cluster = Cluster(node("n1", device("GPU-1")), node("n2", device("GPU-2")))
     cluster.place(
         parse_pod_request(hami({"nvidia.com/use-gpuuuid": "GPU-1"}, gpu=1, gpumem=1000), RULES)
@@ -150,7 +154,7 @@ def mig() -> Device:
     return device("GPU-9", index=9, memory_mib=81920, mode=DeviceMode.MIG, layouts=(HALVES,))
 
 
-def test_hami_a_mig_instance_serves_a_share_and_on_demand_a_whole_request() -> None:
+def test_hami_a_mig_instance_serves_a_share_and_in_mig_mode_a_whole_request() -> None:
     demand = {"nvidia.com/vgpu-mode": "mig"}
     cluster = Cluster(node("n1", mig()))
 
@@ -162,7 +166,7 @@ def test_hami_a_mig_instance_serves_a_share_and_on_demand_a_whole_request() -> N
         assert all(share.mig for share in placed.shares)
 
 
-def test_gpu_manager_knows_no_instances() -> None:
+def test_gpu_manager_gets_no_mig_instances() -> None:
     assert isinstance(
         Cluster(node("n1", mig())).place(parse_pod_request(vcuda(10, 4), RULES)), Refusal
     )
