@@ -79,7 +79,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         also_publishes=(BudgetChanged,),
     ),
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
-    ServiceListed(name="doorkeeper", module="services.auth.service", cls="Doorkeeper"),
+    ServiceListed(name="auth", module="services.auth.service", cls="AuthService"),
     ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
 OPERATOR = ServiceListed(name="operator", module="", cls="", also_publishes=(ResizeRequest,))

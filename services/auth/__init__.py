@@ -1,1 +1,1 @@
-"""Doorkeeper: makes secrets and certificates, and says who it is that comes to NATS."""
+"""AuthService: makes secrets and certificates, and says who it is that comes to NATS."""

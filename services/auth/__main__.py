@@ -1,4 +1,4 @@
-"""Runs the doorkeeper: `python -m services.auth --help`."""
+"""Runs the auth service: `python -m services.auth --help`."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ from services.auth import metrics
 from services.auth.auth_callout import RefusedError, Reviewed
 from services.auth.nats_users import CALLS
 from services.auth.secret_store import Objects
-from services.auth.secrets import DOORKEEPER, Handout
+from services.auth.secrets import AUTH, Handout
 from services.auth.servers import OurServers
-from services.auth.service import Doorkeeper
-from services.auth.settings import ABOUT, EXAMPLES, DoorkeeperSettings
+from services.auth.service import AuthService
+from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
 from services.topology import roles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -44,8 +44,8 @@ class OneSecret:
         return await self.objects.hand_out(handout)
 
 
-async def guard(settings: DoorkeeperSettings) -> None:
-    """Build the doorkeeper from real parts and serve it until told to stop.
+async def guard(settings: AuthSettings) -> None:
+    """Build the auth service from real parts and serve it until told to stop.
 
     NATS waits for what we make, and so we wait for NATS.
     """
@@ -59,7 +59,7 @@ async def guard(settings: DoorkeeperSettings) -> None:
                 raise RefusedError(f"the API server does not know its token: {status.error}")
             return Reviewed(user=status.user.username, extra=status.user.extra)
 
-        doorkeeper = Doorkeeper(
+        auth = AuthService(
             OneSecret(Objects(kube, namespace), name),
             servers,
             review,
@@ -70,32 +70,28 @@ async def guard(settings: DoorkeeperSettings) -> None:
             roles(),
             metrics.PrometheusTally(),
         )
-        metrics.watch(lambda: doorkeeper.ends_at)
-        async with Bus.connect_later(
-            settings.nats_url, name=DOORKEEPER, keys=servers.nats_keys
-        ) as bus:
+        metrics.watch(lambda: auth.ends_at)
+        async with Bus.connect_later(settings.nats_url, name=AUTH, keys=servers.nats_keys) as bus:
 
             async def begin() -> None:
                 for _ in range(AT_ONCE):
-                    await bus.reply_raw(CALLS, DOORKEEPER, doorkeeper.answer)
+                    await bus.reply_raw(CALLS, AUTH, auth.answer)
 
             await serve(
-                DOORKEEPER,
-                doorkeeper,
+                AUTH,
+                auth,
                 bus=bus,
                 settings=settings,
                 nats=Nats.MEANWHILE,
-                probes={"secrets": doorkeeper.missing},
+                probes={"secrets": auth.missing},
                 begin=begin,
             )
 
 
 def main() -> None:
     """Read the settings and run."""
-    settings = load_or_exit(
-        DoorkeeperSettings, "python -m services.auth", about=ABOUT, examples=EXAMPLES
-    )
-    run(lambda: guard(settings), service=DOORKEEPER, log_level=settings.log_level)
+    settings = load_or_exit(AuthSettings, "python -m services.auth", about=ABOUT, examples=EXAMPLES)
+    run(lambda: guard(settings), service=AUTH, log_level=settings.log_level)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The doorkeeper's figures for Prometheus."""
+"""The auth service's figures for Prometheus."""
 
 from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge
 
-ANSWERS = Counter("leasehold_doors_answers", "Who came to NATS, by outcome.", ["outcome"])
+ANSWERS = Counter("leasehold_auth_requests", "Who came to NATS, by outcome.", ["outcome"])
 ENDS = Gauge(
-    "leasehold_doors_certificate_end_timestamp_seconds",
+    "leasehold_auth_certificate_expiration_timestamp_seconds",
     "When the certificate of NATS and Redis ends.",
 )
 

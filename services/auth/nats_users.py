@@ -176,9 +176,9 @@ def nats_configuration(
 
 
 def called_out_configuration(
-    doorkeeper: BusUser, secrets: Mapping[str, str], issuer: str, files: str
+    auth: BusUser, secrets: Mapping[str, str], issuer: str, files: str
 ) -> tuple[str, str]:
-    """Write the configuration of servers that ask a doorkeeper, for one alone and for a cluster.
+    """Return nats-server's configuration with an auth callout: for one server, and for a cluster.
 
     `issuer` is the key by which its answers are known; `files` the directory of certificates.
     """
@@ -186,24 +186,24 @@ def called_out_configuration(
         json.dumps(f"{files}/{name}") for name in ("server.crt", "server.key", "ca.crt")
     )
     lines = [
-        "# Made by the doorkeeper; it holds secrets.",
+        "# Made by the auth service; it holds secrets.",
         f"tls {{ cert_file: {certificate}, key_file: {key} }}",
         f"accounts {{ SYS {{ users: [{{ {_known('system', secrets)} }}] }} }}",
         "system_account: SYS",
         "authorization {",
         "  timeout: 5",
         "  users: [",
-        f"    {{ {_known(doorkeeper.name, secrets)}",
+        f"    {{ {_known(auth.name, secrets)}",
         "      permissions: {",
-        *_allowed("publish", doorkeeper.publish),
-        *_allowed("subscribe", (*doorkeeper.subscribe, f"{CALLS} {doorkeeper.name}")),
+        *_allowed("publish", auth.publish),
+        *_allowed("subscribe", (*auth.subscribe, f"{CALLS} {auth.name}")),
         "        allow_responses: true",
         "      }",
         "    }",
         "  ]",
         "  # Whoever is neither of the two is asked for by token, and gets rights from the answer.",
         f"  auth_callout {{ issuer: {json.dumps(issuer)}, auth_users: "
-        f'[{json.dumps(doorkeeper.name)}, "system"] }}',
+        f'[{json.dumps(auth.name)}, "system"] }}',
         "}",
         "",
     ]

@@ -1,4 +1,4 @@
-"""What the doorkeeper keeps, and what each server and service is given of it; no I/O.
+"""What the auth service keeps, and what each server and service is given of it; no I/O.
 
 All of it is in one Secret that nobody else may read; whatever is missing there is made anew. What
 others are given follows from it, so that replicas may write it at once.
@@ -18,7 +18,7 @@ from shared.credentials.certificates import EARLY, Issued
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 SECRET_BYTES = 32
 ISSUER, RENEWALS = "issuer", "server.renewals"
-DOORKEEPER, SYSTEM = "doorkeeper", "system"
+AUTH, SYSTEM = "auth", "system"
 """The two users of NATS whom its servers know by a secret; all others are asked for by token."""
 SETTLED = timedelta(minutes=5)
 """So long after a new certificate was made it has surely reached the servers' files."""
@@ -68,22 +68,20 @@ def completed(
 def handouts(kept: Kept, user: BusUser, files: str) -> tuple[Handout, ...]:
     """Return what servers and services are given; `files` is where NATS finds its own.
 
-    `user` is the doorkeeper's at NATS.
+    `user` is the auth service's at NATS.
     """
-    secrets = {
-        name: kept[f"nats.{name}"].decode().partition(":")[2] for name in (DOORKEEPER, SYSTEM)
-    }
+    secrets = {name: kept[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
     issuer = Issuer(kept[ISSUER]).public
     shown = {name: kept[name] for name in ("server.crt", "server.key", "ca.crt")}
     alone, clustered = called_out_configuration(user, secrets, issuer, files)
     nats = {"nats.conf": alone.encode(), "nats-cluster.conf": clustered.encode()}
     digests = {name: digest_of(_secret(kept, name)) for name in ledger_names()}
     return (
-        Handout(kind="configmaps", name="doors", data={"ca.crt": kept["ca.crt"]}),
-        Handout(kind="secrets", name="doors-nats", data={**nats, **shown}),
+        Handout(kind="configmaps", name="auth-ca", data={"ca.crt": kept["ca.crt"]}),
+        Handout(kind="secrets", name="auth-nats", data={**nats, **shown}),
         Handout(
             kind="secrets",
-            name="doors-redis",
+            name="auth-redis",
             data={"users.acl": redis_acl(digests).encode(), **shown},
         ),
         *(
@@ -95,10 +93,10 @@ def handouts(kept: Kept, user: BusUser, files: str) -> tuple[Handout, ...]:
 
 
 def own_files(kept: Kept) -> dict[str, bytes]:
-    """Return the doorkeeper's own files, by name."""
+    """Return the auth service's own files, by name."""
     return {
         "ca.crt": kept["ca.crt"],
-        "nats": kept[f"nats.{DOORKEEPER}"],
+        "nats": kept[f"nats.{AUTH}"],
         "nats-system": kept[f"nats.{SYSTEM}"],
         "redis": kept[f"redis.{ADMIN}"],
     }
@@ -134,5 +132,5 @@ def _secret(kept: Kept, user: str) -> str:
 
 def _logins() -> dict[str, str]:
     """Return the keys under which secrets are kept, and whose they are."""
-    nats = {f"nats.{name}": name for name in (DOORKEEPER, SYSTEM)}
+    nats = {f"nats.{name}": name for name in (AUTH, SYSTEM)}
     return nats | {f"redis.{name}": name for name in ledger_names()}

@@ -1,11 +1,11 @@
-"""NATS and Redis as the doorkeeper looks after them, and its own files, by which they know it."""
+"""NATS and Redis as the auth service looks after them, and its own files, by which they know it."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.auth.secrets import DOORKEEPER
-from services.auth.settings import DoorkeeperSettings
+from services.auth.secrets import AUTH
+from services.auth.settings import AuthSettings
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.redis_server import reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
@@ -15,7 +15,7 @@ from shared.nats.system_account import reload_servers
 class OurServers:
     """Both servers."""
 
-    def __init__(self, settings: DoorkeeperSettings) -> None:
+    def __init__(self, settings: AuthSettings) -> None:
         self.settings = settings
         self._directory = settings.state_dir
 
@@ -23,7 +23,7 @@ class OurServers:
     def nats_keys(self) -> ClientCredentials:
         """What we show to NATS, as the one who answers it."""
         return replace(
-            self.settings.nats_client_credentials(DOORKEEPER),
+            self.settings.nats_client_credentials(AUTH),
             credentials=self._directory / "nats",
             token=None,
         )

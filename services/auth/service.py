@@ -1,4 +1,4 @@
-"""The doorkeeper: keeps secrets and certificates, tells Redis of its users, and answers NATS."""
+"""The auth service: keeps secrets and certificates, tells Redis of its users, and answers NATS."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,7 @@ from services.auth import secrets as kept
 from services.auth.auth_callout import RefusedError, Reviewed
 from services.auth.nats_users import BusUser, users_of
 from services.auth.nkeys import Issuer
-from services.auth.secrets import DOORKEEPER, Handout
+from services.auth.secrets import AUTH, Handout
 from services.topology import SERVICES
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
@@ -78,7 +78,7 @@ Review = Callable[[str], Awaitable[Reviewed]]
 """Says whose token it is; raises RefusedError if nobody's, UnavailableError if it cannot tell."""
 
 
-class Doorkeeper:
+class AuthService:
     """Any number of replicas may run: what they do twice is the same both times."""
 
     def __init__(  # noqa: PLR0917 - each is another part
@@ -214,7 +214,7 @@ class Doorkeeper:
             return error
 
     def _user(self) -> BusUser:
-        return next(u for u in users_of(SERVICES, self.roles, []) if u.name == DOORKEEPER)
+        return next(u for u in users_of(SERVICES, self.roles, []) if u.name == AUTH)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now(), UTC)

@@ -1,4 +1,4 @@
-"""What the doorkeeper is told."""
+"""What the auth service is told."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,24 @@ answers NATS whose token it was shown: a service's, or the agent's of one node.
 It runs in a cluster, beside Secrets that are installed empty. Any number of replicas may run."""
 
 EXAMPLES = (
-    "python -m services.auth --secret leasehold-system/doorkeeper --names nats,redis \\",
-    "    --nats-url nats://nats:4222 --redis-url rediss://redis:6379/0 --state-dir /run/doors",
+    "python -m services.auth --secret leasehold-system/auth --names nats,redis \\",
+    "    --nats-url nats://nats:4222 --redis-url rediss://redis:6379/0 --state-dir /run/auth",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorkeeperSettings(LedgerSettings):
+class AuthSettings(LedgerSettings):
     """Flags of `python -m services.auth`."""
 
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     secret: str = setting(
-        "leasehold-system/doorkeeper", "NAMESPACE/NAME of the Secret in which all of it is kept"
+        "leasehold-system/auth", "NAMESPACE/NAME of the Secret in which all of it is kept"
     )
     names: tuple[str, ...] = setting(("nats", "redis"), "names in the servers' certificate")
     state_dir: Path = setting(
-        Path("/run/doors"), "our own secrets are written here, and best kept in memory"
+        Path("/run/auth"), "our own secrets are written here, and best kept in memory"
     )
     nats_files: str = setting("/etc/nats", "directory of NATS' certificate, as its server sees it")
     redis_files: str = setting(

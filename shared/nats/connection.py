@@ -272,7 +272,7 @@ def _why_not(where: str, keys: ClientCredentials, met: _ConnectionErrors) -> str
         return f"NATS at {where} asks who we are: give --nats-credentials FILE"
     if met.is_refused and keys.credentials is None:
         return (
-            f"NATS at {where} refuses the token in {keys.token}: does a doorkeeper run, is the "
+            f"NATS at {where} refuses the token in {keys.token}: does the auth service run, is the "
             "token for its audience, and is the pod of a service account of ours?"
         )
     if met.is_refused:

@@ -37,7 +37,7 @@ class ServiceSettings:
         None, "file of one line, user:secret, for NATS; `leasehold doors --out DIR` writes such"
     )
     nats_token_file: Path | None = setting(
-        None, "instead: file with a token of this service's account, for the doorkeeper to review"
+        None, "instead: file with a token of this service's account, for the auth service to review"
     )
     nats_ca_file: Path | None = setting(
         None, "PEM file of the authority of NATS' certificate; then it must speak TLS"

@@ -17,7 +17,7 @@ OURS = {
     if str(service.get("command", [""])[0]).startswith("services.")
 }
 COMMANDS = COMPOSE["services"]["operator"]
-ONCE = ("doors",)
+ONCE = ("credentials",)
 PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*$")
 
 
@@ -92,21 +92,24 @@ def test_every_dependency_and_every_mounted_file_exists() -> None:
 def test_every_secret_and_certificate_that_is_named_is_made_before_who_needs_it_starts(
     tmp_path: Path,
 ) -> None:
-    command = [word.replace("/var/lib", str(tmp_path)) for word in OURS["doors"]["command"]]
+    command = [word.replace("/var/lib", str(tmp_path)) for word in OURS["credentials"]["command"]]
 
     subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
 
     for name, service in COMPOSE["services"].items():
-        named = re.findall(r"/var/lib(/doors/[\w./-]+)", str(service))
+        named = re.findall(r"/var/lib(/credentials/[\w./-]+)", str(service))
         assert [path for path in named if not (tmp_path / path[1:]).is_file()] == []
         if named and service is not COMMANDS and name not in ONCE:
-            assert service["depends_on"]["doors"]["condition"] == "service_completed_successfully"
-            assert "doors:/var/lib/doors:ro" in service["volumes"]
+            assert (
+                service["depends_on"]["credentials"]["condition"]
+                == "service_completed_successfully"
+            )
+            assert "credentials:/var/lib/credentials:ro" in service["volumes"]
 
 
 def test_every_service_is_somebody_else_at_nats_and_at_redis() -> None:
-    for door in ("NATS", "REDIS"):
-        variable = f"LEASEHOLD_{door}_CREDENTIALS"
+    for server in ("NATS", "REDIS"):
+        variable = f"LEASEHOLD_{server}_CREDENTIALS"
         shown = {
             name: service["environment"][variable]
             for name, service in OURS.items()
@@ -125,7 +128,7 @@ def test_commands_are_given_as_the_operator_by_a_container_that_up_does_not_star
     assert COMMANDS["profiles"] == ["commands"]
     assert "depends_on" not in COMMANDS, "a command is no reason to make others anew"
     assert {
-        Path(environment[f"LEASEHOLD_{door}_CREDENTIALS"]).name for door in ("NATS", "REDIS")
+        Path(environment[f"LEASEHOLD_{server}_CREDENTIALS"]).name for server in ("NATS", "REDIS")
     } == {"operator"}
     assert "LEASEHOLD_AGENTS" in shown
     for agent in (one for one in OURS if one.startswith("agent-")):

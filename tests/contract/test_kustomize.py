@@ -52,8 +52,8 @@ def test_every_workload_selects_the_pods_it_makes_and_is_of_our_namespace(direct
 SECRETS_OF = {
     "timekeeper": ["gpu-timekeeper-certificate"],
     "webhook": ["webhook-certificate"],
-    "doorkeeper": [
-        *("doorkeeper", "doors-nats", "doors-redis"),
+    "auth": [
+        *("auth", "auth-nats", "auth-redis"),
         *("redis-placer", "redis-binder", "redis-timekeeper", "redis-dashboard", "redis-operator"),
     ],
 }

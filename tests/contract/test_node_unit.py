@@ -99,8 +99,8 @@ def test_the_environment_names_settings_of_the_agent_and_the_files_that_node_key
 
 def test_nats_is_reached_by_a_name_that_its_certificate_has() -> None:
     name = environment()["LEASEHOLD_NATS_URL"].removeprefix("nats://").partition(":")[0]
-    doorkeeper = objects(K8S / "base" / "doorkeeper.yaml")["Deployment", "doorkeeper"]
-    (container,) = doorkeeper["spec"]["template"]["spec"]["containers"]
+    auth = objects(K8S / "base" / "auth.yaml")["Deployment", "auth"]
+    (container,) = auth["spec"]["template"]["spec"]["containers"]
     (names,) = [arg for arg in container["args"] if arg.startswith("--names=")]
     component = objects(K8S / "components" / "node-unit" / "node-unit.yaml")
     service = component["Service", "nats-for-nodes"]["spec"]

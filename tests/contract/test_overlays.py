@@ -253,19 +253,19 @@ def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:
     told = one(found, "ConfigMap", "leasehold")["data"]
     assert told["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")
     assert "LEASEHOLD_REDIS_CA_FILE" not in told
-    assert container(one(found, "Deployment", "doorkeeper"))["args"][-1] == "--redis-files="
+    assert container(one(found, "Deployment", "auth"))["args"][-1] == "--redis-files="
     assert one(found, "StatefulSet", "redis")["spec"]["replicas"] == 0
 
 
-def test_whoever_waits_for_a_key_names_it_and_the_doorkeeper_makes_it() -> None:
+def test_whoever_waits_for_a_key_names_it_and_the_auth_service_makes_it() -> None:
     whole = completed({}, ("nats",), datetime.now(UTC), os.urandom)
-    user = BusUser(name="doorkeeper", publish=(), subscribe=())
+    user = BusUser(name="auth", publish=(), subscribe=())
     made = {(h.kind, h.name): set(h.data) for h in handouts(whole, user, "/etc/nats")}
     wanted: dict[str, set[tuple[str, str]]] = {}
 
     for workload in (o for o in overlay("ha") if o["kind"] in WORKLOADS):
         for volume in workload["spec"]["template"]["spec"].get("volumes", ()):
-            if volume["name"] != "doors":
+            if volume["name"] != "auth":
                 continue
             sources = volume.get("projected", {}).get("sources", [volume])
             for source in sources:
@@ -278,8 +278,8 @@ def test_whoever_waits_for_a_key_names_it_and_the_doorkeeper_makes_it() -> None:
                     assert {i["key"] for i in shown["items"]} <= made["configmaps", shown["name"]]
 
     assert wanted == {
-        "nats": {("secrets", "doors-nats")},
-        "redis": {("secrets", "doors-redis")},
+        "nats": {("secrets", "auth-nats")},
+        "redis": {("secrets", "auth-redis")},
         **{
             name: {("secrets", f"redis-{name}")}
             for name in ("placer", "binder", "timekeeper", "dashboard", FOR_PEOPLE)

@@ -113,16 +113,14 @@ def test_redis_is_open_to_every_pod_that_has_a_user_there() -> None:
             for source in volume.get("projected", {}).get("sources", ())
         )
     }
-    assert set(chosen["values"]) == {*with_user, "doorkeeper"}
+    assert set(chosen["values"]) == {*with_user, "auth"}
 
 
 def test_clients_find_nats_by_a_name_that_has_an_address_before_any_server_runs() -> None:
     found = built(K8S / "base")
     url = one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_URL"]
     name = url.removeprefix("nats://").partition(":")[0]
-    args = one(found, "Deployment", "doorkeeper")["spec"]["template"]["spec"]["containers"][0][
-        "args"
-    ]
+    args = one(found, "Deployment", "auth")["spec"]["template"]["spec"]["containers"][0]["args"]
     (names,) = [arg.removeprefix("--names=") for arg in args if arg.startswith("--names=")]
 
     assert one(found, "Service", name)["spec"].get("clusterIP") != "None"

@@ -53,7 +53,7 @@ def _commands() -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return what a command line takes; argparse has no open door to it."""
+    """Return what a command line takes; argparse has no public API for it."""
     return [action for action in parser._actions if action.dest != "help"]
 
 

@@ -28,7 +28,7 @@ from shared.model.errors import RequestError
 
 ACCOUNT = "node-agent"
 NATS_AUDIENCE = "leasehold-nats"
-DOORS = "doors"
+AUTHORITY_CONFIG_MAP = "auth-ca"
 AUTHORITY = "ca.crt"
 API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
     "api-token", "nats-token", "nats-ca.crt", "kubeconfig"
@@ -95,7 +95,7 @@ async def _ask(credentials: ClusterCredentials, namespace: str, node: str, life_
 
         try:
             api, nats = await token([]), await token([NATS_AUDIENCE])
-            doors = await kube.read(f"{base}/configmaps/{DOORS}", _ConfigMap)
+            doors = await kube.read(f"{base}/configmaps/{AUTHORITY_CONFIG_MAP}", _ConfigMap)
         except NotFoundError as error:
             raise RequestError(
                 f"{error}: is --node right, and is Leasehold installed in that namespace?"
@@ -108,7 +108,8 @@ async def _ask(credentials: ClusterCredentials, namespace: str, node: str, life_
     authority = (doors.data or {}).get(AUTHORITY, "")
     if not authority:
         raise RequestError(
-            f"ConfigMap {DOORS} of {namespace} has no {AUTHORITY}: does the doorkeeper run?"
+            f"ConfigMap {AUTHORITY_CONFIG_MAP} of {namespace} has no {AUTHORITY}: "
+            "does the auth service run?"
         )
     return NodeKeys(
         api_token=api.token,

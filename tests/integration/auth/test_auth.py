@@ -1,4 +1,4 @@
-"""The doorkeeper beside a real nats-server and valkey-server: who is let in, and as whom."""
+"""The auth service beside a real nats-server and valkey-server: who is let in, and as whom."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ USERS = {user.name: user for user in bus_users([A, B])}
 
 @pytest.fixture
 async def world() -> AsyncIterator[DoorsWorld]:
-    with tempfile.TemporaryDirectory(prefix="lh-doorkeeper-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lh-auth-") as folder:
         async with doors_world(Path(folder)) as made:
             yield made
 
@@ -102,7 +102,7 @@ def _subject(violation: str) -> str:
     return violation.split('"')[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(USERS) - {"operator", "doorkeeper"}))
+@pytest.mark.parametrize("name", sorted(set(USERS) - {"operator", "auth"}))
 async def test_each_service_account_has_the_rights_of_its_service_and_no_more(
     world: DoorsWorld, name: str
 ) -> None:
@@ -186,7 +186,7 @@ async def test_replicas_that_begin_together_keep_the_same_secrets(tmp_path: Path
     async with cluster.served() as kube:
         replicas = [DoorsWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(4)]
 
-        found = await asyncio.gather(*(each.doorkeeper.make() for each in replicas))
+        found = await asyncio.gather(*(each.auth.make() for each in replicas))
         files = [(each.folder / "run" / "redis").read_bytes() for each in replicas]
 
     assert all(each == found[0] for each in found)
@@ -197,14 +197,11 @@ async def test_what_is_handed_out_is_for_its_owner_and_holds_no_secret_of_anothe
     world: DoorsWorld,
 ) -> None:
     cluster = world.cluster
-    held = {
-        key: base64.b64decode(text)
-        for key, text in cluster.objects["secrets", "doorkeeper"].items()
-    }
+    held = {key: base64.b64decode(text) for key, text in cluster.objects["secrets", "auth"].items()}
     secrets = {key: held[key] for key in held if key.startswith("redis.")}
 
     for (kind, name), data in cluster.objects.items():
-        if name == "doorkeeper":
+        if name == "auth":
             continue
         text = b"".join(
             base64.b64decode(value) if kind == "secrets" else value.encode()
@@ -221,11 +218,11 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_everybody_comes_
 ) -> None:
     token = world.cluster.bear("placer")
     async with Bus.connect(world.url, name="placer", keys=world.keys(token, "placer")) as bus:
-        root = world.cluster.objects["secrets", "doorkeeper"]
+        root = world.cluster.objects["secrets", "auth"]
         before = root["server.crt"]
         root["server.crt"] = ""
-        await world.doorkeeper.make()
-        world.mount("doors-nats", world.files)
+        await world.auth.make()
+        world.mount("auth-nats", world.files)
 
         await world.servers.reload()
 
@@ -261,14 +258,14 @@ async def test_a_secret_that_is_taken_away_is_made_anew_and_redis_is_told(
     cluster = DoorsCluster()
     async with cluster.served() as kube:
         world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
-        first = await world.doorkeeper.make()
-        world.mount("doors-redis", tmp_path / "etc-redis")
+        first = await world.auth.make()
+        world.mount("auth-redis", tmp_path / "etc-redis")
         valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
         await valkey.ready()
         assert await _pings(valkey, first["redis.binder"])
 
-        del cluster.objects["secrets", "doorkeeper"]["redis.binder"]
-        second = await world.doorkeeper.make()
+        del cluster.objects["secrets", "auth"]["redis.binder"]
+        second = await world.auth.make()
         await world.servers.set_users(kept.users_at_redis(second))
 
         assert await _pings(valkey, second["redis.binder"])
@@ -284,8 +281,8 @@ async def test_a_redis_that_takes_over_without_our_users_is_told_of_them(
     cluster = DoorsCluster()
     async with cluster.served() as kube:
         world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
-        keeping = asyncio.create_task(world.doorkeeper.keep_users())
-        made = await world.doorkeeper.make()
+        keeping = asyncio.create_task(world.auth.keep_users())
+        made = await world.auth.make()
         admin, _, secret = made["redis.admin"].decode().partition(":")
         bare = tmp_path / "bare.acl"
         bare.write_text(f"user default off\nuser {admin} on >{secret} ~* &* +@all\n")
@@ -324,7 +321,7 @@ async def test_servers_of_a_cluster_know_each_other_by_certificate_and_nobody_wi
         ]  # fmt: skip
         try:
             for each, mine in zip(worlds[:2], flags, strict=False):
-                await each.doorkeeper.make()
+                await each.auth.make()
                 each.start_nats("nats-cluster.conf", *mine)
             worlds[2].start_nats(str(bare), *flags[2])
             system = replace(
@@ -373,7 +370,7 @@ async def test_the_process_makes_everything_waits_for_its_servers_and_lets_a_pla
             async with asyncio.timeout(60):
                 while not cluster.objects["secrets", "redis-placer"]:
                     await asyncio.sleep(0.05)
-                world.mount("doors-redis", tmp_path / "etc-redis")
+                world.mount("auth-redis", tmp_path / "etc-redis")
                 valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
                 world.start_nats()
                 while not (tmp_path / "ready").exists():

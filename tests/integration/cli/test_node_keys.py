@@ -37,7 +37,7 @@ USERS = {user.name: user for user in bus_users([A, B])}
 
 @dataclass
 class Hosts:
-    """NATS behind its doorkeeper, an API server that reviews tokens, and directories of nodes."""
+    """NATS behind its auth service, an API server that reviews tokens, and directories of nodes."""
 
     world: DoorsWorld
     api: ApiUnderTest
@@ -81,8 +81,8 @@ async def hosts() -> AsyncIterator[Hosts]:
             for node in (A, B):
                 api.store.create("nodes", {"metadata": {"name": node}})
             authority = (folder / "run" / "ca.crt").read_text()
-            doors = {"metadata": {"name": "doors", "namespace": NAMESPACE}}
-            api.store.create("configmaps", {**doors, "data": {"ca.crt": authority}})
+            authority_map = {"metadata": {"name": "auth-ca", "namespace": NAMESPACE}}
+            api.store.create("configmaps", {**authority_map, "data": {"ca.crt": authority}})
             async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
                 world.kube = kube  # tokens are reviewed there
                 yield Hosts(world, api, folder)

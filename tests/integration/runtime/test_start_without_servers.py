@@ -117,7 +117,7 @@ async def test_a_nats_without_streams_is_waited_for_as_well(
         nats.forget()
 
 
-async def test_the_doorkeeper_makes_what_nats_waits_for_and_then_waits_for_nats(
+async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nats(
     tmp_path: Path,
 ) -> None:
     cluster = DoorsCluster()
@@ -129,22 +129,22 @@ async def test_the_doorkeeper_makes_what_nats_waits_for_and_then_waits_for_nats(
         flags += ["--redis-url", world.settings.redis_url, "--nats-files", str(world.files)]
         flags += ["--names", "127.0.0.1", "--state-dir", str(tmp_path / "run")]
         flags += ["--nats-ca-file", str(tmp_path / "run" / "ca.crt")]
-        with service_process("auth", *flags) as doorkeeper:
+        with service_process("auth", *flags) as auth:
             try:
                 async with asyncio.timeout(LIMIT_S):
-                    await doorkeeper.until_unready(f"NATS at {world.url} does not answer")
-                    assert await doorkeeper.page("/healthz") == (200, "ok\n")
+                    await auth.until_unready(f"NATS at {world.url} does not answer")
+                    assert await auth.page("/healthz") == (200, "ok\n")
                     world.start_nats()
-                    await doorkeeper.until_ready()
+                    await auth.until_ready()
                     keys = world.keys(cluster.bear("placer"), "placer")
                     async with Bus.connect(world.url, name="placer", keys=keys) as bus:
                         assert bus.connected
-                    code = await doorkeeper.terminated()
+                    code = await auth.terminated()
             finally:
                 world.stop_nats()
 
     assert code == 0
-    assert "Traceback" not in doorkeeper.log()
+    assert "Traceback" not in auth.log()
 
 
 LATE = """

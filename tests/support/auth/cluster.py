@@ -1,4 +1,4 @@
-"""The part of an API server that a doorkeeper needs: objects by name, and whose tokens."""
+"""The part of an API server that the auth service needs: objects by name, and whose tokens."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from shared.kubernetes.kubeconfig import ClusterCredentials
 NAMESPACE = "leasehold-system"
 AUDIENCE = "leasehold-nats"
 SECRETS = (
-    *("doorkeeper", "doors-nats", "doors-redis"),
+    *("auth", "auth-nats", "auth-redis"),
     *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "dashboard", "operator")),
 )
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ class DoorsCluster:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Json] = {
             **{("secrets", name): {} for name in SECRETS},
-            ("configmaps", "doors"): {},
+            ("configmaps", "auth-ca"): {},
         }
         self.versions = dict.fromkeys(self.objects, 1)
         self.tokens: dict[str, Json] = {}

@@ -1,4 +1,4 @@
-"""A doorkeeper at work: it made its secrets in a small cluster, and a nats-server asks it."""
+"""An auth service that has made its secrets in a small cluster, and a nats-server that calls it."""
 
 import base64
 import contextlib
@@ -14,10 +14,10 @@ from services.auth.auth_callout import RefusedError, Reviewed
 from services.auth.metrics import PrometheusTally
 from services.auth.nats_users import CALLS
 from services.auth.secret_store import Objects
-from services.auth.secrets import DOORKEEPER
+from services.auth.secrets import AUTH
 from services.auth.servers import OurServers
-from services.auth.service import Doorkeeper
-from services.auth.settings import DoorkeeperSettings
+from services.auth.service import AuthService
+from services.auth.settings import AuthSettings
 from services.topology import roles
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
@@ -41,7 +41,7 @@ class DoorsWorld:
         self.cluster = cluster
         self.port = free_port()
         self.files = folder / "etc-nats"
-        self.settings = DoorkeeperSettings(
+        self.settings = AuthSettings(
             nats_url=self.url,
             nats_ca_file=folder / "run" / "ca.crt",
             redis_url=redis_url,
@@ -52,14 +52,14 @@ class DoorsWorld:
         )
         self.servers = OurServers(self.settings)
         self.kube = kube
-        self.doorkeeper = self.another()
+        self.auth = self.another()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def another(self) -> Doorkeeper:
+    def another(self) -> AuthService:
         """Another replica."""
 
         async def review(token: str) -> Reviewed:
@@ -68,8 +68,8 @@ class DoorsWorld:
                 raise RefusedError(f"the API server does not know its token: {status.error}")
             return Reviewed(user=status.user.username, extra=status.user.extra)
 
-        return Doorkeeper(
-            OneSecret(Objects(self.kube, NAMESPACE), "doorkeeper"),
+        return AuthService(
+            OneSecret(Objects(self.kube, NAMESPACE), "auth"),
             self.servers,
             review,
             SystemClock(),
@@ -87,7 +87,7 @@ class DoorsWorld:
             (directory / name).write_bytes(base64.b64decode(text))
 
     def start_nats(self, config: str = "nats.conf", *flags: str) -> None:
-        self.mount("doors-nats", self.files)
+        self.mount("auth-nats", self.files)
         command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js", *flags]
         command += ["-sd", str(self.folder / "store"), "--config", str(self.files / config)]
         self.process = subprocess.Popen(
@@ -133,11 +133,11 @@ class DoorsWorld:
 
     @contextlib.asynccontextmanager
     async def answering(self) -> AsyncIterator[Bus]:
-        """Let the doorkeeper answer."""
+        """Let the auth service answer."""
         keys = self.servers.nats_keys
-        async with Bus.connect(self.url, name="doorkeeper", keys=keys, keeps_stream=False) as bus:
+        async with Bus.connect(self.url, name="auth", keys=keys, keeps_stream=False) as bus:
             for _ in range(4):
-                await bus.reply_raw(CALLS, DOORKEEPER, self.doorkeeper.answer)
+                await bus.reply_raw(CALLS, AUTH, self.auth.answer)
             await bus.client.flush()
             yield bus
 
@@ -146,11 +146,11 @@ class DoorsWorld:
 async def doors_world(
     folder: Path, redis_url: str = "unix:///nowhere"
 ) -> AsyncIterator[DoorsWorld]:
-    """Make the secrets, start NATS with them, and let the doorkeeper answer it."""
+    """Make the secrets, start NATS with them, and let the auth service answer it."""
     cluster = DoorsCluster()
     async with cluster.served() as kube:
         world = DoorsWorld(folder, cluster, kube, redis_url)
-        await world.doorkeeper.make()
+        await world.auth.make()
         world.start_nats()
         try:
             async with world.answering():

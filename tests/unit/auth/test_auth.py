@@ -1,4 +1,4 @@
-"""What a doorkeeper keeps and hands out, whom it lets in, and NATS' signed claims."""
+"""What the auth service keeps and hands out, whom it lets in, and NATS' signed claims."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ from shared.model.names import NodeName
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
 NAMES = ("nats", "redis")
-DOORKEEPER = next(user for user in bus_users([]) if user.name == "doorkeeper")
+AUTH = next(user for user in bus_users([]) if user.name == "auth")
 
 
 def fresh(number: int) -> bytes:
@@ -95,10 +95,10 @@ def test_servers_are_told_of_a_renewed_certificate_once_they_surely_have_it(
 
 def test_no_secret_goes_where_it_does_not_belong() -> None:
     whole = secrets.completed({}, NAMES, NOW, fresh)
-    handed = {one.name: one for one in secrets.handouts(whole, DOORKEEPER, "/etc/nats")}
+    handed = {one.name: one for one in secrets.handouts(whole, AUTH, "/etc/nats")}
 
-    assert handed["doors"].kind == "configmaps"
-    assert set(handed["doors"].data) == {"ca.crt"}
+    assert handed["auth-ca"].kind == "configmaps"
+    assert set(handed["auth-ca"].data) == {"ca.crt"}
     for name, one in handed.items():
         text = b"".join(one.data.values())
         assert whole["ca.key"] not in text, name
@@ -110,9 +110,9 @@ def test_what_the_manifests_install_empty_is_what_is_handed_out() -> None:
     from tests.support.auth.cluster import SECRETS  # noqa: PLC0415 - one test
 
     whole = secrets.completed({}, NAMES, NOW, fresh)
-    handed = secrets.handouts(whole, DOORKEEPER, "/etc/nats")
+    handed = secrets.handouts(whole, AUTH, "/etc/nats")
 
-    assert {one.name for one in handed if one.kind == "secrets"} | {"doorkeeper"} == set(SECRETS)
+    assert {one.name for one in handed if one.kind == "secrets"} | {"auth"} == set(SECRETS)
 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([ACCOUNT, SERVER]))
@@ -194,10 +194,10 @@ def test_an_admission_ends_and_is_for_the_connection_that_was_asked_about() -> N
     issuer = Issuer(b"i" * 32)
     caller = Caller(server="N-server", user_key="U-key", token="")
 
-    answer = read_claims(admission(issuer, caller, DOORKEEPER, now_s=1000, life_s=60), kind=ACCOUNT)
+    answer = read_claims(admission(issuer, caller, AUTH, now_s=1000, life_s=60), kind=ACCOUNT)
     body = answer["nats"]["jwt"].split(".")[1]
     user = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
 
     assert (answer["aud"], answer["sub"]) == ("N-server", "U-key")
     assert (user["sub"], user["aud"], user["exp"]) == ("U-key", "$G", 1060)
-    assert user["nats"]["pub"]["allow"] == list(DOORKEEPER.publish)
+    assert user["nats"]["pub"]["allow"] == list(AUTH.publish)
