@@ -52,7 +52,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         30: ("test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others",),
         31: ("test_plain_nvidia_pods_get_whole_cards_and_nothing_but_their_names",),
         32: (
-            "test_what_would_free_a_pod_from_its_limits_is_denied",
+            "test_what_would_let_a_pod_exceed_its_limits_is_denied",
             "test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",
         ),
         37: ("test_each_process_is_named_once_with_its_memory_and_recent_use",),
