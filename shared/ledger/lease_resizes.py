@@ -6,9 +6,10 @@ not at all. A larger lease is written first.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
+
+from msgspec import structs
 
 from shared.ledger.connection import LedgerPart, unpack
 from shared.ledger.rows.lease_rows import decode_lease, encode_lease
@@ -43,7 +44,7 @@ class LeaseResizes(LedgerPart):
         it was read, or ended. Raises ConflictError if the lock of `token` has expired. In each of
         these cases nothing has changed.
         """
-        value = encode_lease(replace(lease, resized_at=lease.resized_at or _PLACEHOLDER_S))
+        value = encode_lease(structs.replace(lease, resized_at=lease.resized_at or _PLACEHOLDER_S))
         packed, *stored = await self._connection.run_raw(
             "resize", "resize", lease.pod, lease.version, token, tail=value
         )

@@ -1,8 +1,10 @@
 """The lease: which pod holds which shares of which devices, and in which state; pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -75,8 +77,7 @@ class ShareSize:
     cores_percent: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One container's share of one device."""
 
     container: str
@@ -133,8 +134,7 @@ class Booking:
     """MIG layout that the lease requires; empty: none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A pod's right to shares of one node's devices and to its other resources.
 
     Versioned: the ledger raises `version` with every change, and every change names the version
@@ -147,7 +147,7 @@ class Lease:
     node: NodeName
     shares: tuple[Share, ...]
     dialect: str = ""
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PodQueued
@@ -40,8 +42,7 @@ class NodeUse:
     used: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     """The pod has a new lease."""
 
     lease: Lease

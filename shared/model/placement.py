@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid, NodeName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """A choice of node and devices; nothing is reserved yet."""
 
     node: NodeName

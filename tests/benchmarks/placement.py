@@ -20,7 +20,8 @@ import statistics
 import time
 import timeit
 from collections import deque
-from dataclasses import replace
+
+from msgspec import structs
 
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
@@ -130,7 +131,7 @@ class Load:
         for pod, shares in self.untold:
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             node = NodeName("node-" + shares[0].device.split("-")[1])
-            fenced = tuple(replace(s, fence=fences[s.device]) for s in shares)
+            fenced = tuple(structs.replace(s, fence=fences[s.device]) for s in shares)
             self.mirror.settle(
                 Lease(pod=pod, namespace=Namespace(""), name=pod, node=node, shares=fenced)
             )

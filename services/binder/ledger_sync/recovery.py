@@ -8,7 +8,9 @@ fit.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
@@ -95,7 +97,7 @@ def _told_by_agents(
                     f"{nodes[lease.pod]}"
                 )
             elif lease.pod not in active or active[lease.pod].version < lease.version:
-                active[lease.pod] = replace(lease, state=LeaseState.ACTIVE, expires_at=0.0)
+                active[lease.pod] = structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0)
     return active, problems
 
 

@@ -7,6 +7,8 @@ enough for what is in use the node agent's.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import is_limited
@@ -83,7 +85,9 @@ def decide(
     )
     if sized == lease.shares:
         return SizeUnchanged(container=container, shares=shares)
-    change = SizeChange(container=container, lease=replace(lease, shares=sized), before=shares)
+    change = SizeChange(
+        container=container, lease=structs.replace(lease, shares=sized), before=shares
+    )
     return next(_unheld(lease, change, node, devices), change)
 
 
@@ -199,7 +203,7 @@ def _sized(share: Share, asked: ResizeRequest) -> Share:
     terms = share.requested_units
     if terms is not None and memory != share.memory_mib:
         terms = replace(terms, memory_mib=memory, memory_bytes=memory * MIB, memory_percent=None)
-    return replace(
+    return structs.replace(
         share,
         memory_mib=memory,
         cores_percent=cores,

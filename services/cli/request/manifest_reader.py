@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from msgspec import structs
+
 from services.cli.request.manifests import Written
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.gpus.simulated.models import GPU_MODELS
@@ -175,7 +177,9 @@ def _placed(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusa
     answer = place(request, Index(mirror), lambda: 0.0)
     if isinstance(answer, Refusal):
         return answer
-    return tuple(replace(share, slot=_first_slot(share), fence=1) for share in answer[0].shares)
+    return tuple(
+        structs.replace(share, slot=_first_slot(share), fence=1) for share in answer[0].shares
+    )
 
 
 def _first_slot(share: Share) -> int | None:

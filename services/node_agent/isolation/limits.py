@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
@@ -75,7 +77,7 @@ def lower_limits(
     )
     if shares == before.shares:
         return None
-    held = replace(lease, shares=shares)
+    held = structs.replace(lease, shares=shares)
     return replace(
         entry, lowered=LoweredLease(resize_id=turn, lease=held, setup=_setup(entry, held, node))
     )
@@ -88,7 +90,7 @@ def _place(share: Share) -> tuple[str, DeviceUuid, int | None, int]:
 def _smaller(old: Share, new: Share) -> Share:
     if new.memory_mib >= old.memory_mib:
         return old
-    return replace(new, cores_percent=old.cores_percent, sharing=old.sharing)
+    return structs.replace(new, cores_percent=old.cores_percent, sharing=old.sharing)
 
 
 def _setup(entry: CheckpointEntry, lease: Lease, node: NodeSnapshot) -> ContainerSetup:

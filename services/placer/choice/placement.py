@@ -1,8 +1,6 @@
 """The decision: up to three places for a pod, or why there is none."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, make_dataclass
-from typing import cast
 
 from services.placer.choice.chosen_shares import shares_of
 from services.placer.choice.device_choice import chooser_of, modes_of
@@ -22,9 +20,6 @@ WALKED_NODES = 64
 """Nodes tried in order before every node is judged exactly."""
 
 _SHARES = (DeviceMode.HAMI_CORE,)
-
-# Made as an unfrozen twin with the same slots that then gets the frozen class: a third of the time.
-_Placement = make_dataclass("_Placement", [each.name for each in fields(Placement)], slots=True)
 
 
 def place(
@@ -73,9 +68,7 @@ def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> I
         picks = choose(node)
         if picks is None:
             continue
-        placement = _Placement(node.name, shares_of(picks), node.version)
-        placement.__class__ = Placement
-        yield cast(Placement, placement)
+        yield Placement(node=node.name, shares=shares_of(picks), node_version=node.version)
         left -= 1
         if not left:
             return

@@ -1,15 +1,14 @@
-"""Reservations and leases as bytes: what the ledger's scripts read of them, and what they keep.
+"""Reservations and leases as bytes: what the ledger's scripts read and store; pure.
 
-The layout of a lease is that of `L_…` in `scripts/layout.lua`: numbers, a slot and a fence per
-share, what it says, and what it takes. Scripts look at the beginning of the last two only.
+The layout of a lease is that of `L_*` in `scripts/common/state.lua`: numbers, a slot and a fence
+per share, its description, and its demand. Scripts read only the beginning of the last two.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, make_dataclass
 from itertools import accumulate, chain
 from operator import attrgetter
 from struct import Struct, unpack_from
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -28,23 +27,23 @@ from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.request import SharingPolicy
 
-HOLD = 8
-"""Entries per device in `holds`: uuid, MiB, cores, shares, new slots, company, slots that there are
-in the dialect, MIG layout."""
+DEVICE_FIELDS = 8
+"""Values per device of a demand: uuid, MiB, cores, shares, new slots, sharing policy, slots that
+its dialect has, MIG layout."""
+NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
 
-_HEAD = Struct("<BddddHH")
+_HEADER = Struct("<BddddHH")
 _GRANT = "id"
 _GRANT_BYTES = 12
-NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
 _STATES = dict(enumerate(LeaseState, start=1))
-_COMPANIES = tuple(SharingPolicy)
+_POLICIES = tuple(SharingPolicy)
 
-_json = msgspec.json.Encoder(order="deterministic").encode
+_encode_json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
-_amounts_of = msgspec.json.Decoder(list[Any]).decode
+_decode_amounts = msgspec.json.Decoder(list[Any]).decode
 
-_share_parts = attrgetter(
+_share_values = attrgetter(
     "device",
     "memory_mib",
     "cores_percent",
@@ -59,18 +58,12 @@ _share_parts = attrgetter(
     "mig",
     "requested_units",
 )
-_says = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
-
-# A frozen dataclass sets each field through `object.__setattr__`, which takes seven times as long
-# as an assignment. What is made 50,000 times a second is made as an unfrozen twin with the same
-# slots, which then gets the frozen class.
-_Share = make_dataclass("_Share", [each.name for each in fields(Share)], slots=True)
-_Lease = make_dataclass("_Lease", [each.name for each in fields(Lease)], slots=True)
+_described_values = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
 
 
 def text(value: Any) -> str:
     """Return `value` as JSON text, the same for equal values."""
-    return _json(value).decode()
+    return _encode_json(value).decode()
 
 
 def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
@@ -79,38 +72,38 @@ def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
 
 
 def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
-    """Say what shares take of a node's devices, and which of its new slots each share gets.
+    """Return what shares take of a node's devices, and which of its new slots each share gets.
 
-    An init container uses a slot that another container of the pod will use after it.
+    An init container uses a slot that another container of the pod uses after it.
     """
-    holds = [_hold(booking, shares) for booking in bookings(shares)]
-    number = {hold[0]: at for at, hold in enumerate(holds, start=1)}
-    places: list[int] = []
-    given: dict[str, int] = {}
+    devices = [_device_values(booking, shares) for booking in bookings(shares)]
+    number = {values[0]: at for at, values in enumerate(devices, start=1)}
+    slots: list[int] = []
+    slots_given: dict[str, int] = {}
     for share in shares:
-        places += (number[share.device], _place(share, given))
-    return [node, 2 + HOLD * len(holds), *chain.from_iterable(holds), *places]
+        slots += (number[share.device], _slot_number(share, slots_given))
+    return [node, 2 + DEVICE_FIELDS * len(devices), *chain.from_iterable(devices), *slots]
 
 
-def _hold(booking: Booking, shares: Sequence[Share]) -> list[Any]:
+def _device_values(booking: Booking, shares: Sequence[Share]) -> list[Any]:
     slotted = [s for s in shares if s.device == booking.device and s.slotted and not s.mig]
-    beside = sum(not share.init for share in slotted)
+    concurrent = sum(not share.init for share in slotted)
     return [
         booking.device,
         booking.memory_mib,
         booking.cores_percent,
         booking.shares,
-        max(beside, int(bool(slotted))),
+        max(concurrent, int(bool(slotted))),
         booking.sharing,
         min((share.slots for share in slotted), default=0),
         booking.layout,
     ]
 
 
-def _place(share: Share, given: dict[str, int]) -> int:
+def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
     """Number the slot of a share among those its pod gets of the device; 0: it takes none.
 
-    Of a MIG instance, say its position in the layout: -1 for 0, -2 for 1, ...
+    For a MIG instance, -1 - its position in the layout.
     """
     if share.mig:
         return -1 - share.mig.position
@@ -118,182 +111,176 @@ def _place(share: Share, given: dict[str, int]) -> int:
         return 0
     if share.init:
         return 1
-    given[share.device] = given.get(share.device, 0) + 1
-    return given[share.device]
+    slots_given[share.device] = slots_given.get(share.device, 0) + 1
+    return slots_given[share.device]
 
 
-def taken(node: NodeName, shares: Sequence[Share]) -> bytes:
-    """Pack what shares take: of one share its parts, of several also what they add up to.
+def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:
+    """Pack what shares take: the values of one share, or of several also what they add up to.
 
-    Only shares that were resized say what was asked for: they are few.
+    Only resized shares, which are few, carry the size that their pod requests.
     """
-    parts = [
-        _share_parts(share)
+    values = [
+        _share_values(share)
         if share.requested_size is None
-        else (*_share_parts(share), share.requested_size)
+        else (*_share_values(share), share.requested_size)
         for share in shares
     ]
     if len(shares) == 1 and shares[0].mig is None:
-        return _pack((node, *parts[0]))
-    return _pack((node, False, demand_of(node, shares), parts))
+        return _pack((node, *values[0]))
+    return _pack((node, False, demand_of(node, shares), values))
 
 
-def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float) -> bytes:
-    """Pack what a lease says whatever it takes. `texts` keeps resources that were met before."""
+def encode_description(
+    of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float
+) -> bytes:
+    """Pack a lease without its demand. `texts` caches the resources of other leases."""
     resources = tuple(of.resources.items())
-    known = texts.get(resources)
-    if known is None:
-        known = texts[resources] = resources_text(of.resources)
-    return _pack(("\n".join(of.anti_affinity_groups), known, *_says(of), *more))
+    resources_text = texts.get(resources)
+    if resources_text is None:
+        resources_text = texts[resources] = encode_resources(of.resources)
+    groups_text = "\n".join(of.anti_affinity_groups)
+    return _pack((groups_text, resources_text, *_described_values(of), *more))
 
 
-def resources_text(resources: Mapping[str, int]) -> str:
-    """Return ordinary resources as the text in which a lease keeps them."""
+def encode_resources(resources: Mapping[str, int]) -> str:
+    """Return ordinary resources as the text that a lease stores."""
     return text([part for item in resources.items() for part in item])
 
 
 def encode_reservations(wanted: Sequence[Reservation]) -> list[bytes]:
-    """Pack reservations: what each says, then what its candidates take."""
+    """Pack reservations: the description of each, then the demands of its candidates."""
     texts: dict[tuple[Any, ...], str] = {}
     pieces = []
     for reservation in wanted:
-        pieces.append(said(reservation, texts))
-        pieces += [taken(each.node, each.shares) for each in reservation.candidates]
+        pieces.append(encode_description(reservation, texts))
+        pieces += [encode_demand(each.node, each.shares) for each in reservation.candidates]
     return pieces
 
 
 def new_lease(
     wanted: Reservation, number: int, numbers: Iterator[int], now: float, expires_at: float
 ) -> Lease:
-    """Read the lease that the script has just written: version, then slots and fences."""
+    """Return the lease of candidate `number`, from its version, slots and fences."""
     candidate = wanted.candidates[number - 1]
-    lease = _Lease(
-        wanted.pod,
-        wanted.namespace,
-        wanted.name,
-        candidate.node,
-        (),
-        wanted.dialect,
-        wanted.resources,
-        wanted.anti_affinity_groups,
-        wanted.gang,
-        wanted.memo,
-        wanted.trace,
-        LeaseState.RESERVED,
-        next(numbers),
-        now,
-        expires_at,
-        0.0,
+    version = next(numbers)
+    return Lease(
+        pod=wanted.pod,
+        namespace=wanted.namespace,
+        name=wanted.name,
+        node=candidate.node,
+        shares=_granted(candidate, numbers),
+        dialect=wanted.dialect,
+        resources=wanted.resources,
+        anti_affinity_groups=wanted.anti_affinity_groups,
+        gang=wanted.gang,
+        memo=wanted.memo,
+        trace=wanted.trace,
+        version=version,
+        created_at=now,
+        expires_at=expires_at,
     )
-    lease.shares = _granted(candidate, numbers)
-    lease.__class__ = Lease
-    return cast(Lease, lease)
 
 
 def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
     shares = []
     for share in candidate.shares:
         slot = next(numbers)
-        granted = _Share(
-            share.container,
-            share.device,
-            share.index,
-            share.memory_mib,
-            share.cores_percent,
-            share.unit_mib,
-            share.whole,
-            share.slotted,
-            share.init,
-            None if slot < 0 else slot,
-            next(numbers),
-            share.sharing,
-            share.slots,
-            share.mig,
-            share.requested_units,
-            None,
+        shares.append(
+            Share(
+                container=share.container,
+                device=share.device,
+                index=share.index,
+                memory_mib=share.memory_mib,
+                cores_percent=share.cores_percent,
+                unit_mib=share.unit_mib,
+                whole=share.whole,
+                slotted=share.slotted,
+                init=share.init,
+                slot=None if slot < 0 else slot,
+                fence=next(numbers),
+                sharing=share.sharing,
+                slots=share.slots,
+                mig=share.mig,
+                requested_units=share.requested_units,
+            )
         )
-        granted.__class__ = Share
-        shares.append(granted)
-    return cast(tuple[Share, ...], tuple(shares))
+    return tuple(shares)
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Pack a lease as it stands, with its slots and fences.
+    """Pack a lease as it is, with its slots and fences.
 
-    When it was resized is the last that it says, in eight bytes: the script that resizes writes
-    over them.
+    The time of its last resize, if any, is the last eight bytes of the description: the script that
+    resizes overwrites them.
     """
-    says = said(lease, {}, *((lease.resized_at,) if lease.resized_at else ()))
-    head = _HEAD.pack(
+    resized_at = (lease.resized_at,) if lease.resized_at else ()
+    description = encode_description(lease, {}, *resized_at)
+    header = _HEADER.pack(
         NUMBER_OF_STATE[lease.state],
         lease.version,
         lease.version,
         lease.created_at,
         lease.expires_at,
         len(lease.shares),
-        len(says),
+        len(description),
     )
     grants = [
         Struct("<" + _GRANT).pack(-1 if share.slot is None else share.slot, share.fence)
         for share in lease.shares
     ]
-    return b"".join((head, *grants, says, taken(lease.node, lease.shares)))
+    return b"".join((header, *grants, description, encode_demand(lease.node, lease.shares)))
 
 
 def decode_lease(value: bytes) -> Lease:
-    """Read a stored lease."""
-    number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
-    grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)
-    at = _HEAD.size + _GRANT_BYTES * count
-    tags, resources, pod, gang, namespace, name, dialect, memo, trace, *resized = _unpack(
+    """Unpack a stored lease."""
+    state, version, _, created_at, expires_at, share_count, length = _HEADER.unpack_from(value)
+    grants = unpack_from("<" + _GRANT * share_count, value, _HEADER.size)
+    at = _HEADER.size + _GRANT_BYTES * share_count
+    groups_text, resources, pod, gang, namespace, name, dialect, memo, trace, *resized_at = _unpack(
         value[at : at + length]
     )
-    node, *takes = _unpack(value[at + length :])
-    amounts = _amounts_of(resources)
-    parts = takes[2] if takes[0] is False else [takes]
-    shares = tuple(map(_share_of, parts, grants[::2], grants[1::2]))
-    lease = _Lease(
-        pod,
-        namespace,
-        name,
-        node,
-        shares,
-        dialect,
-        dict(zip(amounts[::2], amounts[1::2], strict=True)),
-        tuple(tags.split("\n")) if tags else (),
-        gang,
-        memo,
-        trace,
-        _STATES[number],
-        int(version),
-        created_at,
-        expires_at,
-        resized[0] if resized else 0.0,
+    node, *demand = _unpack(value[at + length :])
+    amounts = _decode_amounts(resources)
+    share_values = demand[2] if demand[0] is False else [demand]
+    return Lease(
+        pod=pod,
+        namespace=namespace,
+        name=name,
+        node=node,
+        shares=tuple(map(_decode_share, share_values, grants[::2], grants[1::2])),
+        dialect=dialect,
+        resources=dict(zip(amounts[::2], amounts[1::2], strict=True)),
+        anti_affinity_groups=tuple(groups_text.split("\n")) if groups_text else (),
+        gang=gang,
+        memo=memo,
+        trace=trace,
+        state=_STATES[state],
+        version=int(version),
+        created_at=created_at,
+        expires_at=expires_at,
+        resized_at=resized_at[0] if resized_at else 0.0,
     )
-    lease.__class__ = Lease
-    return cast(Lease, lease)
 
 
-def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
-    device, memory_mib, cores_percent, slotted, slots, company, container, *others = parts
-    index, unit_mib, init, whole, mig, terms, *asked = others
-    share = _Share(
-        container,
-        device,
-        index,
-        memory_mib,
-        cores_percent,
-        unit_mib,
-        whole,
-        slotted,
-        init,
-        None if slot < 0 else slot,
-        int(fence),
-        _COMPANIES[company],
-        slots,
-        MigPlacement(**mig) if mig else None,
-        RequestedUnits(**terms) if terms else None,
-        ShareSize(**asked[0]) if asked else None,
+def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
+    device, memory_mib, cores_percent, slotted, slots, sharing, container, *others = values
+    index, unit_mib, init, whole, mig, requested_units, *requested_size = others
+    return Share(
+        container=container,
+        device=device,
+        index=index,
+        memory_mib=memory_mib,
+        cores_percent=cores_percent,
+        unit_mib=unit_mib,
+        whole=whole,
+        slotted=slotted,
+        init=init,
+        slot=None if slot < 0 else slot,
+        fence=int(fence),
+        sharing=_POLICIES[sharing],
+        slots=slots,
+        mig=MigPlacement(**mig) if mig else None,
+        requested_units=RequestedUnits(**requested_units) if requested_units else None,
+        requested_size=ShareSize(**requested_size[0]) if requested_size else None,
     )
-    share.__class__ = Share
-    return cast(Share, share)

@@ -1,7 +1,7 @@
 -- What several binders collect together, stored beside the ledger until a rebuild begins or it is too old
 -- to matter. Arguments, by the first of them:
---   'save_piece', listing, piece, pieces, listed_at, text
---                                       save a piece of a listing; answers all texts once all pieces are
+--   'save_chunk', listing, chunk, chunks, listed_at, text
+--                                       save a chunk of a listing; answers all texts once all chunks are
 --                                       there, else false
 --   'save_reports', rows of {node, reported_at, text}
 --                                       save each node's newest report
@@ -14,29 +14,29 @@
 --   'clear'                             deletes listings and reports
 local LISTINGS, REPORTS, TTL_S = PREFIX .. 'stage:listings', PREFIX .. 'stage:reports', 600
 
-local function complete_texts(listing, pieces)
+local function complete_texts(listing, chunks)
   local key = PREFIX .. 'stage:listing:' .. listing
-  if call('HLEN', key) < pieces then return false end
+  if call('HLEN', key) < chunks then return false end
   return call('HVALS', key)
 end
 
 local actions = {}
 
-function actions.save_piece(listing, piece, pieces, at, text)
+function actions.save_chunk(listing, chunk, chunks, at, text)
   local key = PREFIX .. 'stage:listing:' .. listing
-  call('HSET', key, piece, text)
+  call('HSET', key, chunk, text)
   call('EXPIRE', key, TTL_S)
-  call('HSET', LISTINGS, listing, encode({at, pieces}))
+  call('HSET', LISTINGS, listing, encode({at, chunks}))
   call('EXPIRE', LISTINGS, TTL_S)
-  return complete_texts(listing, pieces)
+  return complete_texts(listing, chunks)
 end
 
 function actions.listing(since)
   local found, newest_texts, newest_at = call('HGETALL', LISTINGS), false, since
   for i = 1, #found, 2 do
-    local at, pieces = unpack(decode(found[i + 1]))
+    local at, chunks = unpack(decode(found[i + 1]))
     if at >= newest_at then
-      local texts = complete_texts(found[i], pieces)
+      local texts = complete_texts(found[i], chunks)
       if texts then newest_texts, newest_at = texts, at end
     end
   end

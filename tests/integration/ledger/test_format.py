@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from msgspec import structs
 
 from shared.ledger.connection import unpack
 from shared.ledger.leases import RedisLeases
@@ -152,7 +153,7 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         assert ended.shares == kept["two"].shares
         node, uuid = kept["two"].node, kept["two"].shares[0].device
         [lease] = await reserve(
-            leases, wish("next", replace(share("a"), device=uuid), node=node), now=LATER
+            leases, wish("next", structs.replace(share("a"), device=uuid), node=node), now=LATER
         )
         assert lease.shares[0].fence > kept["two"].shares[0].fence
         await assert_sound(leases)

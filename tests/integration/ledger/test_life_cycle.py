@@ -1,9 +1,9 @@
 """Every operation on a lease in every state, on a real server, against the table of transitions."""
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.script_sources import reachable
@@ -98,7 +98,7 @@ async def test_evidence_moves_a_lease_forward_along_the_table(
 ) -> None:
     before = await lease_in(state, leases)
 
-    assert await leases.restore([replace(before, state=to)], now=NOW) == []
+    assert await leases.restore([structs.replace(before, state=to)], now=NOW) == []
 
     [after] = await leases.load([before.pod])
     assert after
@@ -109,9 +109,9 @@ async def test_evidence_moves_a_lease_forward_along_the_table(
 @pytest.mark.parametrize("state", sorted(LIVE))
 async def test_a_resize_leaves_the_state_as_it_is(leases: RedisLeases, state: LeaseState) -> None:
     before = await lease_in(state, leases)
-    shares = tuple(replace(each, memory_mib=5_000) for each in before.shares)
+    shares = tuple(structs.replace(each, memory_mib=5_000) for each in before.shares)
 
-    after = await leases.resizes.apply(replace(before, shares=shares))
+    after = await leases.resizes.apply(structs.replace(before, shares=shares))
 
     assert isinstance(after, Lease)
     assert after.state is state

@@ -3,9 +3,9 @@
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, UnavailableError
@@ -147,7 +147,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             [token] = [token for token in tokens if token]
             await leases.save_node(facts("a"))
             await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
-            over = replace(held[0], pod=PodUid("forged"))
+            over = structs.replace(held[0], pod=PodUid("forged"))
             refused = await leases.restore([*kept, over], now=NOW + 9, token=token)
             assert [(lease.pod, why) for lease, why in refused] == [("forged", "anti-affinity")]
             assert await leases.restore(kept, now=NOW + 9, token=token) == []
@@ -206,7 +206,7 @@ async def test_a_lease_is_restored_before_its_node_is_known_and_higher_fences_co
         [later] = await reserve(leases, wish("q", share("a")))
         assert later.shares[0].fence == fence + 1
         assert later.shares[0].slot == 0
-        clashing = replace(lease_of_p(), pod=PodUid("r"))
+        clashing = structs.replace(lease_of_p(), pod=PodUid("r"))
         assert [why for _, why in await leases.restore([clashing], now=NOW)] == ["slot 0"]
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError
@@ -61,10 +62,10 @@ def sized(lease: Lease, mib: int, cores: int = 0) -> Lease:
     was = ShareSize(
         memory_mib=lease.shares[0].memory_mib, cores_percent=lease.shares[0].cores_percent
     )
-    return replace(
+    return structs.replace(
         lease,
         shares=tuple(
-            replace(
+            structs.replace(
                 each, memory_mib=mib, cores_percent=cores, requested_size=each.requested_size or was
             )
             for each in lease.shares
@@ -96,7 +97,7 @@ async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: Red
 
     assert isinstance(after, Lease)
     assert after.shares == sized(before, 6_000, 30).shares
-    assert after == replace(
+    assert after == structs.replace(
         before, shares=after.shares, version=after.version, resized_at=after.resized_at
     )
     assert after.version > before.version

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
@@ -90,7 +91,7 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
 
 def as_instance(share: Share, layout: MigLayout, position: int) -> Share:
     profile = layout.positions[position]
-    return replace(
+    return structs.replace(
         share,
         memory_mib=profile.memory_mib,
         sharing=SharingPolicy.SHARED,
@@ -286,7 +287,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         assert isinstance(outcome, Reserved), (fitting, outcome)
         assert outcome.lease.node == fitting[0].node
-        bare = tuple(replace(s, slot=None, fence=0) for s in outcome.lease.shares)
+        bare = tuple(structs.replace(s, slot=None, fence=0) for s in outcome.lease.shares)
         assert bare == fitting[0].shares
         self.model.check_new(outcome.lease)
 
@@ -299,7 +300,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if lease is not known:
                 assert isinstance(answer, StaleLeaseError)
             elif lease.state is LeaseState.RESERVED:
-                assert answer == replace(
+                assert answer == structs.replace(
                     lease, state=LeaseState.BOUND, expires_at=0.0, version=answer.version
                 )
                 assert answer.version > lease.version
@@ -318,7 +319,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for peer, now in zip(
             peers, self.run(self.leases.load([p.pod for p in peers])), strict=True
         ):
-            assert now == replace(peer, state=LeaseState.BOUND, expires_at=0.0, version=now.version)
+            assert now == structs.replace(
+                peer, state=LeaseState.BOUND, expires_at=0.0, version=now.version
+            )
             self.model.leases[peer.pod] = now
 
     @rule(pod=pods)

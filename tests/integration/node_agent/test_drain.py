@@ -1,9 +1,9 @@
 """An agent that is replaced while pods arrive: the kubelet refuses none of them."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.drain import GRACE_S
 from services.node_agent.kubelet.admission_window import DRAINING
@@ -89,7 +89,7 @@ async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_
         obj = pod("slow", limits={NUMBER: 1}, node=None)
         uid = at.node.create(obj)["metadata"]["uid"]
         bound = lease_of(uid, share(0, 2000), name="slow")
-        reserved = replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
+        reserved = structs.replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
         told = await agent.may_bind(BindRequest(node=NodeName(NODE), leases=(reserved,)))
         at.ledger.silent = not binders_answer
         leaving = asyncio.create_task(agent.leave())

@@ -2,9 +2,9 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.kubelet.device_plugin import encode_setup
 from shared.model.events.request_reply import TerminationRequest
@@ -107,7 +107,7 @@ async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
         kept = len(agent.record.allocations)
         directory = at.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
-        await at.tell(replace(lease, state=LeaseState.RELEASED, version=9))
+        await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
         await eventually(lambda: not agent.record.allocations and not directory.exists())
         gone = await agent.end(asked)
 

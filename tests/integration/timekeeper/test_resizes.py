@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from shared.model.lease import Lease
 from shared.model.names import Namespace
@@ -33,9 +33,9 @@ async def opened(server: ValkeyServer) -> AsyncIterator[Books]:
 
 def sized(was: Lease, mib: int, resized_ms: int) -> Lease:
     """Return a lease as it is after a resize at an instant."""
-    return replace(
+    return structs.replace(
         was,
-        shares=tuple(replace(each, memory_mib=mib) for each in was.shares),
+        shares=tuple(structs.replace(each, memory_mib=mib) for each in was.shares),
         resized_at=resized_ms / 1000,
         version=was.version + 1,
     )
@@ -90,7 +90,7 @@ async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Book
     assert isinstance(bound, Lease)
     await keeper.count()
     (first,) = (await opened.account(DEFAULT)).leases
-    larger = replace(bound, shares=(replace(bound.shares[0], memory_mib=16_000),))
+    larger = structs.replace(bound, shares=(structs.replace(bound.shares[0], memory_mib=16_000),))
     resized = await opened.leases.resizes.apply(larger)
     assert isinstance(resized, Lease)
     await keeper.count()

@@ -1,6 +1,6 @@
 """What a binder hears of pods and nodes, as its tests say it."""
 
-from dataclasses import replace
+from msgspec import structs
 
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import (
@@ -22,7 +22,7 @@ def gone(name: str = "p1", phase: str = "") -> PodTerminated:
 
 
 def in_state(state: LeaseState, name: str = "p1") -> Lease:
-    return replace(lease(name), state=state, version=2, created_at=NOW - 60)
+    return structs.replace(lease(name), state=state, version=2, created_at=NOW - 60)
 
 
 def activation(held: Lease) -> Allocation:

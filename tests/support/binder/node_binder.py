@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from services.binder.bind.agent_presence import AgentPresence, NoReply
 from shared.model.clock import SystemClock
@@ -48,7 +50,7 @@ class Binder:
         while held := await self.presence.deferrals([lease]):
             self.waits.append(held[lease.pod].reason)
             await asyncio.sleep(WAIT_S)
-        bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
+        bound = self.at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
         if self.at.agent is not None:
             await self.at.tell(bound)
         post(self.at, lease.name)

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from services.binder.resize.resizer import PodAnnotations
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
@@ -70,7 +72,7 @@ class FakeResizes:
         if self.full is not None:
             return self.full
         self.locks.pop(lease.pod, None)
-        resized = replace(lease, version=lease.version + 1, resized_at=1.0)
+        resized = structs.replace(lease, version=lease.version + 1, resized_at=1.0)
         self.leases[lease.pod] = resized
         self.unsynced_versions[lease.pod] = resized.version
         return resized

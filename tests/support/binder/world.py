@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import NoReply
 from services.binder.bind.binding import ObservedPod
@@ -57,7 +59,7 @@ def lease(name: str = "p1", node: str = "n1", **changes: Any) -> Lease:
         created_at=NOW - 1,
         expires_at=NOW + 30,
     )
-    return replace(made, **changes)
+    return structs.replace(made, **changes)
 
 
 def chosen(*leases: Lease) -> list[PlacementChosen]:
@@ -125,7 +127,7 @@ class FakeLedger(FakeResizes):
                 answers.append(StaleLeaseError(given.pod, read=given.version, stored=None))
                 continue
             if stored.state is LeaseState.RESERVED:
-                stored = replace(
+                stored = structs.replace(
                     stored, state=LeaseState.BOUND, version=stored.version + 1, expires_at=0.0
                 )
                 self.leases[given.pod] = stored
@@ -135,7 +137,7 @@ class FakeLedger(FakeResizes):
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         for pod in pods:
             if pod in self.leases:
-                self.leases[pod] = replace(self.leases[pod], state=LeaseState.ACTIVE)
+                self.leases[pod] = structs.replace(self.leases[pod], state=LeaseState.ACTIVE)
         return [self.leases.get(pod) for pod in pods]
 
     async def release(
@@ -145,7 +147,7 @@ class FakeLedger(FakeResizes):
         for pod in pods:
             stored = self.leases.get(pod)
             if stored is not None and version in {None, stored.version}:
-                ended.append(replace(self.leases.pop(pod), state=LeaseState.RELEASED))
+                ended.append(structs.replace(self.leases.pop(pod), state=LeaseState.RELEASED))
                 self.released.append((pod, reason))
                 self.number += 1
         return ended

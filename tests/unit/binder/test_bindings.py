@@ -1,9 +1,9 @@
 """The binder binds each placement once, and gives back what cannot be bound."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.binder.bind.binding import ObservedPod
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -181,7 +181,7 @@ async def test_a_failing_pod_fails_no_other() -> None:
 
 
 async def test_an_active_lease_needs_no_binding() -> None:
-    world = World(replace(lease(), state=LeaseState.ACTIVE))
+    world = World(structs.replace(lease(), state=LeaseState.ACTIVE))
 
     async with running(world.binder.post_bindings):
         said = await world.binder.bind_pods(chosen(lease()))

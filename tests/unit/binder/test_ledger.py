@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, UnavailableError
@@ -171,7 +172,7 @@ async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> No
 
 async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> None:
     world = World(in_state(LeaseState.BOUND))
-    stale = replace(in_state(LeaseState.BOUND), version=1)
+    stale = structs.replace(in_state(LeaseState.BOUND), version=1)
 
     with pytest.raises(ConflictError):
         await world.binder.updater.release_unmoved([stale], reason="test")
@@ -181,7 +182,7 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> 
 
 async def test_expired_reservations_are_told_as_failed_bindings() -> None:
     world = World()
-    world.ledger.expiring = [replace(lease(), state=LeaseState.EXPIRED)]
+    world.ledger.expiring = [structs.replace(lease(), state=LeaseState.EXPIRED)]
 
     async with running(world.binder.expire_reservations):
         await until(lambda: world.bus.published)

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+from msgspec import structs
+
 from services.binder.bind.binding import ObservedPod
 from shared.model.events.pod_events import (
     LedgerRebuilt,
@@ -35,7 +37,7 @@ async def test_a_listing_counts_only_when_it_is_complete() -> None:
 
 
 async def test_a_young_lease_is_no_orphan() -> None:
-    world = World(replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
+    world = World(structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
 
     assert not await world.binder.compare_listing([listing()])
 

@@ -1,6 +1,6 @@
 """Which leases an emptied ledger gets back, and in which order they claim their place."""
 
-from dataclasses import replace
+from msgspec import structs
 
 from services.binder.ledger_sync.recovery import Evidence, recover
 from shared.model.lease import LeaseState
@@ -9,7 +9,11 @@ from tests.support.binder.world import lease
 
 
 def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
-    over, runs, starts = lease("over"), lease("runs"), replace(lease("starts"), created_at=2.0)
+    over, runs, starts = (
+        lease("over"),
+        lease("runs"),
+        structs.replace(lease("starts"), created_at=2.0),
+    )
     evidence = Evidence(
         pods=(bound(runs), bound(starts)),
         allocations={over.node: (activation(over), activation(runs))},
@@ -27,7 +31,9 @@ def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
 
 def test_a_pod_whose_copy_is_of_another_size_than_its_agents_word_is_to_be_written_anew() -> None:
     old = lease("resized")
-    new = replace(old, version=5, shares=(replace(old.shares[0], memory_mib=7_000),))
+    new = structs.replace(
+        old, version=5, shares=(structs.replace(old.shares[0], memory_mib=7_000),)
+    )
     same = lease("same")
     evidence = Evidence(
         pods=(bound(old), bound(same)),

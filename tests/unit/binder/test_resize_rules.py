@@ -1,11 +1,11 @@
 """Which sizes a running lease can get, and how it is said that one cannot be."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
 from shared.dialects import DIALECTS
@@ -220,6 +220,6 @@ def test_who_goes_there_and_back_has_what_there_was(mib: int, cores: int, to: in
         return
     assert isinstance(there, SizeChange)
 
-    back = changed(replace(there.lease, version=4), wish(mib, cores))
+    back = changed(structs.replace(there.lease, version=4), wish(mib, cores))
 
-    assert back.lease == replace(held, version=4)
+    assert back.lease == structs.replace(held, version=4)

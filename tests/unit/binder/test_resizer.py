@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.binder.resize.resizer import PodAnnotations, resized_annotations
 from shared.model.device import DeviceUse
@@ -125,7 +126,7 @@ async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
 
     def moves() -> None:
         at.ledger.before_resize = lambda: None
-        at.ledger.leases[PodUid("uid-p1")] = replace(held(), version=4)
+        at.ledger.leases[PodUid("uid-p1")] = structs.replace(held(), version=4)
 
     at.ledger.before_resize = moves
 
@@ -161,7 +162,9 @@ async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None
 
 async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
     at = world()
-    now = replace(held(), version=4, shares=(replace(held().shares[0], memory_mib=2_000),))
+    now = structs.replace(
+        held(), version=4, shares=(structs.replace(held().shares[0], memory_mib=2_000),)
+    )
     at.ledger.leases[now.pod] = now
     await at.ledger.resizes.set_unsynced([now])
 
@@ -215,7 +218,9 @@ async def test_annotations_are_written_of_the_newest_lease_and_never_twice() -> 
 @pytest.mark.parametrize("moment", ["before_read", "before_annotate"])
 async def test_of_two_who_annotate_at_once_the_newer_lease_stays(moment: str) -> None:
     at = world()
-    newer = replace(held(), version=9, shares=(replace(held().shares[0], memory_mib=3_000),))
+    newer = structs.replace(
+        held(), version=9, shares=(structs.replace(held().shares[0], memory_mib=3_000),)
+    )
 
     def another_is_faster() -> None:
         setattr(at.pods, moment, lambda: None)

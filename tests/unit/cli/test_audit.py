@@ -3,6 +3,7 @@
 from dataclasses import replace
 from io import StringIO
 
+from msgspec import structs
 from rich.console import Console
 
 from services.cli.audit.audit import differences, lasting, unexplained, unseen_agents
@@ -119,7 +120,7 @@ def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() 
 
 def test_a_copy_of_another_size_is_found_and_so_is_one_that_is_none() -> None:
     held = lease("a")
-    other = replace(held, shares=(share(memory_mib=2_000),))
+    other = structs.replace(held, shares=(share(memory_mib=2_000),))
     lags = pod("a", annotations={ANNOTATION: dump_lease(other)})
 
     assert found(facts(account(held), pods=(lags,))) == [
@@ -250,7 +251,7 @@ def test_a_container_that_was_given_something_without_a_lease_is_found() -> None
 
 
 def test_an_active_lease_of_which_the_agent_knows_nothing_is_found() -> None:
-    active = replace(lease("a"), state=LeaseState.ACTIVE)
+    active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
 
     assert found(facts(account(active), allocations={NODE: ()})) == [
         ("S5", "its lease is active, and the node's agent has told the kubelet nothing")
@@ -268,7 +269,7 @@ def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() ->
 
 
 def test_a_reservation_past_its_expiry_is_found() -> None:
-    late = replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60)
+    late = structs.replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60)
 
     assert found(facts(account(late))) == [("P2", "its reservation has run out and is still held")]
 
@@ -298,10 +299,10 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
 
 
 def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_nothing_out() -> None:
-    active = replace(lease("a"), state=LeaseState.ACTIVE)
+    active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
     there = replace(facts(account(active)), allocations={NODE: ()})
     many = [
-        account(replace(lease(f"p{n}", node=NodeName(f"n{n}")), state=LeaseState.ACTIVE))
+        account(structs.replace(lease(f"p{n}", node=NodeName(f"n{n}")), state=LeaseState.ACTIVE))
         for n in range(7)
     ]
 
@@ -332,7 +333,7 @@ def test_the_json_form_counts_what_was_checked() -> None:
 
 
 def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None:
-    member = replace(lease("a"), gang="default/g")
+    member = structs.replace(lease("a"), gang="default/g")
     sound = Facts(
         read_at=NOW, accounts=(account(member),), gangs={"default/g": frozenset({member.pod})}
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 
 from services.cli.inspect import json_output, render, waterfall
@@ -109,7 +110,7 @@ def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
 
 def test_explain_says_why_a_reservation_goes_no_further() -> None:
     node = replace(ACCOUNT.node, served=(f"{CORDON_PREFIX}its agent does not answer",))
-    reserved = replace(LEASE, state=LeaseState.RESERVED)
+    reserved = structs.replace(LEASE, state=LeaseState.RESERVED)
 
     stuck = replace(ACCOUNT, node=node, leases=(reserved,))
     active = replace(ACCOUNT, node=node)
@@ -189,11 +190,11 @@ def with_an_instance() -> NodeTotals:
         layouts=(MigLayout(name="group2", profiles=profiles),),
     )
     place = MigPlacement(layout="group2", position=1, profile="2g.10gb")
-    held = replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
+    held = structs.replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
     use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", slots_taken="0100")
     return NodeTotals(
         node=LedgerNode(facts=ACCOUNT.node.facts, devices=((device, use),)),
-        leases=(replace(LEASE, shares=(held,)),),
+        leases=(structs.replace(LEASE, shares=(held,)),),
     )
 
 
@@ -357,7 +358,7 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
         request=PodRequest(gang=gang),
     )
     waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
-    peer = replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
+    peer = structs.replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
     account = replace(ACCOUNT, leases=(peer,))
     facts = Facts(read_at=1_000.0, accounts=(account,), waiting=(waiting,))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
@@ -73,7 +74,8 @@ class Placed:
 def _lease(pod: PodUid, request: PodRequest, placement: Placement) -> Lease:
     """The lease that a ledger would make; slots are told apart there."""
     shares = tuple(
-        replace(share, slot=share.mig.position if share.mig else None) for share in placement.shares
+        structs.replace(share, slot=share.mig.position if share.mig else None)
+        for share in placement.shares
     )
     return Lease(
         pod=pod,
@@ -153,7 +155,7 @@ def test_the_recount_sees_a_device_promised_twice_and_a_share_that_is_too_small(
     placed.recount.live["again"] = (HALF, lease)
     with pytest.raises(AssertionError, match="bytes are promised"):
         placed.recount.assert_consistent()
-    less = replace(lease, shares=(replace(lease.shares[0], memory_mib=1),))
+    less = structs.replace(lease, shares=(structs.replace(lease.shares[0], memory_mib=1),))
     with pytest.raises(AssertionError, match="is not 10737418240 bytes"):
         Recount(NODES).add("uid-1", HALF, less)
 

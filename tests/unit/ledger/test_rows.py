@@ -1,9 +1,10 @@
 """Reservations, leases and waiting pods in the form in which the ledger's scripts keep them."""
 
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from shared.ledger.rows.lease_rows import (
     decode_lease,
@@ -101,17 +102,17 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         (uuid("a", 1), None, 41),
     ]
     assert decode_lease(encode_lease(lease)) == lease
-    bound = replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
+    bound = structs.replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
     assert decode_lease(encode_lease(bound)) == bound
 
 
 def test_a_new_lease_is_as_frozen_as_any_other() -> None:
     lease = new_lease(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
 
-    assert lease == replace(lease)
+    assert lease == structs.replace(lease)
     assert [type(thing) for thing in (lease, lease.shares[0])] == [Lease, Share]
     for thing, name in ((lease, "pod"), (lease.shares[0], "slot")):
-        with pytest.raises(FrozenInstanceError):
+        with pytest.raises(AttributeError):
             setattr(thing, name, None)
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.placer.service import Placer
 from shared.model.device import DeviceUse
@@ -109,7 +110,7 @@ def granted(one: Reservation, which: int) -> Reserved:
             namespace=one.namespace,
             name=one.name,
             node=placement.node,
-            shares=tuple(replace(share, fence=1) for share in placement.shares),
+            shares=tuple(structs.replace(share, fence=1) for share in placement.shares),
             resources=one.resources,
             version=1,
         )
@@ -232,7 +233,7 @@ async def test_a_pod_that_holds_a_lease_is_answered_until_it_is_active(
     async with Running(*two_nodes()) as it:
         await it.placer.place_pods([pod_queued("uid-1")])
         lease = granted(it.ledger.groups[0][0], 0).lease
-        it.ledger.outcomes = [AlreadyLeased(lease=replace(lease, state=state))]
+        it.ledger.outcomes = [AlreadyLeased(lease=structs.replace(lease, state=state))]
 
         answers = await it.placer.place_pods([pod_queued("uid-1")])
 

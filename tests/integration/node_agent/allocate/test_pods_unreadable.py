@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
@@ -82,7 +83,7 @@ async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
         async with at.running() as agent:
             leases = [reserve(at, n, share(n, 1000 + n)) for n in range(2)]
             for lease in leases:
-                bound = at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
+                bound = at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
                 await at.tell(bound)
             both = {("default", lease.name) for lease in leases}
             listing = agent.answering.finding.pod_resources.list_holdings
@@ -106,7 +107,9 @@ async def test_a_pod_without_a_lease_does_not_get_that_of_another_which_asks_for
         take_rights(at)
         async with at.running():
             lease = reserve(at, 0, share(0, 1000))
-            await at.tell(at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2)))
+            await at.tell(
+                at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
+            )
             at.node.create(pod("stray", limits={NUMBER: 1}))
             await at.node.phase("stray", "Failed")
             text = at.message("stray")

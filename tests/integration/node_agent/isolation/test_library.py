@@ -1,10 +1,10 @@
 """An operator's library: what containers mount before and after it is replaced."""
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
@@ -52,7 +52,7 @@ async def test_item_41_containers_keep_the_library_that_they_began_with(
             same = (first.stat().st_ino, first.read_bytes()) == (inode, content)
             at.node.store.delete("pods", "default", "old", grace_s=0)
             at.ledger.leases = {lease.pod: lease}
-            await at.tell(replace(old, state=LeaseState.RELEASED, version=old.version + 1))
+            await at.tell(structs.replace(old, state=LeaseState.RELEASED, version=old.version + 1))
             await eventually(lambda: not first.exists(), 20)
 
     assert isolates

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.binder.resize.rules import SizeChange, decide
 from services.node_agent.isolation.region import Region, RegionPath
@@ -33,7 +33,7 @@ T4_MIB = 15_360
 def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
     """Return a lease as it is after a resize; `later` is by how much its version is higher."""
     shares = tuple(
-        replace(
+        structs.replace(
             each,
             memory_mib=mib,
             cores_percent=cores,
@@ -42,7 +42,7 @@ def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
         )
         for each in lease.shares
     )
-    return replace(lease, shares=shares, version=lease.version + later, resized_at=1.0)
+    return structs.replace(lease, shares=shares, version=lease.version + later, resized_at=1.0)
 
 
 def region_of(at: Site, lease: Lease) -> RegionPath:
@@ -72,7 +72,7 @@ async def running(at: Site, *, mib: int = 4_000) -> AsyncIterator[tuple[NodeAgen
     async with at.running() as agent:
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, mib))
         await at.node.phase("one", "Running")
-        lease = at.ledger.grant(replace(lease, state=LeaseState.ACTIVE, version=3))
+        lease = at.ledger.grant(structs.replace(lease, state=LeaseState.ACTIVE, version=3))
         await at.tell(lease)
         yield agent, lease
 
@@ -134,12 +134,12 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
             devices=tuple((device, DeviceUse()) for device in agent.devices),
             served=(resource,),
         )
-        change = decide(replace(lease, state=LeaseState.ACTIVE), asked, node)
+        change = decide(structs.replace(lease, state=LeaseState.ACTIVE), asked, node)
         assert isinstance(change, SizeChange), change
 
         assert (await ask(agent, change.lease, "turn")).applied
         assert limit_mib(place) == 2_000
-        now = at.ledger.grant(replace(change.lease, version=9))
+        now = at.ledger.grant(structs.replace(change.lease, version=9))
         assert (await ask(agent, now)).applied
         assert limit_mib(place) == 2_000
 
@@ -187,7 +187,7 @@ async def test_a_container_is_not_held_to_less_than_it_has_in_use() -> None:
         assert "would be 2999" in refused.reason
         assert done.applied
         assert limit_mib(place) == 3_000
-        assert agent.record.allocations[0].lease == replace(
+        assert agent.record.allocations[0].lease == structs.replace(
             lease, version=2, state=LeaseState.BOUND
         ), "the ledger has not decided yet"
 

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
@@ -80,7 +80,7 @@ async def end(at: Site, lease: Lease) -> None:
     at.node.store.delete("pods", "default", lease.name, grace_s=0)
     await eventually(lambda: not at.node.exists(lease.name))
     at.ledger.leases.pop(lease.pod, None)
-    await at.tell(replace(lease, state=LeaseState.RELEASED, version=9))
+    await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
 
 
 async def test_item_45_a_container_gets_its_instance_and_the_switches_and_nothing_else() -> None:
@@ -379,15 +379,18 @@ async def test_instances_that_a_reset_took_are_made_again_before_a_container_sta
 async def test_a_layout_that_is_no_more_offered_refuses_its_lease() -> None:
     async with site("1xA100-40GB:mig") as at, at.running() as agent:
         lease = part("group2", 1)
-        gone = replace(lease, mig=MigPlacement(layout="old", position=1, profile="2g.10gb"))
+        gone = structs.replace(lease, mig=MigPlacement(layout="old", position=1, profile="2g.10gb"))
         at.bind(pod("one", limits={NUMBER: 1}), gone)
         await at.node.phase("one", "Failed")
         message = at.message("one")
-        other = replace(lease, mig=MigPlacement(layout="group2", position=3, profile="2g.10gb"))
+        other = structs.replace(
+            lease, mig=MigPlacement(layout="group2", position=3, profile="2g.10gb")
+        )
         held = at.ledger.leases[next(iter(at.ledger.leases))]
 
         with pytest.raises(RequestError, match="were the layouts changed"):
-            await agent.answering.instances.instance_uuids(replace(held, shares=(other,)), "main")
+            changed = structs.replace(held, shares=(other,))
+            await agent.answering.instances.instance_uuids(changed, "main")
 
     assert "layout old" in message
     assert await there(at) == {}

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import socket
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.node_agent.isolation.region import Region, RegionPath
@@ -160,7 +160,7 @@ def test_the_page_is_on_the_published_port_where_gpus_are_real() -> None:
 
 
 def _ended(lease: Lease) -> Lease:
-    return replace(lease, state=LeaseState.RELEASED, version=9)
+    return structs.replace(lease, state=LeaseState.RELEASED, version=9)
 
 
 def _place(at: Site, lease: Lease) -> RegionPath | None:

@@ -3,12 +3,12 @@
 import copy
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
@@ -156,7 +156,7 @@ async def test_koordinator_30_a_container_does_not_start_where_it_cannot_be_limi
 
 async def test_a_whole_card_needs_no_library(at: Site) -> None:
     async with at.running():
-        bind(at, "one", replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100))
+        bind(at, "one", structs.replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100))
         await at.node.phase("one", "Running")
         mounts = at.node.container("one").mounts
 

@@ -1,11 +1,11 @@
 """The Koordinator dialect: allocation annotation and container setup."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.cli.audit import audit
 from services.cli.inspect.facts import Facts, PodSeen
@@ -326,7 +326,7 @@ def test_a_gpu_of_an_init_container_is_one_entry_with_the_larger_amount() -> Non
 
 def test_the_audit_finds_a_changed_allocation() -> None:
     held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
-    held = replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
+    held = structs.replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
     true = dialect.binding_annotations(held, 1.0)
     forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
 

@@ -1,9 +1,9 @@
 """HAMi's annotations, byte by byte."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
@@ -24,8 +24,8 @@ def dossier() -> Lease:
     two = container_with("main", limits={**LIMITS, "nvidia.com/gpu": 2})
     held = leased(pod(container_with("init", init=True), two), (0, 1))
     names = {"GPU-0": "GPU-aaaa", "GPU-1": "GPU-bbbb"}
-    shares = (replace(s, device=DeviceUuid(names[s.device])) for s in held.shares)
-    return replace(held, shares=tuple(shares))
+    shares = (structs.replace(s, device=DeviceUuid(names[s.device])) for s in held.shares)
+    return structs.replace(held, shares=tuple(shares))
 
 
 def test_hami_the_published_list_is_written_with_its_empty_elements() -> None:
@@ -90,7 +90,7 @@ def test_hami_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> N
 def test_hami_a_mig_instance_is_named_after_its_place() -> None:
     held = leased(pod(container_with(limits=LIMITS)), (0,))
     place = MigPlacement(layout="group1", position=2, profile="1g.10gb")
-    held = replace(held, shares=(replace(held.shares[0], mig=place),))
+    held = structs.replace(held, shares=(structs.replace(held.shares[0], mig=place),))
 
     assert encode_devices(held) == "GPU-0[group1-2],NVIDIA,4096,30:;"
 

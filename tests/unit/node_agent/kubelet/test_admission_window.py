@@ -1,9 +1,9 @@
 """Few pods are let through at once; of those that ask for the same, one where none are listed."""
 
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, advertisement_of, devices_of
@@ -30,7 +30,7 @@ BLIND = "the list cannot be read"
 
 
 def reserved(uid: str, *shares: object, **changes: object) -> Lease:
-    return replace(lease_of(uid, *shares), state=LeaseState.RESERVED, version=1, **changes)  # type: ignore[arg-type]
+    return structs.replace(lease_of(uid, *shares), state=LeaseState.RESERVED, version=1, **changes)  # type: ignore[arg-type]
 
 
 class Desk:
@@ -51,7 +51,7 @@ class Desk:
         return self.turns.admit_binds(leases, self.node, None, blind="").deferred_pods
 
     def bind(self, lease: Lease) -> Lease:
-        bound = replace(lease, state=LeaseState.BOUND, version=2)
+        bound = structs.replace(lease, state=LeaseState.BOUND, version=2)
         self.leases.observe([bound])
         return bound
 
@@ -98,7 +98,7 @@ def test_the_next_goes_when_the_former_is_refused_or_gone(how: str) -> None:
         desk.bind(one)
         desk.refused.add(one.pod)
     elif how == "gone":
-        desk.leases.observe([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+        desk.leases.observe([structs.replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
     else:
         desk.time += PERMIT_S
 
@@ -156,7 +156,7 @@ def test_who_does_not_come_holds_up_nobody(how: str) -> None:
     assert desk.paced(one, two, three) == (three.pod,)
 
     if how == "gone":
-        desk.leases.observe([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+        desk.leases.observe([structs.replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
     else:
         desk.time += IN_FLIGHT_S
 
@@ -219,7 +219,7 @@ def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
 
 
 def test_an_active_pod_of_which_the_agent_knows_nothing_is_not_waited_for() -> None:
-    active = replace(
+    active = structs.replace(
         lease_of("one", share(0, container="a"), share(1, container="b")), state=LeaseState.ACTIVE
     )
 

@@ -1,0 +1,210 @@
+"""Budget accounts as the store keeps them: records as JSON, and the commands of one write; pure.
+
+journal      hash    generation (of the ledger of leases), cursor (the last entry of its journal of
+tenures that was taken over)
+revisions    hash    namespace -> revision
+states, budgets  hashes  namespace -> JSON
+tenures:NS   hash    tenure -> JSON;   charged:NS, ended:NS  hashes  tenure -> ms
+windows:NS   hash    window -> JSON;   starts:NS  zset  window -> start
+open         hash    namespace -> its open window
+entries:NS   stream  append only; ids are instants of the server's clock
+grants:NS    hash    the caller's name of a grant -> its window
+done:TENURE  string  for a day: until when a tenure that ended was charged
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgspec
+
+from shared.model.budget import (
+    Account,
+    AccountChange,
+    AccountUpdate,
+    Budget,
+    BudgetWindow,
+    ChargedLease,
+    ChargeEntry,
+    Journal,
+    StoredBudgetState,
+)
+from shared.model.names import Namespace
+
+R = TypeVar("R")
+
+DONE_TTL_S = 86_400
+"""A released lease may return from the copy on its pod; it is not charged twice."""
+_STORED_APART = ("id", "charged_ms", "ended_ms")
+"""Fields of a tenure that have hashes of their own."""
+
+
+@dataclass(slots=True)
+class AccountWrite:
+    """One atomic write: what must not have changed since it was read, and what is written."""
+
+    guards: list[Sequence[str]] = field(default_factory=list)
+    """Key of a hash, field, and value as it was read."""
+    commands: list[Sequence[str]] = field(default_factory=list)
+    old_windows: Sequence[str] = ()
+    """Windows by start, windows, the open window, and the instant before which others go."""
+
+
+class AccountKeys:
+    """The keys of all accounts, which share a prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.journal = f"{prefix}journal"
+        self.revisions = f"{prefix}revisions"
+        self.states = f"{prefix}states"
+        self.budgets = f"{prefix}budgets"
+        self.open = f"{prefix}open"
+        self._prefix = prefix
+
+    def of(self, kind: str, name: str) -> str:
+        """Return the key of one kind of records of a namespace, or of a tenure."""
+        return f"{self._prefix}{kind}:{name}"
+
+
+def journal_write(
+    keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange], *, tenures: str
+) -> AccountWrite:
+    """Write what entries of the journal `tenures` mean, and move the cursor past them."""
+    write = AccountWrite()
+    for change in changes:
+        name = change.namespace
+        ended = keys.of("ended", name)
+        if change.revision is not None:
+            write.guards.append(_revision_guard(keys, name, change.revision))
+        for lease in change.held:
+            write.commands += [
+                ("HSETNX", keys.of("tenures", name), lease.id, _encode_tenure(lease)),
+                ("HSETNX", keys.of("charged", name), lease.id, str(lease.charged_ms)),
+                ("HDEL", ended, lease.id),
+            ]
+        write.commands += [("HSET", ended, id_, str(at)) for id_, at in change.ended.items()]
+        write.commands.append(("HINCRBY", keys.revisions, name, "1"))
+    write.commands += [
+        ("HSET", keys.journal, "generation", journal.generation, "cursor", journal.last),
+        ("XTRIM", tenures, "MINID", journal.last),
+    ]
+    write.guards.append((keys.journal, "generation", journal.known_generation))
+    if journal.known_generation == journal.generation:
+        write.guards.append((keys.journal, "cursor", journal.cursor))
+    return write
+
+
+def update_write(
+    keys: AccountKeys, update: AccountUpdate, *, kept_since_ms: int | None
+) -> AccountWrite:
+    """Write one step of an account; entries and closed windows before `kept_since_ms` go."""
+    name = update.namespace
+    write = AccountWrite(
+        guards=[_revision_guard(keys, name, update.revision)],
+        commands=[*_window_commands(keys, update), *_tenure_commands(keys, update)],
+    )
+    entries = keys.of("entries", name)
+    write.commands += [("XADD", entries, "*", "e", _encode(entry)) for entry in update.entries]
+    if kept_since_ms is not None and update.windows:
+        write.commands.append(("XTRIM", entries, "MINID", "~", str(kept_since_ms)))
+        starts, windows = keys.of("starts", name), keys.of("windows", name)
+        write.old_windows = (starts, windows, update.windows[-1].id, str(kept_since_ms))
+    if update.state is not None:
+        write.commands.append(("HSET", keys.states, name, _encode(update.state)))
+    if update.budget is not None:
+        text = msgspec.json.encode(update.budget).decode()
+        write.commands.append(("HSET", keys.budgets, name, text))
+    if update.grant_key:
+        grants = keys.of("grants", name)
+        write.guards.append((grants, update.grant_key, ""))
+        write.commands.append(("HSET", grants, update.grant_key, update.windows[-1].id))
+    write.commands.append(("HINCRBY", keys.revisions, name, "1"))
+    return write
+
+
+def _revision_guard(keys: AccountKeys, namespace: Namespace, revision: int) -> Sequence[str]:
+    return (keys.revisions, namespace, str(revision) if revision else "")
+
+
+def _window_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Sequence[str]]:
+    windows, starts = (keys.of(kind, update.namespace) for kind in ("windows", "starts"))
+    for window in update.windows:
+        yield ("HSET", windows, window.id, _encode(window))
+        yield ("ZADD", starts, str(window.start_ms), window.id)
+    if update.windows:
+        yield ("HSET", keys.open, update.namespace, update.windows[-1].id)
+
+
+def _tenure_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Sequence[str]]:
+    name = update.namespace
+    hashes = [keys.of(kind, name) for kind in ("tenures", "charged", "ended")]
+    for id_, at in update.charged.items():
+        yield ("HSET", keys.of("charged", name), id_, str(at))
+    for id_, at in update.ended.items():
+        yield from (("HDEL", key, id_) for key in hashes)
+        yield ("SET", keys.of("done", id_), str(at), "EX", str(DONE_TTL_S))
+
+
+def decode_account(row: Sequence[Any]) -> Account:
+    """Decode one row of `budget_load.lua`."""
+    namespace, revision, tenures, charged, ended, state, windows, budget = row
+    charged_ms, ended_ms = dict(pairs(charged)), dict(pairs(ended))
+    leases = (
+        _decode_tenure(id_, text, charged_ms[id_], ended_ms.get(id_))
+        for id_, text in pairs(tenures)
+    )
+    by_id = {window.id: window for window in map(decode_window, windows)}
+    return Account(
+        namespace=Namespace(namespace),
+        revision=int(revision or 0),
+        leases=tuple(sorted(leases, key=lambda lease: (lease.since_ms, lease.id))),
+        windows=tuple(sorted(by_id.values(), key=lambda window: window.place)),
+        state=msgspec.json.decode(state, type=StoredBudgetState) if state else StoredBudgetState(),
+        budget=msgspec.json.decode(budget, type=Budget) if budget else None,
+    )
+
+
+def decode_window(text: str) -> BudgetWindow:
+    """Decode a window."""
+    return msgspec.json.decode(text, type=BudgetWindow)
+
+
+def decode_charge_entry(id_: str, text: str) -> ChargeEntry:
+    """Decode an entry of the stream, with its id and instant."""
+    return _converted(ChargeEntry, text, {"id": id_, "ts_ms": instant_of(id_)})
+
+
+def instant_of(entry_id: str) -> int:
+    """Return the instant in ms that a stream entry's id names."""
+    return int(entry_id.partition("-")[0])
+
+
+def pairs(flat: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Pair a flat list of fields and values."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _decode_tenure(id_: str, text: str, charged_ms: str, ended_ms: str | None) -> ChargedLease:
+    apart = {"id": id_, "charged_ms": int(charged_ms)}
+    return _converted(
+        ChargedLease, text, {**apart, "ended_ms": None if ended_ms is None else int(ended_ms)}
+    )
+
+
+def _converted(kind: type[R], text: str, more: Mapping[str, object]) -> R:
+    return msgspec.convert({**json.loads(text), **more}, kind)
+
+
+def _encode_tenure(lease: ChargedLease) -> str:
+    return _json({key: each for key, each in asdict(lease).items() if key not in _STORED_APART})
+
+
+def _encode(record: Any) -> str:
+    """Encode a dataclass, without the fields that have their defaults."""
+    defaults = {each.name: each.default for each in fields(record)}
+    return _json({key: each for key, each in asdict(record).items() if each != defaults[key]})
+
+
+def _json(record: Mapping[str, object]) -> str:
+    return json.dumps(record, separators=(",", ":"))
