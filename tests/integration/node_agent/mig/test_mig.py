@@ -388,8 +388,8 @@ async def test_a_layout_that_is_no_more_offered_refuses_its_lease() -> None:
         )
         held = at.ledger.leases[next(iter(at.ledger.leases))]
 
+        changed = structs.replace(held, shares=(other,))
         with pytest.raises(RequestError, match="were the layouts changed"):
-            changed = structs.replace(held, shares=(other,))
             await agent.answering.instances.instance_uuids(changed, "main")
 
     assert "layout old" in message
