@@ -334,7 +334,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer is None
         else:
             assert answer.state is LeaseState.ACTIVE
-            assert replace(answer, state=known.state, version=known.version) == known
+            assert structs.replace(answer, state=known.state, version=known.version) == known
             self.model.leases[pod] = answer
 
     @rule(chosen=st.sets(pods, max_size=3))
