@@ -1,1 +1,1 @@
-"""The watcher: what the API server says, as events."""
+"""The watcher: publishes the API server's pods, nodes and quotas as events."""

@@ -1,4 +1,4 @@
-"""A pod as the watcher sees it."""
+"""A pod as the watcher observes it; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,49 +11,51 @@ TERMINAL = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
-    """One pod as the API server last told it, read as far as it concerns us."""
+class ObservedPod:
+    """One pod as the API server last reported it, parsed as far as Leasehold needs it."""
 
     pod: PodUid
     namespace: Namespace
     name: str
     resource_version: str
     ours: bool
-    """One of our scheduler names is on it."""
+    """Its `schedulerName` is one that Leasehold serves."""
     node: NodeName | None = None
     phase: str = "Pending"
     deleting: bool = False
     gated: bool = False
-    held: bool = False
-    """Our scheduling gate is on it: it waits for its namespace's budget."""
+    budget_gated: bool = False
+    """It has our scheduling gate: it waits for its namespace's budget."""
     priority: int = 0
     explained: bool = False
-    """Its condition says why it is not scheduled."""
-    leased: bool = False
-    """It carries a lease of ours: the ledger counts it."""
+    """Its PodScheduled condition has the reason why it is not scheduled."""
+    has_lease: bool = False
+    """It has a copy of its lease: the ledger counts its usage."""
     created_at: float = 0.0
     resources: Mapping[str, int] = field(default_factory=dict)
     host_ports: tuple[str, ...] = ()
     request: PodRequest | None = None
-    """What it asks for; None if that cannot be read, or if it is not ours."""
-    fault: str = ""
-    """Why its request cannot be read."""
-    admitted: str = ""
-    """The span in which it was admitted, as W3C `traceparent`; empty: none is known."""
+    """None if it is invalid, or if the pod is not ours."""
+    request_error: str = ""
+    """Why its request is invalid."""
+    admission_span: str = ""
+    """The span of its admission review, as W3C `traceparent`; empty: none is known."""
     group: PodGroupReference | None = None
-    """The group it names; `request.gang` is filled in once that is known."""
+    """The group it names; `request.gang` is set once the group is known."""
 
     @property
-    def over(self) -> bool:
-        """Its containers no longer run."""
+    def is_terminated(self) -> bool:
+        """Whether its containers no longer run."""
         return self.phase in TERMINAL
 
     @property
-    def waits(self) -> bool:
-        """It wants a node from us now."""
-        return self.ours and not (self.node or self.over or self.deleting or self.gated)
+    def is_pending(self) -> bool:
+        """Whether it waits for Leasehold to choose a node."""
+        return self.ours and not (self.node or self.is_terminated or self.deleting or self.gated)
 
     @property
-    def occupies(self) -> bool:
-        """It uses a node's ordinary resources, and no lease of ours says so."""
-        return self.node is not None and not self.over and not (self.ours and self.leased)
+    def uses_unleased_resources(self) -> bool:
+        """Whether it uses resources of a node that no lease accounts for."""
+        return (
+            self.node is not None and not self.is_terminated and not (self.ours and self.has_lease)
+        )

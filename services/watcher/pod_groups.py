@@ -1,34 +1,34 @@
-"""What is known of PodGroups, and what it makes of the pods that name one."""
+"""PodGroups by name, and the gangs of the pods that name them; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from services.watcher.observed_pod import PodSeen
+from services.watcher.observed_pod import ObservedPod
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.model.request import Gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupNews:
-    """News of one kind of PodGroup."""
+class PodGroupChanges:
+    """Changes of PodGroups of one kind."""
 
     kind: PodGroupKind
     sizes: tuple[tuple[str, int | None], ...] = ()
-    """`namespace/name` and minMember of what is new or changed; None: it is gone."""
-    listed: bool = False
-    """Whatever exists and is not among `sizes` has been told before."""
+    """`namespace/name` and minMember of what was added or changed; None: it was deleted."""
+    synced: bool = False
+    """The initial list is complete with these changes."""
     absent: bool = False
-    """The API server does not know the kind: such a group's name is a mere name."""
+    """The API server does not know the kind: names of such groups have no meaning."""
     unreadable: str = ""
     """Why PodGroups cannot be read."""
 
 
-class Groups:
-    """PodGroups by kind, each with how many of its pods run together.
+class PodGroupIndex:
+    """PodGroups by kind, each with its minMember.
 
-    A group whose PodGroup is missing is waited for, as with the schedulers that these PodGroups
-    come from, and the pod says so. Where the kind itself is missing, no such scheduler was ever
-    installed, nobody can make a PodGroup, and pods are placed one by one.
+    A pod whose PodGroup is missing waits for it, as with the schedulers that define these
+    PodGroups. Where the kind itself is missing, no such scheduler was installed, no PodGroup can be
+    created, and pods are placed one by one.
     """
 
     def __init__(self) -> None:
@@ -36,75 +36,74 @@ class Groups:
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
 
-    def hear(self, news: GroupNews) -> set[str] | None:
-        """Take in news; return the names of the groups it may concern, None: all of the kind."""
-        kind, known = news.kind, self._sizes.setdefault(news.kind, {})
-        if news.absent or news.unreadable:
-            self._unreadable[kind] = news.unreadable
+    def apply(self, changes: PodGroupChanges) -> set[str] | None:
+        """Apply changes; return the names of the groups they may concern, None: all of the kind."""
+        kind, known = changes.kind, self._sizes.setdefault(changes.kind, {})
+        if changes.absent or changes.unreadable:
+            self._unreadable[kind] = changes.unreadable
             known.clear()
             self._listed.add(kind)
             return None
-        changed = {name for name, size in news.sizes if known.get(name) != size}
-        for name, size in news.sizes:
+        changed = {name for name, size in changes.sizes if known.get(name) != size}
+        for name, size in changes.sizes:
             if size is None:
                 known.pop(name, None)
             else:
                 known[name] = size
-        if not news.listed:
+        if not changes.synced:
             return changed
         self._unreadable.pop(kind, None)
         self._listed.add(kind)
         return None
 
-    def absent(self, pods: Iterable[PodSeen | None]) -> frozenset[PodGroupKind]:
-        """Return the kinds that waiting pods among these name and that are not installed."""
+    def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
+        """Return the kinds that pending pods among these name and that are not installed."""
         return frozenset(
             pod.group.kind
             for pod in pods
-            if pod and pod.waits and pod.group and pod.group.kind
+            if pod and pod.is_pending and pod.group and pod.group.kind
             if self._unreadable.get(pod.group.kind) == ""
         )
 
-    def expect(self, kind: PodGroupKind) -> None:
-        """Make pods that name groups of this kind wait for news of it: it is there after all."""
+    def await_list(self, kind: PodGroupKind) -> None:
+        """Make pods that name groups of this kind wait for its list: the kind was installed."""
         self._listed.discard(kind)
 
-    def joined(self, pod: PodSeen) -> PodSeen | None:
-        """Return the pod with its gang, or with the fault that there is none; None: not known yet.
+    def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
+        """Return the pod with its gang or with an error; None: the gang is not known yet.
 
-        A pod of no gang, and one whose request cannot be read, is returned as it is.
+        A pod without a group, and one with an invalid request, is returned unchanged.
         """
-        named = pod.group
-        if named is None or pod.request is None:
+        group = pod.group
+        if group is None or pod.request is None:
             return pod
-        if named.kind is None:
-            return _with(pod, Gang(name=named.name, min_member=named.min_member))
-        if named.kind not in self._listed:
+        if group.kind is None:
+            return _with(pod, Gang(name=group.name, min_member=group.min_member))
+        if group.kind not in self._listed:
             return None
-        unreadable = self._unreadable.get(named.kind)
+        unreadable = self._unreadable.get(group.kind)
         if unreadable is not None:
-            return _at_fault(pod, unreadable) if unreadable else pod
-        size = self._sizes[named.kind].get(named.name)
+            return _with_error(pod, unreadable) if unreadable else pod
+        size = self._sizes[group.kind].get(group.name)
         if size is None:
-            namespace, _, name = named.name.partition("/")
-            return _at_fault(
+            namespace, _, name = group.name.partition("/")
+            return _with_error(
                 pod,
-                f"the pod belongs to PodGroup {name} ({named.kind}), and there is none of that "
-                f"name in namespace {namespace}: it is placed as soon as the PodGroup is there; "
-                "without the group's name on the pod it is placed by itself",
+                f"the pod belongs to PodGroup {name} ({group.kind}), which does not exist in "
+                f"namespace {namespace}: create the PodGroup, or remove its name from the pod",
             )
-        return _with(pod, Gang(name=named.name, min_member=max(size, 1)))
+        return _with(pod, Gang(name=group.name, min_member=max(size, 1)))
 
 
-def cannot_read(kind: PodGroupKind, why: str) -> GroupNews:
-    """Say that PodGroups exist and cannot be read."""
-    text = f"the pod belongs to a PodGroup, and {PATHS[kind]} cannot be read: {why}"
-    return GroupNews(kind=kind, unreadable=text)
+def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
+    """Return changes after which PodGroups of the kind exist and cannot be read."""
+    text = f"the pod belongs to a PodGroup, and {PATHS[kind]} cannot be read: {reason}"
+    return PodGroupChanges(kind=kind, unreadable=text)
 
 
-def _with(pod: PodSeen, gang: Gang) -> PodSeen:
+def _with(pod: ObservedPod, gang: Gang) -> ObservedPod:
     return replace(pod, request=pod.request and replace(pod.request, gang=gang))
 
 
-def _at_fault(pod: PodSeen, fault: str) -> PodSeen:
-    return replace(pod, request=None, fault=fault)
+def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
+    return replace(pod, request=None, request_error=error)

@@ -1,7 +1,7 @@
 """Where quotas come from: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-What cannot be read is logged, and the last good one stays in force. What the cluster does not know,
-or does not let us read, is looked for again now and then.
+An invalid object is logged, and its last valid version stays in force. A kind that the API server
+does not know, or does not let the watcher read, is requested again every `RETRY_S`.
 """
 
 import asyncio
@@ -9,11 +9,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import msgspec
+import yaml
 
-from services.watcher import quotas
+from services.watcher.quotas import (
+    API_VERSION,
+    KIND,
+    by_namespace,
+    merge_sources,
+    parse_object,
+    parse_spec,
+)
 from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -26,101 +34,117 @@ from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
 
-OBJECTS = f"/apis/{quotas.API_VERSION}/gpuquotas"
+OBJECTS = f"/apis/{API_VERSION}/gpuquotas"
 CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
-LOOK_S = 5.0
-"""How often a kind that the API server does not know is looked for again."""
+RETRY_S = 5.0
+"""The interval at which a kind is requested that the API server does not know."""
 
 
-class _Item(msgspec.Struct, frozen=True):
-    """A GPUQuota or a ConfigMap, as far as it is known whatever it says."""
+class _QuotaSourceObject(msgspec.Struct, frozen=True):
+    """A GPUQuota or a ConfigMap; its content is not validated yet."""
 
     metadata: ObjectMeta = ObjectMeta()
-    spec: Any = None
+    spec: object = None
     data: dict[str, str] = {}
+
+
+_Apply = Callable[[_QuotaSourceObject, bool], None]
+"""Applies an object; true: it was deleted."""
+
+
+def load_file(path: Path) -> dict[Namespace, Quota]:
+    """Load a file of GPUQuota objects; `*` is for all namespaces without a quota of their own.
+
+    Raises RequestError naming the file and the error in it.
+    """
+    try:
+        items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
+        return by_namespace(map(parse_object, items))
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; give a file of {KIND} objects") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} is not valid YAML: {error}") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
 
 
 @dataclass(slots=True)
 class QuotaReflectors:
     """All quotas: objects come before the ConfigMap, and that before the file."""
 
-    kube: KubernetesClient
+    client: KubernetesClient
     file: Mapping[Namespace, Quota] = field(default_factory=dict)
     objects: dict[Namespace, Quota] = field(default_factory=dict)
-    config: dict[Namespace, Quota] = field(default_factory=dict)
+    config_map: dict[Namespace, Quota] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def batches(self) -> AsyncIterator[tuple[Quota, ...]]:
-        """Yield all quotas that there are, once all is read, and whenever they change."""
+        """Yield all quotas once they are known, and whenever they change."""
         synced = [asyncio.Event(), asyncio.Event()]
-        changed = asyncio.Event()
-        told: tuple[Quota, ...] | None = None
+        published: tuple[Quota, ...] | None = None
+        config_map = f"metadata.name={gpu_quota.CONFIG_MAP_NAME}"
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(OBJECTS, "", self._take_object, synced[0], changed))
+            tasks.create_task(self._watch(OBJECTS, "", self._apply_object, synced[0]))
             tasks.create_task(
-                self._follow(
-                    CONFIG_MAPS,
-                    f"metadata.name={gpu_quota.CONFIG_MAP_NAME}",
-                    self._take_config,
-                    synced[1],
-                    changed,
-                )
+                self._watch(CONFIG_MAPS, config_map, self._apply_config_map, synced[1])
             )
             for each in synced:
                 await each.wait()
             while True:
-                changed.clear()
-                now = quotas.together((self.objects, self.config, self.file))
-                if now != told:
-                    told = now
+                self._changed.clear()
+                now = merge_sources((self.objects, self.config_map, self.file))
+                if now != published:
+                    published = now
                     yield now
-                await changed.wait()
+                await self._changed.wait()
 
-    async def _follow(
-        self,
-        path: str,
-        selector: str,
-        take: Callable[[_Item, bool], None],
-        synced: asyncio.Event,
-        changed: asyncio.Event,
-    ) -> None:
-        refused = ""
+    async def _watch(self, path: str, selector: str, apply: _Apply, synced: asyncio.Event) -> None:
+        logged = ""
         while True:
             try:
-                reflector = Reflector(self.kube, path, _Item, field_selector=selector)
-                async with aclosing(reflector.batches()) as batches:
-                    async for batch in batches:
-                        for change in batch:
-                            match change:
-                                case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                                    _take(take, item, gone=False)
-                                case ObjectDeleted(item=item):
-                                    _take(take, item, gone=True)
-                                case _:
-                                    synced.set()
-                        changed.set()
-            except RequestError as error:
-                if str(error) != refused and not isinstance(error, NotFoundError):
-                    logger.warning("%s cannot be read: %s", path, error)
-                refused = str(error)
-                if isinstance(error, NotFoundError) and path == OBJECTS and self.objects:
+                await self._reflect(path, selector, apply, synced)
+            except NotFoundError as error:
+                logged = str(error)
+                if path == OBJECTS and self.objects:
                     self.objects.clear()
-                    changed.set()
+                    self._changed.set()
+            except RequestError as error:
+                if str(error) != logged:
+                    logger.warning("%s cannot be read: %s", path, error)
+                logged = str(error)
             synced.set()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(RETRY_S)
 
-    def _take_object(self, item: _Item, gone: bool) -> None:
+    async def _reflect(
+        self, path: str, selector: str, apply: _Apply, synced: asyncio.Event
+    ) -> None:
+        """Apply changes for ever. Raises RequestError if the first list is refused."""
+        reflector = Reflector(self.client, path, _QuotaSourceObject, field_selector=selector)
+        async with aclosing(reflector.batches()) as batches:
+            async for batch in batches:
+                for change in batch:
+                    match change:
+                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
+                            _apply_valid(apply, item, deleted=False)
+                        case ObjectDeleted(item=item):
+                            _apply_valid(apply, item, deleted=True)
+                        case _:
+                            synced.set()
+                self._changed.set()
+
+    def _apply_object(self, item: _QuotaSourceObject, deleted: bool) -> None:
         name = Namespace(item.metadata.name)
-        if gone:
+        if deleted:
             self.objects.pop(name, None)
         else:
-            self.objects[name] = quotas.read_spec(name, item.spec)
+            self.objects[name] = parse_spec(name, item.spec)
 
-    def _take_config(self, item: _Item, gone: bool) -> None:
-        self.config = {} if gone else gpu_quota.parse_config_map(item.data)
+    def _apply_config_map(self, item: _QuotaSourceObject, deleted: bool) -> None:
+        self.config_map = {} if deleted else gpu_quota.parse_config_map(item.data)
 
 
-def _take(take: Callable[[_Item, bool], None], item: _Item, *, gone: bool) -> None:
+def _apply_valid(apply: _Apply, item: _QuotaSourceObject, *, deleted: bool) -> None:
     try:
-        take(item, gone)
+        apply(item, deleted)
     except RequestError as error:
-        logger.error("%s; what it said before stays in force", error)  # noqa: TRY400
+        logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400

@@ -20,45 +20,46 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherSettings(ServiceSettings):
-    """What the watcher is told."""
+    """The watcher's settings."""
 
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     schedulers: tuple[str, ...] = setting(
-        SCHEDULERS, "pods with these schedulerName values are ours"
+        SCHEDULERS, "schedulerName values of the pods that Leasehold schedules"
     )
     koordinator_scoring: str = setting(
         "LeastAllocated",
-        "Koordinator's scoringStrategy for its pods: LeastAllocated, the emptier devices and nodes "
-        "first, or MostAllocated",
+        "Koordinator's scoringStrategy for its pods: LeastAllocated, devices and nodes with more "
+        "free capacity first, or MostAllocated",
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
     )
-    dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
+    dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
     mode_first: str = setting(
         DeviceMode.HAMI_CORE.value,
-        "devices tried first for pods that may have either: hami-core, or mig for instances",
+        "devices tried first for pods that accept both: hami-core, or mig for instances",
     )
     strict_namespaces: tuple[str, ...] = setting(
-        (), "namespaces whose pods take MIG instances and whole devices only; *: all"
+        (), "namespaces whose pods get MIG instances and whole devices only; *: all"
     )
     volcano_conf: Path | None = setting(
         None,
-        "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments count",
+        "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments apply",
     )
     node_scheduler_policy: str = setting(
-        "binpack", "nodes for pods that ask in HAMi's words: binpack or spread"
+        "binpack", "nodes for pods in HAMi's dialect: binpack or spread"
     )
     gpu_scheduler_policy: str = setting(
-        "spread", "GPUs for them: with commas, of binpack, spread, numa, mutex, topology-aware"
+        "spread",
+        "GPUs for such pods: binpack, spread, numa, mutex, topology-aware, comma-separated",
     )
 
 
 def load_rules(settings: WatcherSettings) -> Rules:
-    """Return the rules of the settings. Raises RequestError for any that contradict."""
+    """Return the rules of the settings. Raises RequestError for settings that contradict."""
     if settings.mode_first not in {mode.value for mode in DeviceMode}:
         raise RequestError(
             f"--mode-first must be {' or '.join(DeviceMode)}, got {settings.mode_first!r}"
@@ -83,7 +84,7 @@ def load_rules(settings: WatcherSettings) -> Rules:
 
 
 def _arguments(path: Path) -> Mapping[str, object]:
-    """Return the arguments of the plugins in the file that are read."""
+    """Return the arguments of the file's plugins."""
     try:
         conf = yaml.safe_load(path.read_text(encoding="utf-8"))
         if conf.get("kind") == "ConfigMap":
@@ -92,4 +93,6 @@ def _arguments(path: Path) -> Mapping[str, object]:
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"{path} is no {scheduler_arguments.CONFIG_MAP_KEY}: {error}") from error
+        raise RequestError(
+            f"{path} is not a valid {scheduler_arguments.CONFIG_MAP_KEY}: {error}"
+        ) from error

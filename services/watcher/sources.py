@@ -1,4 +1,4 @@
-"""The watcher's sources: two reflectors and a fresh list, read into the watcher's own values."""
+"""The watcher's sources in the API server: pods, nodes, PodGroups, and a list of bound pods."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.watcher import nodes, pods
-from services.watcher.observed_pod import PodSeen
-from services.watcher.pod_groups import GroupNews, cannot_read
+from services.watcher.node_parser import foreign_devices, parse_node
+from services.watcher.observed_pod import TERMINAL, ObservedPod
+from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
+from services.watcher.pod_parser import PodParser
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -29,154 +30,154 @@ from shared.model.node import NodeFacts
 
 logger = logging.getLogger(__name__)
 
-PAGE = 500
-LOOK_S = 30.0
-"""How often a kind that the API server does not know is looked for again."""
-GLANCE_S = 1.0
-"""How often at the most, if pods name its groups."""
-PIECE_BYTES = 256 * 1024
-"""Leases' texts in one piece of a listing: a message must hold it."""
+PAGE_SIZE = 500
+RETRY_S = 30.0
+"""The interval at which a kind is requested that the API server does not know."""
+APPEARANCE_CHECK_S = 1.0
+"""The shortest such interval, while pods name groups of the kind."""
+CHUNK_BYTES = 256 * 1024
+"""The most bytes of leases in one chunk of a list: a chunk must fit a message."""
 LEASE_BYTES = 64 * 1024
-"""A lease's text is never this long; the pod's owner may have written something else there."""
+"""A longer annotation is not a lease: the pod's owner may write anything there."""
 
 
 @dataclass(slots=True)
 class PodReflector:
-    """Pods through a reflector."""
+    """Pods of the API server."""
 
-    kube: KubernetesClient
-    reader: pods.PodReader
+    client: KubernetesClient
+    parser: PodParser
     synced: bool = False
-    last: dict[PodUid, PodSeen] = field(default_factory=dict)
+    observed: dict[PodUid, ObservedPod] = field(default_factory=dict)
 
-    async def batches(self) -> AsyncIterator[list[tuple[PodSeen | None, PodSeen | None]]]:
+    async def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
         """Yield (now, before) of every change."""
-        reflector = Reflector(self.kube, "/api/v1/pods", ApiPod)
+        reflector = Reflector(self.client, "/api/v1/pods", ApiPod)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                seen: list[tuple[PodSeen | None, PodSeen | None]] = []
+                changes: list[tuple[ObservedPod | None, ObservedPod | None]] = []
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            seen.append(self._seen(item))
+                            changes.append(self._update(item))
                         case ObjectDeleted(item=item):
-                            seen.append((None, self._forget(item)))
+                            changes.append((None, self._remove(item)))
                         case _:
                             self.synced = True
-                yield seen
+                yield changes
 
-    def _seen(self, pod: ApiPod) -> tuple[PodSeen, PodSeen | None]:
-        now = self.reader.read(pod)
-        before = self.last.get(now.pod)
-        self.last[now.pod] = now
+    def _update(self, pod: ApiPod) -> tuple[ObservedPod, ObservedPod | None]:
+        now = self.parser.parse(pod)
+        before = self.observed.get(now.pod)
+        self.observed[now.pod] = now
         return now, before
 
-    def _forget(self, pod: ApiPod) -> PodSeen:
-        known = self.last.pop(PodUid(pod.metadata.uid), None)
-        return known or self.reader.read(pod)
+    def _remove(self, pod: ApiPod) -> ObservedPod:
+        known = self.observed.pop(PodUid(pod.metadata.uid), None)
+        return known or self.parser.parse(pod)
 
 
 @dataclass(slots=True)
 class NodeReflector:
-    """Nodes through a reflector."""
+    """Nodes of the API server."""
 
-    kube: KubernetesClient
+    client: KubernetesClient
     synced: bool = False
 
     async def batches(
         self,
     ) -> AsyncIterator[list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]]:
-        """Yield every change: the node's facts, or none when it is gone."""
-        reflector = Reflector(self.kube, "/api/v1/nodes", ApiNode)
+        """Yield every change: the node's facts, or None when it was deleted."""
+        reflector = Reflector(self.client, "/api/v1/nodes", ApiNode)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                seen: list[tuple[NodeName, NodeFacts | None, DeviceReported | None]] = []
+                changes: list[tuple[NodeName, NodeFacts | None, DeviceReported | None]] = []
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            seen += self._read(item)
+                            changes += self._parse(item)
                         case ObjectDeleted(item=item):
-                            seen.append((NodeName(item.metadata.name), None, None))
+                            changes.append((NodeName(item.metadata.name), None, None))
                         case _:
                             self.synced = True
-                yield seen
+                yield changes
 
-    def _read(
+    def _parse(
         self, node: ApiNode
     ) -> list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]:
         try:
-            facts = nodes.read(node)
-            return [(facts.name, facts, nodes.foreign_devices(node, now_s=time.time()))]
+            facts = parse_node(node)
+            return [(facts.name, facts, foreign_devices(node, now_s=time.time()))]
         except RequestError as error:
-            logger.warning("node %s is passed over: %s", node.metadata.name, error)
+            logger.warning("node %s is ignored: %s", node.metadata.name, error)
             return []
 
 
 @dataclass(slots=True)
-class GroupReflectors:
-    """PodGroups of every kind that the API server knows; one that it does not is asked for again.
+class PodGroupReflectors:
+    """PodGroups of every kind that the API server knows.
 
-    CustomResourceDefinitions come and go; looking for one costs a request every `look_s` seconds,
-    and one a second while pods come that name such a group.
+    A kind may be installed later: an unknown one is requested every `retry_s` seconds, and at most
+    every `APPEARANCE_CHECK_S` while pods name a group of it.
     """
 
-    kube: KubernetesClient
-    look_s: float = LOOK_S
-    _looked_at: float = -GLANCE_S
-    _seen: dict[PodGroupKind, asyncio.Event] = field(
+    client: KubernetesClient
+    retry_s: float = RETRY_S
+    _checked_at: float = -APPEARANCE_CHECK_S
+    _appeared: dict[PodGroupKind, asyncio.Event] = field(
         default_factory=lambda: {kind: asyncio.Event() for kind in PATHS}
     )
 
-    async def batches(self) -> AsyncIterator[GroupNews]:
-        """Yield every change of how many pods of a group run together."""
-        news: asyncio.Queue[GroupNews] = asyncio.Queue(maxsize=1)
+    async def batches(self) -> AsyncIterator[PodGroupChanges]:
+        """Yield every change of a group's minMember."""
+        queue: asyncio.Queue[PodGroupChanges] = asyncio.Queue(maxsize=1)
         async with asyncio.TaskGroup() as tasks:
             for kind in PATHS:
-                tasks.create_task(self._follow(kind, news))
+                tasks.create_task(self._watch(kind, queue))
             while True:
-                yield await news.get()
+                yield await queue.get()
 
     async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
-        """Return which of these kinds, absent so far, are there by now: news of them follow."""
+        """Return which of these absent kinds are installed by now; their changes follow."""
         now = time.monotonic()
-        if now < self._looked_at + GLANCE_S:
+        if now < self._checked_at + APPEARANCE_CHECK_S:
             return set()
-        self._looked_at = now
-        return {kind for kind in kinds if await self._is_there(kind)}
+        self._checked_at = now
+        return {kind for kind in kinds if await self._is_installed(kind)}
 
-    async def _is_there(self, kind: PodGroupKind) -> bool:
+    async def _is_installed(self, kind: PodGroupKind) -> bool:
         try:
-            await self.kube.list_page(PATHS[kind], query={}, limit=1, continue_token="")
+            await self.client.list_page(PATHS[kind], query={}, limit=1, continue_token="")
         except LeaseholdError:
             return False
-        self._seen[kind].set()
+        self._appeared[kind].set()
         return True
 
-    async def _follow(self, kind: PodGroupKind, news: asyncio.Queue[GroupNews]) -> None:
-        told: GroupNews | None = None
+    async def _watch(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
+        published: PodGroupChanges | None = None
         while True:
-            self._seen[kind].clear()
+            self._appeared[kind].clear()
             try:
-                await self._reflect(kind, news)
+                await self._reflect(kind, queue)
             except NotFoundError:
-                found = GroupNews(kind=kind, absent=True)
+                found = PodGroupChanges(kind=kind, absent=True)
             except RequestError as error:
-                found = cannot_read(kind, str(error))
-            if found != told:
+                found = unreadable_groups(kind, str(error))
+            if found != published:
                 if found.unreadable:
-                    logger.warning("%s; looking again every %g s", found.unreadable, self.look_s)
-                await news.put(found)
-                told = found
+                    logger.warning("%s; retrying every %g s", found.unreadable, self.retry_s)
+                await queue.put(found)
+                published = found
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.look_s):
-                    await self._seen[kind].wait()
+                async with asyncio.timeout(self.retry_s):
+                    await self._appeared[kind].wait()
 
-    async def _reflect(self, kind: PodGroupKind, news: asyncio.Queue[GroupNews]) -> None:
-        """Tell of changes for ever. Raises RequestError if there can be no first list."""
-        reflector = Reflector(self.kube, PATHS[kind], PodGroup)
+    async def _reflect(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
+        """Put changes for ever. Raises RequestError if the first list is refused."""
+        reflector = Reflector(self.client, PATHS[kind], PodGroup)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                listed, sizes = False, dict[str, int | None]()
+                synced, sizes = False, dict[str, int | None]()
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
@@ -184,8 +185,10 @@ class GroupReflectors:
                         case ObjectDeleted(item=item):
                             sizes[_key(item)] = None
                         case _:
-                            listed = True
-                await news.put(GroupNews(kind=kind, sizes=tuple(sizes.items()), listed=listed))
+                            synced = True
+                await queue.put(
+                    PodGroupChanges(kind=kind, sizes=tuple(sizes.items()), synced=synced)
+                )
 
 
 def _key(group: PodGroup) -> str:
@@ -193,44 +196,44 @@ def _key(group: PodGroup) -> str:
 
 
 @dataclass(slots=True)
-class FreshListing:
-    """Bound pods of ours, listed now: never from what a watch may have missed."""
+class BoundPodLister:
+    """Lists bound pods of ours with a new request, since a watch may have missed some."""
 
-    kube: KubernetesClient
+    client: KubernetesClient
     schedulers: frozenset[str]
 
-    async def pieces(self) -> AsyncIterator[PodsListed]:
-        """Yield one complete list in pieces; the last piece says how many there were."""
-        listing, began = uuid.uuid4().hex, time.time()
+    async def chunks(self) -> AsyncIterator[PodsListed]:
+        """Yield one complete list in chunks."""
+        list_id, started_at = uuid.uuid4().hex, time.time()
         bound: list[BoundPod] = []
         token = ""
         while True:
-            page = await self.kube.list_page(
+            page = await self.client.list_page(
                 "/api/v1/pods",
                 query={"fieldSelector": "spec.nodeName!="},
-                limit=PAGE,
+                limit=PAGE_SIZE,
                 continue_token=token,
             )
-            pods_here = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
-            bound += [self._bound(pod) for pod in pods_here if self._ours(pod)]
+            decoded = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
+            bound += [self._bound_pod(pod) for pod in decoded if self._is_ours(pod)]
             token = page.metadata.continue_
             if not token:
                 break
-        pieces = _pieces(bound)
-        for number, piece in enumerate(pieces):
+        chunks = _chunks(bound)
+        for number, chunk in enumerate(chunks):
             yield PodsListed(
-                listing_id=listing,
+                listing_id=list_id,
                 chunk=number,
-                chunks=len(pieces),
-                pods=tuple(piece),
-                listed_at=began,
+                chunks=len(chunks),
+                pods=tuple(chunk),
+                listed_at=started_at,
             )
 
-    def _ours(self, pod: ApiPod) -> bool:
-        over = pod.status.phase in {"Succeeded", "Failed"}
-        return pod.spec.scheduler_name in self.schedulers and not over
+    def _is_ours(self, pod: ApiPod) -> bool:
+        terminated = pod.status.phase in TERMINAL
+        return pod.spec.scheduler_name in self.schedulers and not terminated
 
-    def _bound(self, pod: ApiPod) -> BoundPod:
+    def _bound_pod(self, pod: ApiPod) -> BoundPod:
         lease = pod.metadata.annotations.get(ANNOTATION, "")
         return BoundPod(
             pod=PodUid(pod.metadata.uid),
@@ -241,14 +244,14 @@ class FreshListing:
         )
 
 
-def _pieces(pods: Iterable[BoundPod]) -> list[list[BoundPod]]:
-    """Cut a listing into pieces that fit a message each; there is always one."""
-    pieces: list[list[BoundPod]] = [[]]
+def _chunks(pods: Iterable[BoundPod]) -> list[list[BoundPod]]:
+    """Cut a list into chunks that fit a message each; there is at least one."""
+    chunks: list[list[BoundPod]] = [[]]
     size = 0
     for pod in pods:
-        if len(pieces[-1]) >= PAGE or (pieces[-1] and size + len(pod.lease) > PIECE_BYTES):
-            pieces.append([])
+        if len(chunks[-1]) >= PAGE_SIZE or (chunks[-1] and size + len(pod.lease) > CHUNK_BYTES):
+            chunks.append([])
             size = 0
-        pieces[-1].append(pod)
+        chunks[-1].append(pod)
         size += len(pod.lease)
-    return pieces
+    return chunks

@@ -18,7 +18,7 @@ from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
-from services.watcher.pods import PodReader
+from services.watcher.pod_parser import PodParser
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Rules
@@ -119,10 +119,10 @@ def read_written(
 ) -> Reading:
     """Read one pod, and try it on the example node."""
     scheduler = written.pod.spec.scheduler_name or "default-scheduler"
-    seen = PodReader(frozenset({written.pod.spec.scheduler_name}), rules).read(written.pod)
+    seen = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
     known = Reading(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
-    if seen.fault or seen.request is None:
-        return replace(known, fault=seen.fault)
+    if seen.request_error or seen.request is None:
+        return replace(known, fault=seen.request_error)
     if not seen.request.containers:
         return replace(known, request=seen.request)
     example = example.for_request(seen.request)

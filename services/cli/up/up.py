@@ -81,9 +81,9 @@ def up(settings: UpSettings) -> int:
 
         load_file(settings.budgets)
     if settings.quotas is not None:
-        from services.watcher import quotas
+        from services.watcher.quota_sources import load_file as load_quotas
 
-        quotas.load_file(settings.quotas)
+        load_quotas(settings.quotas)
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     nodes = layouts_of(

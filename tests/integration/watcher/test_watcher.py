@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from services.watcher.pods import PodReader
+from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
-from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
+from services.watcher.sources import BoundPodLister, NodeReflector, PodGroupReflectors, PodReflector
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -59,10 +59,10 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
     ):
         watcher = Watcher(
-            PodReflector(kube, PodReader(OURS, Rules())),
+            PodReflector(kube, PodParser(OURS, Rules())),
             NodeReflector(kube),
-            GroupReflectors(kube, look_s=0.5),
-            FreshListing(kube, OURS),
+            PodGroupReflectors(kube, retry_s=0.5),
+            BoundPodLister(kube, OURS),
             SystemClock(),
             quotas=QuotaReflectors(kube),
         )
@@ -88,7 +88,7 @@ async def heard(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
     return events
 
 
-async def test_a_pod_is_queued_bound_and_gone() -> None:
+async def test_a_pod_is_queued_bound_and_terminated() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodQueued, PodRejected, PodTerminated], durable="test")
         pods = "/api/v1/namespaces/default/pods"
@@ -108,7 +108,7 @@ async def test_a_pod_is_queued_bound_and_gone() -> None:
         assert gone.pod == queued.pod
 
 
-async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> None:
+async def test_everything_is_published_at_the_start_and_on_request() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodsListed], durable="test-listing")
         waiting = await bus.subscribe([PodQueued], durable="test-pods")
@@ -154,7 +154,7 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
         assert again.pod == first.pod
 
 
-async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
+async def test_a_node_is_published_with_the_usage_of_its_other_pods() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([NodeChanged], durable="test-nodes")
         status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
@@ -180,7 +180,7 @@ def group_definition() -> dict[str, Any]:
     return definition
 
 
-async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_is_there() -> None:
+async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodQueued, PodRejected], durable="test")
         pods = "/api/v1/namespaces/default/pods"

@@ -1,4 +1,4 @@
-"""How the watcher tells listings: in pieces that fit a message, and until one succeeds."""
+"""Lists of bound pods: in chunks that fit a message, and retried until one succeeds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from services.watcher.service import Watcher
-from services.watcher.sources import LEASE_BYTES, PIECE_BYTES, FreshListing
+from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, BoundPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodsListed
@@ -17,7 +17,7 @@ from shared.nats.wire import encode
 
 
 class OnePage:
-    """An API server with these pods, each with this text for a lease."""
+    """An API server with these pods, each with this lease annotation."""
 
     def __init__(self, texts: list[str]) -> None:
         self.items = tuple(
@@ -36,31 +36,31 @@ def _pod(number: int, text: str) -> dict[str, Any]:
     }
 
 
-async def pieces_of(texts: list[str]) -> list[PodsListed]:
+async def chunks_of(texts: list[str]) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
-    return [piece async for piece in FreshListing(kube, frozenset({"volcano"})).pieces()]
+    return [chunk async for chunk in BoundPodLister(kube, frozenset({"volcano"})).chunks()]
 
 
-async def test_a_listing_is_cut_into_pieces_that_fit_a_message() -> None:
+async def test_a_list_is_cut_into_chunks_that_fit_a_message() -> None:
     texts = ["x" * (LEASE_BYTES - 1)] * 30
 
-    pieces = await pieces_of(texts)
+    chunks = await chunks_of(texts)
 
-    assert [piece.chunk for piece in pieces] == list(range(pieces[0].chunks))
-    assert [pod.lease for piece in pieces for pod in piece.pods] == texts
-    assert all(len(encode([piece])) < 2 * PIECE_BYTES for piece in pieces)
-
-
-async def test_a_text_that_cannot_be_a_lease_of_ours_is_left_out() -> None:
-    (piece,) = await pieces_of(["x" * (LEASE_BYTES + 1), "lease"])
-
-    assert [pod.lease for pod in piece.pods] == ["", "lease"]
+    assert [chunk.chunk for chunk in chunks] == list(range(chunks[0].chunks))
+    assert [pod.lease for chunk in chunks for pod in chunk.pods] == texts
+    assert all(len(encode([chunk])) < 2 * CHUNK_BYTES for chunk in chunks)
 
 
-async def test_an_empty_listing_is_one_piece() -> None:
-    (piece,) = await pieces_of([])
+async def test_an_annotation_that_is_too_long_for_a_lease_is_left_out() -> None:
+    (chunk,) = await chunks_of(["x" * (LEASE_BYTES + 1), "lease"])
 
-    assert (piece.chunks, piece.pods) == (1, ())
+    assert [pod.lease for pod in chunk.pods] == ["", "lease"]
+
+
+async def test_an_empty_list_is_one_chunk() -> None:
+    (chunk,) = await chunks_of([])
+
+    assert (chunk.chunks, chunk.pods) == (1, ())
 
 
 class Clock:
@@ -75,28 +75,28 @@ class Clock:
 
 
 @dataclass
-class Flaky:
-    """A listing that fails a few times."""
+class FlakyLister:
+    """A lister that fails a few times."""
 
     failures: int
-    asked: int = field(default=0)
+    attempts: int = field(default=0)
 
-    async def pieces(self) -> AsyncIterator[PodsListed]:
-        self.asked += 1
-        if self.asked <= self.failures:
+    async def chunks(self) -> AsyncIterator[PodsListed]:
+        self.attempts += 1
+        if self.attempts <= self.failures:
             raise UnavailableError("the API server is away")
         yield PodsListed(listing_id="l", chunk=0, chunks=1, pods=())
 
 
-async def test_a_listing_that_failed_is_asked_for_until_it_succeeds() -> None:
-    listing = Flaky(failures=3)
+async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
+    lister = FlakyLister(failures=3)
     nothing = cast("Any", None)
-    watcher = Watcher(nothing, nothing, nothing, listing, Clock(), quotas=nothing)
+    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), quotas=nothing)
 
-    told = watcher.list_pods()
+    batches = watcher.resync()
     async with asyncio.timeout(30):
-        first, second = [await anext(told) for _ in range(2)]
+        first, second = [await anext(batches) for _ in range(2)]
 
     assert list(first) == []
     assert [type(event) for event in second] == [PodsListed]
-    assert listing.asked == 4
+    assert lister.attempts == 4

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.watcher.changes import PodEvent, Pods
-from services.watcher.observed_pod import PodSeen
-from services.watcher.pod_groups import GroupNews, cannot_read
+from services.watcher.observed_pod import ObservedPod
+from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
+from services.watcher.trackers import PodEvent, PodTracker
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
@@ -15,7 +15,7 @@ from shared.model.request import Gang, PodRequest
 
 VOLCANO = PodGroupKind.VOLCANO
 NS = Namespace("ns")
-WAITING = PodSeen(
+WAITING = ObservedPod(
     pod=PodUid("u1"),
     namespace=NS,
     name="p",
@@ -24,15 +24,15 @@ WAITING = PodSeen(
     request=PodRequest(priority=1),
     group=PodGroupReference(name="ns/g", kind=VOLCANO),
 )
-NONE_LISTED = GroupNews(kind=VOLCANO, listed=True)
+NONE_LISTED = PodGroupChanges(kind=VOLCANO, synced=True)
 
 
-def group(size: int | None) -> GroupNews:
-    return GroupNews(kind=VOLCANO, sizes=(("ns/g", size),))
+def group(size: int | None) -> PodGroupChanges:
+    return PodGroupChanges(kind=VOLCANO, sizes=(("ns/g", size),))
 
 
-def hear(known: Pods, news: GroupNews) -> list[PodEvent]:
-    return known.hear_groups(news, 7)
+def hear(known: PodTracker, news: PodGroupChanges) -> list[PodEvent]:
+    return known.update_groups(news, 7)
 
 
 def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
@@ -79,14 +79,14 @@ def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
         ({"gang.scheduling.koordinator.sh/name": "k"}, {}, None),
     ],
 )
-def test_a_group_is_named_in_any_vocabulary(
+def test_a_group_is_named_in_any_dialect(
     annotations: dict[str, str], labels: dict[str, str], named: PodGroupReference | None
 ) -> None:
     assert parse_pod_group(NS, annotations, labels) == named
 
 
 @pytest.mark.parametrize(("name", "number"), [("k", "0"), ("k", "two"), ("k|x", "2"), ("K", "2")])
-def test_a_gang_that_cannot_be_is_refused_with_the_reason(name: str, number: str) -> None:
+def test_an_impossible_gang_is_refused_with_the_reason(name: str, number: str) -> None:
     notes = {
         "gang.scheduling.koordinator.sh/name": name,
         "gang.scheduling.koordinator.sh/min-available": number,
@@ -96,22 +96,22 @@ def test_a_gang_that_cannot_be_is_refused_with_the_reason(name: str, number: str
         parse_pod_group(NS, notes, {})
 
 
-def test_a_pod_waits_untold_until_pod_groups_have_been_listed() -> None:
-    known = Pods()
+def test_a_pod_is_not_published_until_pod_groups_have_been_listed() -> None:
+    known = PodTracker()
 
-    first = known.see(WAITING, None)
-    listed = hear(known, replace(group(4), listed=True))
+    first = known.update(WAITING, None)
+    listed = hear(known, replace(group(4), synced=True))
 
     assert first == []
     assert gangs(listed) == [Gang(name="ns/g", min_member=4)]
-    assert known.see(replace(WAITING, resource_version="6"), WAITING) == []
+    assert known.update(replace(WAITING, resource_version="6"), WAITING) == []
 
 
-def test_a_pod_of_a_missing_group_is_told_why_it_waits_and_queued_once_the_group_is_there() -> None:
-    known = Pods()
+def test_a_pod_of_a_missing_group_is_rejected_and_queued_once_the_group_exists() -> None:
+    known = PodTracker()
     hear(known, NONE_LISTED)
 
-    (missing,) = known.see(WAITING, None)
+    (missing,) = known.update(WAITING, None)
 
     assert isinstance(missing, PodRejected)
     assert "PodGroup g (scheduling.volcano.sh), and there is none" in missing.reason
@@ -122,34 +122,34 @@ def test_a_pod_of_a_missing_group_is_told_why_it_waits_and_queued_once_the_group
 
 
 def test_where_the_kind_is_not_installed_pods_are_placed_one_by_one() -> None:
-    known = Pods()
-    known.see(WAITING, None)
+    known = PodTracker()
+    known.update(WAITING, None)
 
-    events = hear(known, GroupNews(kind=VOLCANO, absent=True))
+    events = hear(known, PodGroupChanges(kind=VOLCANO, absent=True))
 
     assert gangs(events) == [None]
     assert gangs(hear(known, NONE_LISTED)) == ["PodRejected"]
 
 
-def test_a_group_that_cannot_be_read_is_no_reason_to_place_its_pods_one_by_one() -> None:
-    known = Pods()
-    known.see(WAITING, None)
+def test_pods_of_an_unreadable_group_are_not_placed_one_by_one() -> None:
+    known = PodTracker()
+    known.update(WAITING, None)
 
-    (told,) = hear(known, cannot_read(VOLCANO, "403 Forbidden"))
+    (told,) = hear(known, unreadable_groups(VOLCANO, "403 Forbidden"))
 
     assert isinstance(told, PodRejected)
     assert told.reason.endswith("cannot be read: 403 Forbidden")
 
 
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
-    known = Pods()
-    hear(known, replace(group(4), listed=True))
+    known = PodTracker()
+    hear(known, replace(group(4), synced=True))
     other = replace(
         WAITING, pod=PodUid("u2"), group=PodGroupReference(name="ns/other", kind=VOLCANO)
     )
     for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
-        known.see(pod, None)
-    known.see(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
+        known.update(pod, None)
+    known.update(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
 
     events = hear(known, group(2))
 
@@ -159,29 +159,29 @@ def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
     assert hear(known, group(2)) == []
 
 
-def test_a_pod_that_carries_its_number_needs_no_pod_group() -> None:
+def test_a_pod_with_its_own_min_member_needs_no_pod_group() -> None:
     own = replace(WAITING, group=PodGroupReference(name="ns/k", min_member=3))
 
-    assert gangs(Pods().see(own, None)) == [Gang(name="ns/k", min_member=3)]
+    assert gangs(PodTracker().update(own, None)) == [Gang(name="ns/k", min_member=3)]
 
 
-def test_a_pod_whose_request_cannot_be_read_hears_that_first() -> None:
-    faulty = replace(WAITING, request=None, fault="cores 101")
+def test_an_invalid_request_is_reported_before_a_missing_group() -> None:
+    faulty = replace(WAITING, request=None, request_error="cores 101")
 
-    (told,) = Pods().see(faulty, None)
+    (told,) = PodTracker().update(faulty, None)
 
     assert isinstance(told, PodRejected)
     assert told.reason == "cores 101"
 
 
-def test_a_kind_that_was_absent_is_looked_for_when_a_pod_names_its_group() -> None:
-    known = Pods()
-    hear(known, GroupNews(kind=VOLCANO, absent=True))
-    assert known.groups.absent([WAITING, None]) == {VOLCANO}
-    assert known.groups.absent([replace(WAITING, group=None)]) == frozenset()
+def test_an_absent_kind_is_requested_when_a_pod_names_its_group() -> None:
+    known = PodTracker()
+    hear(known, PodGroupChanges(kind=VOLCANO, absent=True))
+    assert known.groups.absent_kinds([WAITING, None]) == {VOLCANO}
+    assert known.groups.absent_kinds([replace(WAITING, group=None)]) == frozenset()
 
-    known.groups.expect(VOLCANO)
+    known.groups.await_list(VOLCANO)
 
-    assert known.see(WAITING, None) == []
-    assert gangs(hear(known, replace(group(2), listed=True))) == [Gang(name="ns/g", min_member=2)]
-    assert known.groups.absent([WAITING]) == frozenset()
+    assert known.update(WAITING, None) == []
+    assert gangs(hear(known, replace(group(2), synced=True))) == [Gang(name="ns/g", min_member=2)]
+    assert known.groups.absent_kinds([WAITING]) == frozenset()

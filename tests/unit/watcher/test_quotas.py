@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.watcher.quotas import load_file, read_spec, together
+from services.watcher.quota_sources import load_file
+from services.watcher.quotas import merge_sources, parse_spec
 from shared.dialects.tencent.gpu_quota import parse_config_map
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -26,7 +27,7 @@ def test_a_quota_is_read_field_by_field() -> None:
         "pools": ["public"],
     }
 
-    assert read_spec(TEAM, spec) == Quota(
+    assert parse_spec(TEAM, spec) == Quota(
         namespace=TEAM,
         limits=QuotaLimits(milli_gpu=2500, cores_milli=1500, memory_mib=81920, cards=3),
         models=(("T4", QuotaLimits(cards=1)), ("A100", QuotaLimits())),
@@ -34,7 +35,7 @@ def test_a_quota_is_read_field_by_field() -> None:
         pools=("public",),
         pool_label="gaia.tencent.com/gpu-pool",
     )
-    assert read_spec(TEAM, None).limits == QuotaLimits()
+    assert parse_spec(TEAM, None).limits == QuotaLimits()
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_a_quota_is_read_field_by_field() -> None:
         ([], "GPUQuota team: spec"),
     ],
 )
-def test_what_is_no_quota_is_refused_with_its_place(spec: Any, said: str) -> None:
+def test_an_invalid_quota_is_refused_with_its_field(spec: Any, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        read_spec(TEAM, spec)
+        parse_spec(TEAM, spec)
 
     assert said in str(caught.value)
 
@@ -74,12 +75,12 @@ def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
 
 
 @pytest.mark.parametrize("data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}])
-def test_a_config_map_that_gpu_admission_would_not_take_is_refused(data: dict[str, str]) -> None:
+def test_a_config_map_that_gpu_admission_would_refuse_is_refused(data: dict[str, str]) -> None:
     with pytest.raises(RequestError, match="kube-system/gpuquota"):
         parse_config_map(data)
 
 
-def test_a_file_holds_objects_and_one_for_everybody_else(tmp_path: Path) -> None:
+def test_a_file_has_objects_and_one_for_all_other_namespaces(tmp_path: Path) -> None:
     file = tmp_path / "quotas.yaml"
     objects = [
         {
@@ -103,11 +104,11 @@ def test_a_file_holds_objects_and_one_for_everybody_else(tmp_path: Path) -> None
         load_file(tmp_path / "none.yaml")
 
 
-def test_a_limit_beyond_all_counting_is_the_most_that_can_be_counted() -> None:
+def test_a_limit_too_large_to_count_is_capped() -> None:
     most = 2**53 - 1
     spec = {"maxMilliGPU": 2**63 - 1, "maxCorePercent": 2**63 - 1, "maxMemory": "1e99"}
 
-    limits = read_spec(TEAM, spec).limits
+    limits = parse_spec(TEAM, spec).limits
     cards = parse_config_map({"gpu_quota": f'{{"team-a":{{"quota":{{"T4":{2**62}}}}}}}'})[
         Namespace("team-a")
     ].models
@@ -119,4 +120,4 @@ def test_a_limit_beyond_all_counting_is_the_most_that_can_be_counted() -> None:
 def test_the_first_source_that_has_a_quota_counts() -> None:
     one, other = Quota(namespace=TEAM, limits=QuotaLimits(cards=1)), Quota(namespace=TEAM)
 
-    assert together([{TEAM: one}, {TEAM: other}]) == (one,)
+    assert merge_sources([{TEAM: one}, {TEAM: other}]) == (one,)

@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from services.watcher import nodes, pods
-from services.watcher.changes import Pods
-from services.watcher.observed_pod import PodSeen
+from services.watcher.node_parser import parse_node
+from services.watcher.observed_pod import ObservedPod
+from services.watcher.pod_parser import PodParser
 from services.watcher.settings import WatcherSettings, load_rules
+from services.watcher.trackers import PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
@@ -14,7 +15,7 @@ from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.request import NodeTerm
 
-READER = pods.PodReader(frozenset({"volcano"}), Rules())
+PARSER = PodParser(frozenset({"volcano"}), Rules())
 
 
 INT64 = "9223372036854775807"
@@ -23,13 +24,13 @@ NAMING = "/var/run/nvidia-container-devices/all"
 VGPU = {"name": "c", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
 
 
-def read(text: dict[str, object], **meta: object) -> PodSeen:
+def read(text: dict[str, object], **meta: object) -> ObservedPod:
     whole = {
         "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "resourceVersion": "1", **meta},
         **text,
     }
     pod = msgspec.json.decode(msgspec.json.encode(whole), type=ApiPod)
-    return READER.read(pod)
+    return PARSER.parse(pod)
 
 
 @pytest.mark.parametrize(
@@ -39,19 +40,17 @@ def read(text: dict[str, object], **meta: object) -> PodSeen:
         *((text, "") for text in ("", "x" * 100_000, f"00-{'0' * 32}-{'b' * 16}-01", "00-\n-1-01")),
     ],
 )
-def test_the_span_of_a_pods_admission_is_told_and_what_is_none_is_not(
-    said: str, read_as: str
-) -> None:
+def test_the_span_of_a_pods_admission_is_published_if_it_is_valid(said: str, read_as: str) -> None:
     spec = {"schedulerName": "volcano", "containers": [VGPU]}
     seen = read({"spec": spec}, annotations={ADMISSION: said})
 
-    (told,) = Pods().see(seen, None)
+    (told,) = PodTracker().update(seen, None)
 
     assert isinstance(told, PodQueued)
     assert told.admitted == read_as
 
 
-def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
+def test_the_largest_init_container_counts_and_sidecars_add_up() -> None:
     def container(cpu: str, **more: str) -> dict[str, object]:
         return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
 
@@ -68,7 +67,7 @@ def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
     assert seen.resources == {"cpu": 2150, "pods": 1}
 
 
-def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
+def test_a_gpu_pod_is_parsed_with_its_node_requirements() -> None:
     limits = {"volcano.sh/vgpu-number": 1, "memory": "1Gi", "rdma/hca": "1"}
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
@@ -94,7 +93,7 @@ def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
     assert seen.request.node_requirements.host_ports == ("TCP/80",)
 
 
-def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_difference() -> None:
+def test_pods_of_one_template_share_a_request_and_other_annotations_make_a_difference() -> None:
     limits = {"volcano.sh/vgpu-number": 1}
     spec = {
         "schedulerName": "volcano",
@@ -119,7 +118,7 @@ def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
     shown = {"allocatable": {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}}
 
     request = read({"spec": spec}).request
-    facts = nodes.read(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, ApiNode))
+    facts = parse_node(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, ApiNode))
 
     assert request is not None
     assert request.resources == {"tencent.com/vcuda-memory": 70, "pods": 1}
@@ -143,7 +142,7 @@ def test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others() -> None:
     assert init_of(ends, {**stays, "resources": limits}) == [False, False, False]
 
 
-def test_constraints_that_placing_does_not_weigh_are_named() -> None:
+def test_unsupported_constraints_are_named() -> None:
     spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
 
@@ -151,7 +150,7 @@ def test_constraints_that_placing_does_not_weigh_are_named() -> None:
     assert seen.request.node_requirements.unsupported == ("topologySpreadConstraints on zone",)
 
 
-def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
+def test_an_invalid_quantity_is_an_error_of_the_request() -> None:
     limits = {"volcano.sh/vgpu-number": "many"}
     seen = read(
         {
@@ -162,7 +161,7 @@ def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
         }
     )
 
-    assert "'many' is not a Kubernetes quantity" in seen.fault
+    assert "'many' is not a Kubernetes quantity" in seen.request_error
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,9 @@ def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
         {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "9007199254740991"},
     ],
 )
-def test_a_request_beyond_all_counting_is_a_fault_and_can_be_told(limits: dict[str, str]) -> None:
+def test_a_request_too_large_to_count_is_an_encodable_error(
+    limits: dict[str, str],
+) -> None:
     seen = read(
         {
             "spec": {
@@ -185,22 +186,22 @@ def test_a_request_beyond_all_counting_is_a_fault_and_can_be_told(limits: dict[s
         }
     )
 
-    assert "is more than any node has" in seen.fault
+    assert "is more than any node has" in seen.request_error
     assert seen.request is None
 
 
-def test_containers_that_together_ask_beyond_all_counting_are_a_fault() -> None:
+def test_containers_that_together_request_too_much_to_count_are_an_error() -> None:
     half = {"name": "c", "resources": {"requests": {"memory": "9007199254740991"}}}
     seen = read({"spec": {"schedulerName": "volcano", "containers": [half, half]}})
 
-    assert "memory: 18014398509481982 is more than any node has" in seen.fault
+    assert "memory: 18014398509481982 is more than any node has" in seen.request_error
 
 
-def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> None:
+def test_a_node_capacity_too_large_to_count_is_capped() -> None:
     text = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": INT64, "pods": "110"}}}
     node = msgspec.json.decode(msgspec.json.encode(text), type=ApiNode)
 
-    assert nodes.read(node).allocatable == {"cpu": 2**53 - 1, "pods": 110}
+    assert parse_node(node).allocatable == {"cpu": 2**53 - 1, "pods": 110}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +216,7 @@ def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> No
     ],
     ids=["gpu policy", "node policy", "dialect"],
 )
-def test_settings_that_mean_nothing_are_refused_at_the_start(
-    settings: WatcherSettings, text: str
-) -> None:
+def test_invalid_settings_are_refused_at_the_start(settings: WatcherSettings, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         load_rules(settings)
 
@@ -252,13 +251,13 @@ def test_gpusharing_35_what_the_webhook_would_have_denied_is_rejected_without_it
 ) -> None:
     seen = read({"spec": {"schedulerName": "volcano", "containers": [VGPU], **spec}})
 
-    [event] = Pods().see(seen, None)
+    [event] = PodTracker().update(seen, None)
 
     assert isinstance(event, PodRejected)
     assert said in event.reason
 
 
-def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_let_through() -> None:
+def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_admitted() -> None:
     config = {"name": "v", "configMap": {"name": "c"}}
     data = {"name": "d", "hostPath": {"path": "/data"}}
     devices = {"name": "v", "hostPath": {"path": "/dev/nvidia0"}}
@@ -267,4 +266,4 @@ def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_let_through() -> None
     no_gpu = {"schedulerName": "volcano", "containers": [{"name": "c"}], "volumes": [devices]}
     plain = read({"spec": no_gpu})
 
-    assert (asking.fault, plain.fault) == ("", "")
+    assert (asking.request_error, plain.request_error) == ("", "")

@@ -1,4 +1,4 @@
-"""Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
+"""Parses nodes of the API server, and the devices that another plugin registered; pure."""
 
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_requests import cordoned_devices
@@ -10,8 +10,8 @@ from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_available
 
 
-def read(node: ApiNode) -> NodeFacts:
-    """Read one node. Raises RequestError for a quantity that is none."""
+def parse_node(node: ApiNode) -> NodeFacts:
+    """Parse one node. Raises RequestError for an invalid quantity."""
     allocatable = parse_available(node.status.allocatable)
     return NodeFacts(
         name=NodeName(node.metadata.name),
@@ -30,18 +30,18 @@ def read(node: ApiNode) -> NodeFacts:
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
-    """Return what Volcano's own device plugin registered; None where an agent of ours reports.
+    """Return what Volcano's own device plugin registered; None where our node agent reports.
 
-    Such a node fails closed: no annotation, no slot in allocatable, or a plugin that a scheduler of
-    the older generation has found silent, is no device.
+    Such a node fails closed. It has no devices without the plugin's annotation, without slots in
+    allocatable, and when an older scheduler has marked the plugin as not responding.
     """
-    notes = node.metadata.annotations
-    if AGENT_ANNOTATION in notes:
+    annotations = node.metadata.annotations
+    if AGENT_ANNOTATION in annotations:
         return None
     allocatable = parse_available(node.status.allocatable)
     return DeviceReported(
         node=NodeName(node.metadata.name),
-        devices=device_register.registered_devices(notes, allocatable, now_s=now_s),
+        devices=device_register.registered_devices(annotations, allocatable, now_s=now_s),
         served=device_register.SERVED,
         reported_at=now_s,
         other_plugin=True,

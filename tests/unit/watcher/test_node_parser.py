@@ -5,8 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from services.watcher import nodes
-from services.watcher.changes import ForeignDevices, Nodes, Pods
+from services.watcher.node_parser import foreign_devices, parse_node
+from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodTracker
 from shared.kubernetes.types import ApiNode
 from shared.model.device import Device
 from shared.model.events.node_events import DeviceReported
@@ -14,53 +14,53 @@ from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
 
 
-def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> None:
-    name, known = NodeName("a"), ForeignDevices()
+def test_devices_of_another_plugin_are_published_when_they_change() -> None:
+    name, known = NodeName("a"), ForeignDeviceTracker()
     gpu = Device(
         uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
     )
     none = DeviceReported(node=name, devices=(), served=())
     some = replace(none, devices=(gpu,))
 
-    told = [known.see(name, seen) for seen in (none, some, some, none, none, some)]
+    told = [known.update(name, seen) for seen in (none, some, some, none, none, some)]
 
     assert told == [[], [some], [], [none], [], [some]]
-    assert known.all(now_s=5.0) == [replace(some, reported_at=5.0)]
-    assert known.see(name, None) == []
-    assert known.see(name, some) == [some]
+    assert known.resync(now_s=5.0) == [replace(some, reported_at=5.0)]
+    assert known.update(name, None) == []
+    assert known.update(name, some) == [some]
 
 
-def test_a_node_that_our_agent_has_left_is_told_of_even_without_devices() -> None:
-    name, known = NodeName("a"), ForeignDevices()
+def test_a_node_that_our_agent_has_left_is_published_even_without_devices() -> None:
+    name, known = NodeName("a"), ForeignDeviceTracker()
     none = DeviceReported(node=name, devices=(), served=(), other_plugin=True)
 
-    told = [known.see(name, seen) for seen in (None, none, none)]
+    told = [known.update(name, seen) for seen in (None, none, none)]
 
     assert told == [[], [none], []]
-    assert known.all(now_s=5.0) == [replace(none, reported_at=5.0)]
+    assert known.resync(now_s=5.0) == [replace(none, reported_at=5.0)]
 
 
-def test_a_node_is_told_only_when_it_differs() -> None:
-    told = Nodes(Pods())
+def test_a_node_is_published_only_when_it_differs() -> None:
+    told = NodeTracker(PodTracker())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
 
-    assert [change.observed_at for change in told.see(facts, now_s=1.0)] == [1.0]
-    assert told.see(facts, now_s=2.0) == [], "when it was seen is no difference"
-    gone = told.miss(facts.name, now_s=3.0)
+    assert [change.observed_at for change in told.update(facts, now_s=1.0)] == [1.0]
+    assert told.update(facts, now_s=2.0) == [], "when it was seen is no difference"
+    gone = told.remove(facts.name, now_s=3.0)
     assert [(change.deleted, change.observed_at) for change in gone] == [(True, 3.0)]
-    assert told.miss(facts.name, now_s=4.0) == []
+    assert told.remove(facts.name, now_s=4.0) == []
 
 
-def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
+def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:
     node = msgspec.convert(
         {"metadata": {"name": "n", "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3"}}},
         ApiNode,
     )
 
-    assert nodes.read(node).excluded_devices == (0, 1, 3)
+    assert parse_node(node).excluded_devices == (0, 1, 3)
 
 
-def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_lists() -> None:
+def test_hami_cordoned_cards_are_cordoned_beside_those_that_volcanos_annotation_lists() -> None:
     notes = {
         "volcano.sh/gpu-unhealthy-ids": "3",
         "hami.io/device-cordon": "GPU-b",
@@ -68,14 +68,14 @@ def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_li
     }
     node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, ApiNode)
 
-    assert nodes.read(node).excluded_devices == (1, 3)
+    assert parse_node(node).excluded_devices == (1, 3)
 
 
 def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
     shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
     node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, ApiNode)
 
-    assert nodes.read(node).unserved_resources == ("volcano.sh/vgpu-number",)
+    assert parse_node(node).unserved_resources == ("volcano.sh/vgpu-number",)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
         ApiNode,
     )
 
-    report = nodes.foreign_devices(node, now_s=1.0)
+    report = foreign_devices(node, now_s=1.0)
 
     assert (None if report is None else len(report.devices)) == devices
     assert report is None or report.other_plugin

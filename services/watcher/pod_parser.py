@@ -1,7 +1,7 @@
-"""Reads the API server's pods as the watcher's own values.
+"""Parses pods of the API server; pure.
 
-Resource arithmetic is that of Kubernetes' documentation on init and sidecar containers: what runs
-side by side adds up, what runs one after the other counts by its largest.
+Resources of init and sidecar containers add up as Kubernetes documents it: containers that run side
+by side add up, and of containers that run one after the other the largest counts.
 https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.watcher.observed_pod import PodSeen
+from services.watcher.observed_pod import ObservedPod
 from shared.dialects import (
     LEDGER_RESOURCES,
     REQUEST_ANNOTATIONS,
@@ -30,29 +30,29 @@ from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
 TEMPLATES = 4096
-"""Templates whose request is remembered."""
+"""Pod templates whose parsed request is cached."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SIDECAR = "Always"
-"""`restartPolicy` of an init container that stays beside those that follow."""
+"""`restartPolicy` of an init container that keeps running beside those that follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What all pods made from one template ask for."""
+class _TemplateRequest:
+    """What all pods of one template request."""
 
     resources: Mapping[str, int]
     host_ports: tuple[str, ...]
     request: PodRequest | None = None
-    fault: str = ""
+    error: str = ""
     group: pod_groups.PodGroupReference | None = None
 
 
 GATED = "SchedulingGated"
-"""Reason of PodScheduled that the API server writes; it stays when the gates are gone."""
+"""Reason of PodScheduled that the API server writes; it remains when the gates are removed."""
 
 
-class PodReader:
-    """Reads pods. What a template asks for is read once, however many pods are made from it."""
+class PodParser:
+    """Parses pods. The request of a template is parsed once for all of its pods."""
 
     def __init__(
         self, schedulers: frozenset[str], rules: Rules, *, allow_privileged: bool = False
@@ -65,14 +65,14 @@ class PodReader:
             *(dict(rule) for rule in rules.exclusive_labels)
         )
         self._encode = msgspec.msgpack.Encoder().encode
-        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
+        self._templates: OrderedDict[bytes, _TemplateRequest] = OrderedDict()
 
-    def read(self, pod: ApiPod) -> PodSeen:
-        """Read one pod. A request that cannot be read becomes the pod's `fault`, not an error."""
+    def parse(self, pod: ApiPod) -> ObservedPod:
+        """Parse one pod. Of an invalid request the error is in `request_error`."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         ours = spec.scheduler_name in self.schedulers
-        asked = self._remembered(pod, ours=ours)
-        return PodSeen(
+        template = self._template_request(pod, ours=ours)
+        return ObservedPod(
             pod=PodUid(meta.uid),
             namespace=Namespace(meta.namespace),
             name=meta.name,
@@ -82,23 +82,23 @@ class PodReader:
             phase=status.phase or "Pending",
             deleting=meta.deletion_timestamp is not None,
             gated=bool(spec.scheduling_gates),
-            held=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
+            budget_gated=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
             priority=spec.priority or 0,
             explained=any(
                 c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
                 for c in status.conditions
             ),
-            leased=ANNOTATION in meta.annotations,
+            has_lease=ANNOTATION in meta.annotations,
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
-            resources=asked.resources,
-            host_ports=asked.host_ports,
-            request=asked.request,
-            fault=asked.fault,
-            group=asked.group,
-            admitted=_admitted(meta.annotations),
+            resources=template.resources,
+            host_ports=template.host_ports,
+            request=template.request,
+            request_error=template.error,
+            group=template.group,
+            admission_span=_admission_span(meta.annotations),
         )
 
-    def _remembered(self, pod: ApiPod, *, ours: bool) -> _Asked:
+    def _template_request(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         spec, notes, labels = pod.spec, pod.metadata.annotations, pod.metadata.labels
         key = self._encode(
             (
@@ -118,14 +118,14 @@ class PodReader:
                 [volume for volume in spec.volumes if volume.host_path] if ours else (),
             )
         )
-        asked = self._asked.get(key)
-        if asked is None:
-            asked = self._asked[key] = self._ask(pod, ours=ours)
-            if len(self._asked) > TEMPLATES:
-                self._asked.popitem(last=False)
-        return asked
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = self._parse_template(pod, ours=ours)
+            if len(self._templates) > TEMPLATES:
+                self._templates.popitem(last=False)
+        return template
 
-    def _ask(self, pod: ApiPod, *, ours: bool) -> _Asked:
+    def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         ports = tuple(
             f"{port.protocol}/{port.host_port}"
             for container in pod.spec.containers
@@ -137,45 +137,45 @@ class PodReader:
             resources = pod_resources(pod)
             request = _request(pod, resources, ports, self.rules) if ours else None
             if request and request.containers:
-                check_openings(pod, allow_privileged=self.allow_privileged)
+                check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
-            return _Asked(resources, ports, fault=str(error))
-        return _Asked(resources, ports, request, group=group)
+            return _TemplateRequest(resources, ports, error=str(error))
+        return _TemplateRequest(resources, ports, request, group=group)
 
 
-def check_openings(pod: ApiPod, *, allow_privileged: bool) -> None:
-    """Raise RequestError for a pod that would see devices which its lease does not say.
+def check_device_access(pod: ApiPod, *, allow_privileged: bool) -> None:
+    """Raise RequestError for a pod that would see devices outside its lease.
 
-    The webhook denies such a pod; this is for those that were created while it was away. Reserved
-    variables are its node agent's business, which sees them as the kubelet does.
+    The webhook denies such pods; this check is for those created while it was not running. The node
+    agent checks reserved variables, since it sees them as the kubelet does.
     """
     for volume in pod.spec.volumes:
         if volume.host_path and exposes_devices(volume.host_path.path):
             raise RequestError(
-                f"volume {volume.name} mounts {volume.host_path.path} of the node, which opens "
-                "devices or the isolation library: create the pod without it, devices come with "
-                "the lease"
+                f"volume {volume.name} mounts {volume.host_path.path} of the node, which "
+                "exposes devices or the isolation library: create the pod without it, the lease "
+                "provides the devices"
             )
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         for mount in container.volume_mounts:
             if is_device_name_mount(mount.mount_path):
                 raise RequestError(
-                    f"container {container.name}: a mount at {mount.mount_path} would name devices "
-                    "to the container runtime: create the pod without it"
+                    f"container {container.name}: a mount at {mount.mount_path} would select "
+                    "devices in the container runtime: create the pod without it"
                 )
         context = container.security_context
         if context and context.privileged and not allow_privileged:
             raise RequestError(
                 f"container {container.name} is privileged and would see every device: create the "
-                "pod with the capabilities that it needs"
+                "pod with only the capabilities that it needs"
             )
 
 
-def _admitted(annotations: Mapping[str, str]) -> str:
-    """Return the span that the webhook has named; whoever else wrote something there is ignored."""
-    said = annotations.get(ADMISSION, "")
-    return said if is_traceparent(said) else ""
+def _admission_span(annotations: Mapping[str, str]) -> str:
+    """Return the span that the webhook wrote; any other value is ignored."""
+    span = annotations.get(ADMISSION, "")
+    return span if is_traceparent(span) else ""
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
@@ -186,7 +186,7 @@ def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
 def _request(
     pod: ApiPod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
 ) -> PodRequest:
-    asked = [
+    containers = [
         ContainerManifest(
             name=container.name,
             limits=parse_resources(container.resources.limits),
@@ -194,47 +194,49 @@ def _request(
             init=init,
             sidecar=init and container.restart_policy == SIDECAR,
         )
-        for containers, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
-        for container in containers
+        for group, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
+        for container in group
     ]
     request = parse_pod_request(
         PodManifest(
             namespace=Namespace(pod.metadata.namespace),
-            containers=tuple(asked),
+            containers=tuple(containers),
             annotations=pod.metadata.annotations,
             labels=pod.metadata.labels,
             scheduler=pod.spec.scheduler_name,
         ),
         rules,
     )
-    demands = demands_of(pod, host_ports)
-    selector = sorted({*demands.selector, *request.node_requirements.selector})
+    required = node_requirements(pod, host_ports)
+    selector = sorted({*required.selector, *request.node_requirements.selector})
     return replace(
         request,
         resources=resources,
-        node_requirements=replace(demands, selector=tuple(selector)),
+        node_requirements=replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:
-    """Return what the pod takes of a node, dialects' resources left out.
+    """Return what the pod uses of a node, without the dialects' resources.
 
-    Raises RequestError for a quantity that is none, and for more than can be counted.
+    Raises RequestError for an invalid quantity, and for one that is too large to count.
     """
-    beside: Counter[str] = Counter()
+    running: Counter[str] = Counter()
     largest: dict[str, int] = {}
     for container in pod.spec.init_containers:
-        wanted = _requests(container)
+        requested = _requests(container)
         if container.restart_policy == SIDECAR:
-            beside.update(wanted)
-            wanted = dict(beside)
+            running.update(requested)
+            requested = dict(running)
         else:
-            wanted = {key: wanted.get(key, 0) + beside[key] for key in wanted.keys() | beside}
-        _raise_to(largest, wanted)
+            requested = {
+                key: requested.get(key, 0) + running[key] for key in requested.keys() | running
+            }
+        _raise_to(largest, requested)
     for container in pod.spec.containers:
-        beside.update(_requests(container))
-    _raise_to(largest, beside)
+        running.update(_requests(container))
+    _raise_to(largest, running)
     total = Counter(largest)
     total.update(parse_resources(pod.spec.overhead))
     for key, amount in total.items():
@@ -243,17 +245,17 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 
 def _requests(container: Container) -> dict[str, int]:
-    said = {**container.resources.limits, **container.resources.requests}
-    return {key: n for key, n in parse_resources(said).items() if key not in LEDGER_RESOURCES}
+    amounts = {**container.resources.limits, **container.resources.requests}
+    return {key: n for key, n in parse_resources(amounts).items() if key not in LEDGER_RESOURCES}
 
 
-def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:
-    for key, amount in wanted.items():
+def _raise_to(largest: dict[str, int], requested: Mapping[str, int]) -> None:
+    for key, amount in requested.items():
         largest[key] = max(largest.get(key, 0), amount)
 
 
-def demands_of(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
-    """Return what the pod demands of its node besides resources."""
+def node_requirements(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
+    """Return what the pod requires of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity
@@ -274,17 +276,17 @@ def demands_of(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
 def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
     return tuple(
         NodeTerm(key=one.key, operator=one.operator, values=one.values, field=field)
-        for group, field in ((term.match_expressions, False), (term.match_fields, True))
-        for one in group
+        for requirements, field in ((term.match_expressions, False), (term.match_fields, True))
+        for one in requirements
     )
 
 
 def _unsupported(pod: ApiPod, affinity: Affinity) -> Iterable[str]:
-    for name, wish in (
+    for name, terms in (
         ("podAffinity", affinity.pod_affinity),
         ("podAntiAffinity", affinity.pod_anti_affinity),
     ):
-        if wish and wish.get(REQUIRED):
+        if terms and terms.get(REQUIRED):
             yield f"required {name}"
     for constraint in pod.spec.topology_spread_constraints:
         if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":

@@ -1,0 +1,276 @@
+"""Which events follow from the observed states of pods, nodes and foreign devices; pure."""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from services.watcher.observed_pod import ObservedPod
+from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import (
+    NodeChanged,
+    PodGated,
+    PodQueued,
+    PodRejected,
+    PodTerminated,
+)
+from shared.model.names import NodeName, PodUid
+from shared.model.node import NodeFacts
+
+PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
+RESYNC_SHARDS = 24
+"""Pods with a known reason to wait are published again in this many rounds."""
+
+
+class PodTracker:
+    """Pods that wait, and what pods without a lease use of their nodes."""
+
+    def __init__(self) -> None:
+        self.pending: dict[PodUid, ObservedPod] = {}
+        self.budget_gated: dict[PodUid, ObservedPod] = {}
+        """Pods that wait at the budget's scheduling gate."""
+        self.groups = PodGroupIndex()
+        self._grouped: dict[PodUid, ObservedPod] = {}
+        """Pending pods that name a group, as observed: without their gang."""
+        self.usage: dict[NodeName, Counter[str]] = {}
+        self.host_ports: dict[NodeName, Counter[str]] = {}
+        self.changed_nodes: set[NodeName] = set()
+        """Nodes whose usage changed since `NodeTracker.update_usage`."""
+
+    def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
+        """Update a pod; return the events that follow."""
+        self._count(before, -1)
+        self._count(now, +1)
+        known = self.budget_gated.pop(now.pod, None) is not None
+        if now.is_pending:
+            return self._update_pending(now)
+        self._remove_pending(now.pod)
+        if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
+            self.budget_gated[now.pod] = now
+            return [] if known else [_gated_event(now)]
+        if now.ours and now.is_terminated and not (before is not None and before.is_terminated):
+            return [_terminated_event(now)]
+        return []
+
+    def remove(self, last: ObservedPod) -> list[PodEvent]:
+        """Remove a deleted pod; return the events that follow."""
+        self._count(last, -1)
+        self._remove_pending(last.pod)
+        return [_terminated_event(last)] if last.ours and not last.is_terminated else []
+
+    def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
+        """Apply changes of PodGroups; return the events for pending pods that name them.
+
+        The events carry `generation`, since the pods themselves have not changed.
+        """
+        names = self.groups.apply(changes)
+        return [
+            event
+            for pod in list(self._grouped.values())
+            if pod.group and pod.group.kind is changes.kind
+            if names is None or pod.group.name in names
+            for event in self._update_pending(pod, offer=-generation)
+        ]
+
+    def resync(self, generation: int, *, unexplained_before: float | None = None) -> list[PodEvent]:
+        """Publish pending pods again, as `generation`.
+
+        With `unexplained_before`, only those created before that time that have no reason to wait
+        in their status: their event may have been lost.
+        """
+        gated = self.budget_gated.values() if unexplained_before is None else ()
+        return [
+            *(_gated_event(pod, offer=-generation) for pod in gated),
+            *(
+                pending_event(pod, offer=-generation)
+                for pod in self.pending.values()
+                if unexplained_before is None
+                or (not pod.explained and pod.created_at < unexplained_before)
+            ),
+        ]
+
+    def requeue(self, pods: Iterable[PodUid], generation: int) -> list[PodQueued | PodRejected]:
+        """Publish those of `pods` that are still pending, as `generation`."""
+        pending = [self.pending[pod] for pod in pods if pod in self.pending]
+        return [pending_event(pod, offer=-generation) for pod in pending]
+
+    def resync_shard(self, generation: int, shard: int) -> list[PodEvent]:
+        """Publish one shard of the pods with a known reason to wait, as `generation`."""
+        gated = (pod for pod in self.budget_gated.values() if _is_in_shard(pod, shard))
+        pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
+        return [
+            *(_gated_event(pod, offer=-generation) for pod in gated),
+            *(pending_event(pod, offer=-generation) for pod in pending if pod.explained),
+        ]
+
+    def with_usage(self, node: NodeFacts) -> NodeFacts:
+        """Add what its pods without a lease use to a node's facts."""
+        return replace(
+            node,
+            used_by_others={key: n for key, n in self.usage.get(node.name, {}).items() if n},
+            host_ports=tuple(
+                sorted(key for key, n in self.host_ports.get(node.name, {}).items() if n)
+            ),
+        )
+
+    def _update_pending(self, observed: ObservedPod, *, offer: int = 0) -> list[PodEvent]:
+        if observed.group is not None:
+            self._grouped[observed.pod] = observed
+        now = self.groups.with_gang(observed)
+        if now is None:
+            return []
+        known = self.pending.get(now.pod)
+        self.pending[now.pod] = now
+        unchanged = known is not None and (known.request, known.request_error) == (
+            now.request,
+            now.request_error,
+        )
+        return [] if unchanged else [pending_event(now, offer=offer)]
+
+    def _remove_pending(self, pod: PodUid) -> None:
+        self.pending.pop(pod, None)
+        self.budget_gated.pop(pod, None)
+        self._grouped.pop(pod, None)
+
+    def _count(self, pod: ObservedPod | None, sign: int) -> None:
+        if pod is None or pod.node is None or pod.is_terminated:
+            return
+        if pod.host_ports:
+            _add(
+                self.host_ports.setdefault(pod.node, Counter()), dict.fromkeys(pod.host_ports, sign)
+            )
+            self.changed_nodes.add(pod.node)
+        if pod.uses_unleased_resources:
+            used = {key: sign * amount for key, amount in pod.resources.items()}
+            _add(self.usage.setdefault(pod.node, Counter()), used)
+            self.changed_nodes.add(pod.node)
+
+
+class NodeTracker:
+    """Nodes, with the usage of their pods without a lease."""
+
+    def __init__(self, pods: PodTracker) -> None:
+        self.pods = pods
+        self.observed: dict[NodeName, NodeFacts] = {}
+        self.published: dict[NodeName, NodeFacts] = {}
+
+    def update(self, node: NodeFacts, *, now_s: float) -> list[NodeChanged]:
+        """Update a node; return an event if it differs from the published state."""
+        self.observed[node.name] = node
+        return self._publish_changed([node.name], now_s)
+
+    def remove(self, name: NodeName, *, now_s: float) -> list[NodeChanged]:
+        """Remove a deleted node."""
+        self.observed.pop(name, None)
+        last = self.published.pop(name, None)
+        if last is None:
+            return []
+        return [NodeChanged(node=last, deleted=True, observed_at=now_s)]
+
+    def update_usage(self, *, now_s: float) -> list[NodeChanged]:
+        """Return events for the nodes whose pods' usage has changed."""
+        changed = [name for name in self.pods.changed_nodes if name in self.observed]
+        self.pods.changed_nodes.clear()
+        return self._publish_changed(changed, now_s)
+
+    def resync(self, *, now_s: float) -> list[NodeChanged]:
+        """Return an event for every node."""
+        self.published.clear()
+        return self._publish_changed(list(self.observed), now_s)
+
+    def _publish_changed(self, names: Iterable[NodeName], now_s: float) -> list[NodeChanged]:
+        changes = []
+        for name in names:
+            facts = self.pods.with_usage(self.observed[name])
+            if self.published.get(name) != facts:
+                self.published[name] = facts
+                changes.append(NodeChanged(node=facts, observed_at=now_s))
+        return changes
+
+
+class ForeignDeviceTracker:
+    """Devices that another device plugin registered."""
+
+    def __init__(self) -> None:
+        self.published: dict[NodeName, DeviceReported] = {}
+        self._unreported: set[NodeName] = set()
+        """Nodes without a report when they were last observed."""
+
+    def update(self, name: NodeName, report: DeviceReported | None) -> list[DeviceReported]:
+        """Update a node's report; None: the node is gone, or our agent reports its devices.
+
+        A node that never had devices is not published. One that lost its devices is published with
+        none, and so is one that our agent reported before.
+        """
+        if report is None:
+            self.published.pop(name, None)
+            self._unreported.add(name)
+            return []
+        known = self.published.get(name)
+        if name not in self._unreported and report.devices == (known.devices if known else ()):
+            return []
+        self._unreported.discard(name)
+        self.published[name] = report
+        return [report]
+
+    def resync(self, *, now_s: float) -> list[DeviceReported]:
+        """Return every report again."""
+        return [replace(report, reported_at=now_s) for report in self.published.values()]
+
+
+def pending_event(pod: ObservedPod, *, offer: int = 0) -> PodQueued | PodRejected:
+    """Return the event of a pending pod: queued, or rejected if its request is invalid."""
+    if pod.request is None:
+        return PodRejected(
+            pod=pod.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            resource_version=f"{pod.resource_version}{offer or ''}",
+            reason=pod.request_error,
+            admitted=pod.admission_span,
+        )
+    return PodQueued(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        request=pod.request,
+        created_at=pod.created_at,
+        offer=offer,
+        unexplained=bool(offer) and not pod.explained,
+        admitted=pod.admission_span,
+    )
+
+
+def _is_in_shard(pod: ObservedPod, shard: int) -> bool:
+    return zlib.crc32(pod.pod.encode()) % RESYNC_SHARDS == shard % RESYNC_SHARDS
+
+
+def _gated_event(pod: ObservedPod, *, offer: int = 0) -> PodGated:
+    return PodGated(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        priority=pod.priority,
+        created_at=pod.created_at,
+        offer=offer,
+    )
+
+
+def _terminated_event(pod: ObservedPod) -> PodTerminated:
+    return PodTerminated(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=pod.node,
+        phase=pod.phase if pod.is_terminated else "",
+    )
+
+
+def _add(total: Counter[str], amounts: Mapping[str, int]) -> None:
+    for key, amount in amounts.items():
+        total[key] += amount
+        if not total[key]:
+            del total[key]

@@ -1,0 +1,48 @@
+"""Builds the watcher from real clients and serves it."""
+
+from services.watcher.pod_parser import PodParser
+from services.watcher.quota_sources import QuotaReflectors, load_file
+from services.watcher.service import Watcher
+from services.watcher.settings import WatcherSettings, load_rules
+from services.watcher.sources import (
+    BoundPodLister,
+    NodeReflector,
+    PodGroupReflectors,
+    PodReflector,
+)
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.run import serve
+
+
+async def serve_watcher(settings: WatcherSettings) -> None:
+    """Serve the watcher until SIGTERM or SIGINT."""
+    rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
+    file_quotas = load_file(settings.quotas) if settings.quotas else {}
+    parser = PodParser(schedulers, rules, allow_privileged=settings.allow_privileged)
+    async with (
+        KubernetesClient(load_credentials(settings.kubeconfig)) as client,
+        Bus.connect_later(
+            settings.nats_url,
+            name="watcher",
+            keys=settings.nats_client_credentials("watcher"),
+            keeps_stream=True,
+            copies=settings.nats_copies,
+        ) as bus,
+    ):
+        pods, nodes = PodReflector(client, parser), NodeReflector(client)
+        watcher = Watcher(
+            pods,
+            nodes,
+            PodGroupReflectors(client),
+            BoundPodLister(client, schedulers),
+            SystemClock(),
+            quotas=QuotaReflectors(client, file_quotas),
+        )
+        probes = {
+            "pods": lambda: None if pods.synced else "not listed yet",
+            "nodes": lambda: None if nodes.synced else "not listed yet",
+        }
+        await serve("watcher", watcher, bus=bus, settings=settings, probes=probes)

@@ -1,0 +1,175 @@
+"""Which events follow from the observed states of pods and nodes."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.watcher.observed_pod import ObservedPod
+from services.watcher.trackers import RESYNC_SHARDS, NodeTracker, PodTracker
+from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.request import PodRequest
+
+WAITING = ObservedPod(
+    pod=PodUid("u1"),
+    namespace=Namespace("ns"),
+    name="p",
+    resource_version="5",
+    ours=True,
+    created_at=100.0,
+    resources={"cpu": 500, "pods": 1},
+    request=PodRequest(priority=1),
+)
+
+
+BOUND = replace(WAITING, node=NodeName("a"), has_lease=True, resource_version="6")
+
+
+FOREIGN = replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
+
+
+def test_a_pending_pod_is_published_once_however_often_its_status_changes() -> None:
+    pods = PodTracker()
+
+    first = pods.update(WAITING, None)
+    again = pods.update(replace(WAITING, resource_version="7", explained=True), WAITING)
+
+    assert [type(event) for event in first] == [PodQueued]
+    assert again == []
+
+
+def test_a_pod_whose_request_changes_is_published_again() -> None:
+    pods = PodTracker()
+    pods.update(WAITING, None)
+
+    events = pods.update(replace(WAITING, request=PodRequest(priority=2)), WAITING)
+
+    assert [type(event) for event in events] == [PodQueued]
+
+
+def test_a_pod_with_an_invalid_request_is_rejected_with_the_reason() -> None:
+    events = PodTracker().update(replace(WAITING, request=None, request_error="cores 101"), None)
+
+    assert [(type(e), getattr(e, "reason", "")) for e in events] == [(PodRejected, "cores 101")]
+
+
+def test_a_bound_pod_terminates_once() -> None:
+    pods = PodTracker()
+    pods.update(BOUND, None)
+    ended = replace(BOUND, phase="Succeeded")
+
+    events = [*pods.update(ended, BOUND), *pods.update(ended, ended), *pods.remove(ended)]
+
+    assert [(type(e), getattr(e, "phase", "")) for e in events] == [(PodTerminated, "Succeeded")]
+
+
+def test_a_deleted_pod_terminates_without_a_phase() -> None:
+    pods = PodTracker()
+    pods.update(BOUND, None)
+
+    assert [
+        (type(e), e.node, e.phase) for e in pods.remove(BOUND) if isinstance(e, PodTerminated)
+    ] == [(PodTerminated, "a", "")]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        replace(WAITING, ours=False),
+        replace(WAITING, deleting=True),
+        replace(WAITING, gated=True),
+        BOUND,
+    ],
+    ids=["not ours", "deleting", "gated", "bound"],
+)
+def test_pods_that_do_not_wait_for_us_are_not_queued(pod: ObservedPod) -> None:
+    assert PodTracker().update(pod, None) == []
+
+
+def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
+    pods, gated = PodTracker(), replace(WAITING, gated=True, budget_gated=True, priority=3)
+
+    first = pods.update(gated, None)
+    again = pods.update(replace(gated, resource_version="7"), gated)
+    resynced = pods.resync(9)
+    turns = [event for turn in range(RESYNC_SHARDS) for event in pods.resync_shard(5, turn)]
+    opened = pods.update(WAITING, gated)
+
+    assert [(type(event), event.pod) for event in first] == [(PodGated, WAITING.pod)]
+    assert again == []
+    assert [type(event) for event in resynced] == [PodGated]
+    assert [type(event) for event in turns] == [PodGated]
+    assert [type(event) for event in opened] == [PodQueued]
+    assert pods.budget_gated == {}
+    assert [type(event) for event in pods.resync(10)] == [PodQueued]
+
+
+def test_a_gated_pod_that_is_deleted_is_forgotten() -> None:
+    pods, gated = PodTracker(), replace(WAITING, gated=True, budget_gated=True)
+    pods.update(gated, None)
+
+    pods.update(replace(gated, deleting=True), gated)
+
+    assert pods.resync(1) == []
+
+
+def test_only_pods_without_a_lease_count_as_usage_of_their_node() -> None:
+    pods = PodTracker()
+    nodes = NodeTracker(pods)
+    nodes.update(NodeFacts(name=NodeName("a")), now_s=1.0)
+    pods.update(BOUND, None)
+    pods.update(FOREIGN, None)
+
+    (change,) = nodes.update_usage(now_s=2.0)
+
+    assert change.node.used_by_others == {"cpu": 500, "pods": 1}
+    assert nodes.update_usage(now_s=2.0) == []
+    pods.remove(FOREIGN)
+    assert [c.node.used_by_others for c in nodes.update_usage(now_s=2.0)] == [{}]
+
+
+def test_unexplained_pods_are_published_again_with_other_ids() -> None:
+    pods = PodTracker()
+    (first,) = pods.update(WAITING, None)
+
+    (second,) = pods.resync(1, unexplained_before=101.0)
+
+    assert first.event_id != second.event_id
+    assert pods.resync(2, unexplained_before=99.0) == []
+
+
+def test_each_explained_pod_is_published_again_in_one_shard() -> None:
+    pods = PodTracker()
+    for number in range(50):
+        pod = replace(WAITING, pod=PodUid(f"u{number}"), explained=number > 0)
+        pods.update(pod, None)
+
+    published = [
+        event for turn in range(RESYNC_SHARDS) for event in pods.resync_shard(turn + 1, turn)
+    ]
+
+    assert sorted(event.pod for event in published) == sorted(f"u{n}" for n in range(1, 50))
+    assert not any(getattr(event, "unexplained", True) for event in published)
+
+
+def test_a_pod_without_a_reason_is_published_again_as_unexplained() -> None:
+    pods = PodTracker()
+    (first,) = pods.update(WAITING, None)
+
+    (again,) = pods.resync(1)
+
+    assert isinstance(first, PodQueued)
+    assert isinstance(again, PodQueued)
+    assert (first.unexplained, again.unexplained) == (False, True)
+
+
+def test_a_pod_whose_binding_failed_is_requeued_if_it_is_still_pending() -> None:
+    pods = PodTracker()
+    (first,) = pods.update(WAITING, None)
+
+    (again,) = pods.requeue([WAITING.pod, PodUid("gone")], 7)
+
+    assert isinstance(again, PodQueued)
+    assert (again.pod, again.event_id) != (first.pod, first.event_id)
+    assert again.pod == WAITING.pod
