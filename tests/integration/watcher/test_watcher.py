@@ -78,7 +78,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def heard(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
+async def received(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
     events: list[Event] = []
     async with asyncio.timeout(limit_s):
         while len(events) < count:
@@ -94,11 +94,11 @@ async def test_a_pod_is_queued_bound_and_terminated() -> None:
         pods = "/api/v1/namespaces/default/pods"
 
         await client.post(pods, json=pod("good", **{"volcano.sh/vgpu-number": "1"}))
-        (queued,) = await heard(inbox, 1)
+        (queued,) = await received(inbox, 1)
         await client.post(pods, json=pod("bad", **{"volcano.sh/vgpu-memory": "1"}))
-        (rejected,) = await heard(inbox, 1)
+        (rejected,) = await received(inbox, 1)
         await client.delete(f"{pods}/good")
-        (gone,) = await heard(inbox, 1)
+        (gone,) = await received(inbox, 1)
 
         assert isinstance(queued, PodQueued)
         assert queued.request.dialect == "volcano-vgpu"
@@ -112,11 +112,11 @@ async def test_everything_is_published_at_the_start_and_on_request() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodsListed], durable="test-listing")
         waiting = await bus.subscribe([PodQueued], durable="test-pods")
-        (first,) = await heard(inbox, 1)
+        (first,) = await received(inbox, 1)
         pods = "/api/v1/namespaces/default/pods"
         await client.post(pods, json=pod("one"))
         await client.post(pods, json=pod("two"))
-        await heard(waiting, 2)
+        await received(waiting, 2)
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -128,8 +128,8 @@ async def test_everything_is_published_at_the_start_and_on_request() -> None:
 
         await bus.publish([ResyncRequested(reason="a test")])
 
-        (second,) = await heard(inbox, 1)
-        again = await heard(waiting, 1)
+        (second,) = await received(inbox, 1)
+        again = await received(waiting, 1)
         assert isinstance(first, PodsListed)
         assert isinstance(second, PodsListed)
         assert first.pods == ()
@@ -141,7 +141,7 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodQueued], durable="test")
         await client.post("/api/v1/namespaces/default/pods", json=pod("unlucky"))
-        (first,) = await heard(inbox, 1)
+        (first,) = await received(inbox, 1)
         assert isinstance(first, PodQueued)
 
         failed = BindingFailed(
@@ -149,7 +149,7 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
         )
         await bus.publish([failed])
 
-        (again,) = await heard(inbox, 1)
+        (again,) = await received(inbox, 1)
         assert isinstance(again, PodQueued)
         assert again.pod == first.pod
 
@@ -160,18 +160,18 @@ async def test_a_node_is_published_with_the_usage_of_its_other_pods() -> None:
         status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
         await client.post("/api/v1/nodes", json=node)
-        (bare,) = await heard(inbox, 1)
+        (bare,) = await received(inbox, 1)
         foreign = pod("other", cpu="500m")
         foreign["spec"] |= {"schedulerName": "default-scheduler", "nodeName": "n.a"}
 
         await client.post("/api/v1/namespaces/default/pods", json=foreign)
 
-        (carrying,) = await heard(inbox, 1)
+        (loaded,) = await received(inbox, 1)
         assert isinstance(bare, NodeChanged)
-        assert isinstance(carrying, NodeChanged)
+        assert isinstance(loaded, NodeChanged)
         assert bare.node.used_by_others == {}
         assert "volcano.sh/vgpu-number" not in bare.node.allocatable
-        assert carrying.node.used_by_others == {"cpu": 500, "pods": 1}
+        assert loaded.node.used_by_others == {"cpu": 500, "pods": 1}
 
 
 def group_definition() -> dict[str, Any]:
@@ -188,11 +188,11 @@ async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() 
         member["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "g"}
 
         await client.post(pods, json=member)
-        (alone,) = await heard(inbox, 1)
+        (alone,) = await received(inbox, 1)
         definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         answer = await client.post(definitions, json=group_definition())
         assert answer.status == 201
-        (rejected,) = await heard(inbox, 1)
+        (rejected,) = await received(inbox, 1)
         groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
         group = {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
@@ -201,11 +201,11 @@ async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() 
             "spec": {"minMember": 3},
         }
         assert (await client.post(groups, json=group)).status == 201
-        (queued,) = await heard(inbox, 1)
+        (queued,) = await received(inbox, 1)
 
         assert isinstance(alone, PodQueued)
         assert alone.request.gang is None
         assert isinstance(rejected, PodRejected)
-        assert "there is none of that name" in rejected.reason
+        assert "does not exist in" in rejected.reason
         assert isinstance(queued, PodQueued)
         assert queued.request.gang == Gang(name="default/g", min_member=3)

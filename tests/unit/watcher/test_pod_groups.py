@@ -31,8 +31,8 @@ def group(size: int | None) -> PodGroupChanges:
     return PodGroupChanges(kind=VOLCANO, sizes=(("ns/g", size),))
 
 
-def hear(known: PodTracker, news: PodGroupChanges) -> list[PodEvent]:
-    return known.update_groups(news, 7)
+def apply(pods: PodTracker, changes: PodGroupChanges) -> list[PodEvent]:
+    return pods.update_groups(changes, 7)
 
 
 def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
@@ -97,66 +97,66 @@ def test_an_impossible_gang_is_refused_with_the_reason(name: str, number: str) -
 
 
 def test_a_pod_is_not_published_until_pod_groups_have_been_listed() -> None:
-    known = PodTracker()
+    pods = PodTracker()
 
-    first = known.update(WAITING, None)
-    listed = hear(known, replace(group(4), synced=True))
+    first = pods.update(WAITING, None)
+    listed = apply(pods, replace(group(4), synced=True))
 
     assert first == []
     assert gangs(listed) == [Gang(name="ns/g", min_member=4)]
-    assert known.update(replace(WAITING, resource_version="6"), WAITING) == []
+    assert pods.update(replace(WAITING, resource_version="6"), WAITING) == []
 
 
 def test_a_pod_of_a_missing_group_is_rejected_and_queued_once_the_group_exists() -> None:
-    known = PodTracker()
-    hear(known, NONE_LISTED)
+    pods = PodTracker()
+    apply(pods, NONE_LISTED)
 
-    (missing,) = known.update(WAITING, None)
+    (missing,) = pods.update(WAITING, None)
 
     assert isinstance(missing, PodRejected)
-    assert "PodGroup g (scheduling.volcano.sh), and there is none" in missing.reason
-    [there] = hear(known, group(2))
+    assert "PodGroup g (scheduling.volcano.sh), which does not exist" in missing.reason
+    [there] = apply(pods, group(2))
     assert gangs([there]) == [Gang(name="ns/g", min_member=2)]
     assert isinstance(there, PodQueued)
     assert there.offer == -7
 
 
 def test_where_the_kind_is_not_installed_pods_are_placed_one_by_one() -> None:
-    known = PodTracker()
-    known.update(WAITING, None)
+    pods = PodTracker()
+    pods.update(WAITING, None)
 
-    events = hear(known, PodGroupChanges(kind=VOLCANO, absent=True))
+    events = apply(pods, PodGroupChanges(kind=VOLCANO, absent=True))
 
     assert gangs(events) == [None]
-    assert gangs(hear(known, NONE_LISTED)) == ["PodRejected"]
+    assert gangs(apply(pods, NONE_LISTED)) == ["PodRejected"]
 
 
 def test_pods_of_an_unreadable_group_are_not_placed_one_by_one() -> None:
-    known = PodTracker()
-    known.update(WAITING, None)
+    pods = PodTracker()
+    pods.update(WAITING, None)
 
-    (told,) = hear(known, unreadable_groups(VOLCANO, "403 Forbidden"))
+    (told,) = apply(pods, unreadable_groups(VOLCANO, "403 Forbidden"))
 
     assert isinstance(told, PodRejected)
     assert told.reason.endswith("cannot be read: 403 Forbidden")
 
 
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
-    known = PodTracker()
-    hear(known, replace(group(4), synced=True))
+    pods = PodTracker()
+    apply(pods, replace(group(4), synced=True))
     other = replace(
         WAITING, pod=PodUid("u2"), group=PodGroupReference(name="ns/other", kind=VOLCANO)
     )
     for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
-        known.update(pod, None)
-    known.update(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
+        pods.update(pod, None)
+    pods.update(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
 
-    events = hear(known, group(2))
+    events = apply(pods, group(2))
 
     assert [(getattr(e, "pod", ""), g) for e, g in zip(events, gangs(events), strict=True)] == [
         ("u1", Gang(name="ns/g", min_member=2))
     ]
-    assert hear(known, group(2)) == []
+    assert apply(pods, group(2)) == []
 
 
 def test_a_pod_with_its_own_min_member_needs_no_pod_group() -> None:
@@ -175,13 +175,13 @@ def test_an_invalid_request_is_reported_before_a_missing_group() -> None:
 
 
 def test_an_absent_kind_is_requested_when_a_pod_names_its_group() -> None:
-    known = PodTracker()
-    hear(known, PodGroupChanges(kind=VOLCANO, absent=True))
-    assert known.groups.absent_kinds([WAITING, None]) == {VOLCANO}
-    assert known.groups.absent_kinds([replace(WAITING, group=None)]) == frozenset()
+    pods = PodTracker()
+    apply(pods, PodGroupChanges(kind=VOLCANO, absent=True))
+    assert pods.groups.absent_kinds([WAITING, None]) == {VOLCANO}
+    assert pods.groups.absent_kinds([replace(WAITING, group=None)]) == frozenset()
 
-    known.groups.await_list(VOLCANO)
+    pods.groups.await_list(VOLCANO)
 
-    assert known.update(WAITING, None) == []
-    assert gangs(hear(known, replace(group(2), synced=True))) == [Gang(name="ns/g", min_member=2)]
-    assert known.groups.absent_kinds([WAITING]) == frozenset()
+    assert pods.update(WAITING, None) == []
+    assert gangs(apply(pods, replace(group(2), synced=True))) == [Gang(name="ns/g", min_member=2)]
+    assert pods.groups.absent_kinds([WAITING]) == frozenset()

@@ -242,7 +242,7 @@ def test_pods_of_four_schedulers_are_ours_by_default() -> None:
         ),
         (
             {"containers": [{**VGPU, "volumeMounts": [{"name": "v", "mountPath": NAMING}]}]},
-            "would name devices to the container runtime",
+            "would select devices in the container runtime",
         ),
     ],
 )

@@ -42,11 +42,11 @@ def test_a_quota_is_read_field_by_field() -> None:
     ("spec", "said"),
     [
         ({"maxGPUs": 3}, "maxGPUs"),
-        ({"maxCards": -1}, "spec.maxCards may not be below 0"),
+        ({"maxCards": -1}, "spec.maxCards must be at least 0"),
         ({"maxCards": "three"}, "maxCards"),
         ({"maxMemory": "80 apples"}, "80 apples"),
-        ({"models": [{"maxCards": 1}]}, "models[0].name must be a model's name"),
-        ({"models": [{"name": "T4"}, {"name": "T4"}]}, "names a model twice"),
+        ({"models": [{"maxCards": 1}]}, "models[0].name must be the name of a model"),
+        ({"models": [{"name": "T4"}, {"name": "T4"}]}, "lists a model twice"),
         ([], "GPUQuota team: spec"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_file_has_objects_and_one_for_all_other_namespaces(tmp_path: Path) -> 
         "*": 1,
     }
     file.write_text(yaml.safe_dump_all([objects[0], objects[0]]))
-    with pytest.raises(RequestError, match="team is there twice"):
+    with pytest.raises(RequestError, match="team is defined twice"):
         load_file(file)
     with pytest.raises(RequestError, match=r"none\.yaml"):
         load_file(tmp_path / "none.yaml")
