@@ -1,10 +1,10 @@
-"""NATS: work queues that survive, news that does not, and questions.
+"""The bus on NATS: durable work queues, broadcasts and request-reply.
 
 Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
-the queue group of its service's replicas. A stream or consumer that went missing (a server that
-lost its disk) is made anew within `WATCH_S`, and everybody is told by `ListingWanted`: NATS is
-the truth about nothing. What says in its fields that it is about another node than its subject does
-is dropped: the server holds a node's agent to its own subjects, and so the subject is what counts.
+the queue group of its service's replicas. A stream or consumer that went missing (a server lost its
+disk) is created again within `WATCH_S`, followed by `ResyncRequested`: NATS is no source of truth.
+Events about another node than their subject names are dropped, since the server restricts a node's
+agent to the subjects of its node.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ logger = logging.getLogger(__name__)
 
 WATCH_S = 2.0
 AGAIN_S = 0.5
-"""A stream that cannot be made yet, or a file that cannot be read, is tried again after this."""
+"""Seconds between attempts to connect for the first time."""
 HEADERS_BYTES = 1024
-"""Kept free for headers in a message of the size that the server takes."""
+"""Reserved for headers in a message of the maximum size."""
 
 E = TypeVar("E", bound=Event)
 
 
 class NoRespondersError(UnavailableError):
-    """A question was put that nobody there is could answer."""
+    """No service is subscribed that could reply to a request."""
 
 
 class Bus:
-    """A connection that heals itself. Publishing raises UnavailableError while it is away."""
+    """A connection that reconnects. Publishing raises UnavailableError while it is down."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Bus:
         copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Connect as whom the files `keys` say, and keep connected until the context ends.
+        """Connect with the credentials `keys`, and stay connected until the context exits.
 
-        A stream that is missing is made with so many copies on a NATS cluster; who does not keep it
-        leaves that to others. Raises UnavailableError if no server took us within `patience_s`
-        seconds, RequestError if a file cannot be read.
+        A missing stream is created with `copies` replicas on a NATS cluster, unless `keeps_stream`
+        is False. Raises UnavailableError if no server accepted us within `patience_s` seconds,
+        RequestError if a file cannot be read.
         """
         client = await connected(url, name=name, keys=keys, patience_s=patience_s)
         bus = cls(client, keeps_stream=keeps_stream, copies=copies)
@@ -109,12 +109,12 @@ class Bus:
         copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Yield at once, and connect meanwhile as `connect` does, however long that takes.
+        """Yield at once and connect in the background like `connect`, without a time limit.
 
-        A server that refuses us is asked again as well, and files that cannot be read are read
-        again: users and secrets may come later. Until `reached` returns, publishing and asking
-        raise UnavailableError. Each reason why it takes long is logged once; `trouble` tells it.
-        An attempt that hangs is begun anew after `patience_s` seconds.
+        Refusals and unreadable files are retried, too: users and secrets may be created later.
+        Until `wait_connected` returns, publishing and requests raise UnavailableError. Each reason
+        is logged once; `unready_reason` returns it. An attempt times out after `patience_s`
+        seconds.
         """
         bus = cls(None, keeps_stream=keeps_stream, copies=copies)
         async with asyncio.TaskGroup() as tasks:
@@ -155,34 +155,34 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is reachable at this moment."""
+        """Whether the connection is up now."""
         return self.client is not None and bool(self.client.is_connected)
 
     def unready_reason(self) -> str | None:
-        """Say why NATS cannot be used at this moment, or None."""
+        """Return why NATS cannot be used now, or None."""
         if self.is_connected:
             return None if self.connected else "not connected"
-        return self._wait.why or "not reached yet"
+        return self._wait.why or "not connected yet"
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server was reached at least once: subscriptions can be made."""
+        """Whether the server was reached at least once, so that subscriptions are possible."""
         return self._reached.is_set()
 
     async def wait_connected(self) -> None:
-        """Wait until the server was reached for the first time."""
+        """Wait until the first connection."""
         await self._reached.wait()
 
     async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
-        """Publish events, many in a message; return once the stream has the work among them.
+        """Publish events, many per message; return when the stream has stored the work among them.
 
-        Order is kept within one type and route. Raises UnavailableError if it could not be
-        confirmed: the caller may publish again, since repeated facts are dropped or harmless. An
-        event that cannot be written, or is larger than what the server takes, is logged and left
-        out, so that it holds up nobody else's.
+        Order is preserved within one type and route. Raises UnavailableError if the server did not
+        confirm: the caller may publish again, since repetitions are dropped or harmless. An event
+        that cannot be encoded or exceeds the maximum size is logged and skipped, so that it does
+        not block others.
         """
         if self.client is None:
-            raise UnavailableError("NATS was not reached yet")
+            raise UnavailableError("NATS is not connected yet")
         groups: dict[tuple[type[Event], str], list[Event]] = {}
         for event in events:
             groups.setdefault((type(event), event.route), []).append(event)
@@ -198,79 +198,79 @@ class Bus:
             else:
                 await asyncio.gather(*sending)
         except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
+            raise UnavailableError(f"NATS did not store {len(events)} events: {error!r}") from error
 
     async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
-        """Put a question to any one replica of whoever answers it.
+        """Send a request to one replica of the service that replies to it.
 
-        Raises UnavailableError if nobody answers within `timeout_s` seconds; NobodyListensError, at
-        once, if there is nobody who could.
+        Raises UnavailableError if there is no reply within `timeout_s` seconds; NoRespondersError
+        at once if no service is subscribed.
         """
         if self.client is None:
-            raise UnavailableError("NATS was not reached yet")
+            raise UnavailableError("NATS is not connected yet")
         subject = subjects.request_subject(type(question), question.route)
         try:
             reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
         except nats.errors.NoRespondersError as error:
-            raise NoRespondersError(f"nobody is there for {question.subject}") from error
+            raise NoRespondersError(f"no responders for {question.subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(
-                f"nobody answered {question.subject} within {timeout_s:g} s"
+                f"no reply to {question.subject} within {timeout_s:g} s"
             ) from error
-        told = wire.decode(reply.data, answer)
-        if not told:
-            raise UnavailableError(f"the answer to {question.subject} was empty")
-        return told[0]
+        replies = wire.decode(reply.data, answer)
+        if not replies:
+            raise UnavailableError(f"the reply to {question.subject} was empty")
+        return replies[0]
 
     async def reply(
         self, kind: type[Event], group: str, route: str, reply: Callable[[Any], Any]
     ) -> Subscription:
-        """Answer questions of `kind` (on `route` only, if given) as one replica of `group`."""
+        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`."""
 
-        async def heard(message: Msg) -> None:
+        async def receive(message: Msg) -> None:
             try:
                 questions = _of_its_node(wire.decode(message.data, kind), message.subject)
-                answered = await reply(questions[0]) if questions else None
+                answer = await reply(questions[0]) if questions else None
             except LeaseholdError as error:
-                logger.warning("no answer to %s: %s", kind.subject, error)
+                logger.warning("no reply to %s: %s", kind.subject, error)
                 return
-            if answered is not None:
-                await message.respond(wire.encode([answered]))
+            if answer is not None:
+                await message.respond(wire.encode([answer]))
 
         subject = subjects.reply_subject(kind, route)
-        return await self.client.subscribe(subject, queue=group, cb=heard)
+        return await self.client.subscribe(subject, queue=group, cb=receive)
 
     async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Answer whatever is asked on a subject as one replica of `group`, one after the other.
+        """Reply to raw requests on a subject as one replica of `group`, one after the other.
 
-        What the reply raises of ours is logged, and nobody is answered.
+        A known error is logged, and no reply is sent.
         """
 
-        async def heard(message: Msg) -> None:
+        async def receive(message: Msg) -> None:
             try:
                 await message.respond(await reply(message.data))
             except LeaseholdError as error:
-                logger.warning("no answer on %s: %s", subject, error)
+                logger.warning("no reply on %s: %s", subject, error)
 
-        return await self.client.subscribe(subject, queue=group, cb=heard)
+        return await self.client.subscribe(subject, queue=group, cb=receive)
 
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, durable: str, route: str = ""
     ) -> Inbox:
-        """Start hearing events of `kinds`: work as one of the replicas of `durable`, news as all.
+        """Subscribe to events of `kinds`: to work as one replica of `durable`, to every broadcast.
 
-        With a `route`, only news for that route is heard. Raises UnavailableError, and nothing is
-        heard, if NATS does not keep the work for us.
+        With a `route`, only broadcasts for that route are received. Raises UnavailableError if NATS
+        does not create the consumer.
         """
         inbox = Inbox()
         work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
-        news = [kind for kind in kinds if kind.delivery is Delivery.BROADCAST]
+        broadcasts = [kind for kind in kinds if kind.delivery is Delivery.BROADCAST]
         if work:
             await self._subscribe_work(inbox, work, durable)
         self.inboxes.append(inbox)
-        for kind in news:
+        for kind in broadcasts:
             subject = subjects.subscribe_subject(kind, route)
             inbox.subscriptions.append(
                 await self.client.subscribe(
@@ -280,7 +280,7 @@ class Bus:
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
-        """Start hearing copies of events of `kinds`, work included, without taking any of it."""
+        """Subscribe to copies of events of `kinds`, work included, without consuming it."""
         inbox = Inbox()
         for kind in kinds:
             subject = subjects.subscribe_subject(kind)
@@ -299,9 +299,9 @@ class Bus:
         inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
 
     def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
-        """Encode events of one type, in one message if the server takes it.
+        """Encode events of one type, in one message if it is small enough for the server.
 
-        What cannot be told at all, by its size or by what is in it, is logged and left out.
+        An event that is too large or cannot be encoded is logged and skipped.
         """
         try:
             data = wire.encode(events)
@@ -312,13 +312,13 @@ class Bus:
             if len(data) <= most:
                 yield events, data
                 return
-            why = f"{len(data)} bytes, and NATS takes {most}; raise its max_payload"
+            why = f"{len(data)} bytes exceed the limit of {most}; increase max_payload of NATS"
         if len(events) > 1:
             half = len(events) // 2
             yield from self._messages(events[:half])
             yield from self._messages(events[half:])
         else:
-            logger.error("left out: %s: %.200r", why, events[0])
+            logger.error("skipped an event: %s: %.200r", why, events[0])
 
     async def _send(
         self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
@@ -346,17 +346,17 @@ class Bus:
                 logger.debug("%s", error)
 
     async def _ensure(self, *, first: bool) -> None:
-        """Make the stream and our consumers if they are missing. Tell everybody if they were."""
+        """Create the stream and our consumers if they are missing, and then request a resync."""
         if not self.keeps_stream:
             return
         missing = await ensured(self.stream, self.durables.values(), copies=self.copies)
         if missing and not first:
-            logger.warning("a NATS stream or consumer was missing and is made anew")
+            logger.warning("a NATS stream or consumer was missing and was created again")
             await self.publish([ResyncRequested(reason="work may have been lost with NATS")])
 
 
 def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:
-    async def heard(message: Msg) -> None:
+    async def receive(message: Msg) -> None:
         subject = message.subject.split(".", 2)[2]
         kind = next((k for name, k in kinds.items() if subject.startswith(name)), None)
         if kind is None:
@@ -364,7 +364,7 @@ def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callabl
         try:
             events = wire.decode(message.data, kind)
         except RequestError as error:
-            logger.error("given up: %s", error)  # noqa: TRY400 - the message says it all
+            logger.error("dropped a message: %s", error)  # noqa: TRY400 - the message says it all
             if work:
                 await message.term()
             return
@@ -374,14 +374,14 @@ def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callabl
         else:
             await message.term()
 
-    return heard
+    return receive
 
 
 def _of_its_node(events: list[E], subject: str) -> list[E]:
-    """Leave out events about another node than the one that the subject ends in."""
+    """Drop events about another node than the last token of the subject."""
     if not events or not subjects.is_routed(type(events[0])):
         return events
     ours = [event for event in events if subject.endswith(subjects.token(event.route))]
     if len(ours) < len(events):
-        logger.error("dropped: %d events on %s about other nodes", len(events) - len(ours), subject)
+        logger.error("dropped %d events on %s about other nodes", len(events) - len(ours), subject)
     return ours

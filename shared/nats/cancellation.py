@@ -1,4 +1,4 @@
-"""Ending tasks for certain: some code lets a cancellation pass unnoticed."""
+"""Cancelling tasks reliably: some library code swallows a cancellation."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ AGAIN_S = 1.0
 
 
 async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"] = ()) -> None:
-    """Cancel a task until it has ended; raise what it raised, but for its cancellation.
+    """Cancel a task until it has ended; raise its error, except CancelledError.
 
     `asyncio.wait_for` of Python 3.11 loses a cancellation that comes with the result, and a
     TaskGroup cancels its children only once: `children` are therefore cancelled again as well.

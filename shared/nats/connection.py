@@ -1,4 +1,4 @@
-"""Connecting to NATS, as one of its users, and staying connected; what went wrong, in words."""
+"""Connecting to NATS as a user, reconnecting, and the reasons of failures as text."""
 
 import asyncio
 import contextlib
@@ -25,26 +25,26 @@ logger = logging.getLogger(__name__)
 GOODBYE_S = 2.0
 BUFFER_BYTES = 32 * 1024
 LATE_S = 2.0
-"""Whoever waits longer than this for the first connection says why."""
-NO_TLS = "the server offers no TLS, and we were told to use it: nothing was said to it"
+"""The reason is logged if the first connection takes longer than this."""
+NO_TLS = "the server offers no TLS, which is required: no credentials were sent"
 
 
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""How a server that refuses us may end the connection, before we have read why."""
+"""Errors of a connection that the server closes before its reason was read."""
 
 
 class _Transport(TcpTransport):  # type: ignore[misc]
-    """Tells its reader of TLS, which the library does not: asyncio warns of each end else."""
+    """Marks the protocol as TLS after an upgrade; otherwise asyncio warns at each close."""
 
     async def connect_tls(self, *given: Any, **named: Any) -> None:
-        """Go on under TLS."""
+        """Upgrade to TLS."""
         await super().connect_tls(*given, **named)
         protocol = self._io_writer.transport.get_protocol()
         if protocol is not None:  # None: the other end is gone already
             protocol._over_ssl = True  # noqa: SLF001
 
     def close(self) -> None:
-        """End it; a server that does not say goodbye is not waited for as long as asyncio would."""
+        """Close the connection; abort after `GOODBYE_S` if the server does not respond."""
         super().close()
         if self._io_writer is not None:
             transport = self._io_writer.transport
@@ -52,7 +52,7 @@ class _Transport(TcpTransport):  # type: ignore[misc]
 
 
 class _NatsClient(Client):  # type: ignore[misc]
-    """Reads its files anew at each connection, and gives no secret away without TLS."""
+    """Reads credential files at each connection, and sends no secret without TLS."""
 
     def __init__(self, keys: ClientCredentials, *, demands_tls: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _NatsClient(Client):  # type: ignore[misc]
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """What the next handshake goes by; it is asked for at each."""
+        """The TLS context; the library reads it at each handshake."""
         try:
             context = self._keys.tls.context()
         except RequestError as error:
@@ -71,15 +71,15 @@ class _NatsClient(Client):  # type: ignore[misc]
         return context
 
     def said_user(self) -> str:
-        """Return our name, for the greeting after the handshake."""
+        """Return the user name, after the TLS handshake."""
         return self._login().user
 
     def said_secret(self) -> str:
-        """Return our secret, which is as the file says now."""
+        """Return the current password of the credentials file."""
         return self._login().secret
 
     def said_nothing(self) -> str:
-        """Return no token, where nobody is to be said: but not without the handshake."""
+        """Return an empty token, after the TLS handshake."""
         self._check()
         return ""
 
@@ -90,7 +90,7 @@ class _NatsClient(Client):  # type: ignore[misc]
         except RequestError as error:
             raise nats.errors.Error(str(error)) from error
         if login is None:
-            raise nats.errors.Error("it is not said who we are")
+            raise nats.errors.Error("no user is configured")
         return login
 
     def _check(self) -> None:
@@ -98,14 +98,14 @@ class _NatsClient(Client):  # type: ignore[misc]
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
-        """End the connection, whether or not the server is still there."""
+        """Close the connection, whether or not the server responds."""
         with contextlib.suppress(OSError):
             await super().close()
 
     async def _process_err(self, err_msg: str) -> None:
-        """Connect anew after whatever ends a connection, such as rights that have run out.
+        """Reconnect after any error that ends a connection, such as expired permissions.
 
-        The library would close for good.
+        The library would close the connection for good.
         """
         if "permissions violation" in err_msg.lower():
             await super()._process_err(err_msg)
@@ -127,10 +127,10 @@ async def connected(
     patience_s: float,
     waits: Callable[[str], None] | None = None,
 ) -> Client:
-    """Return a connection that heals itself; `keys` are files that say who we are and who it is.
+    """Return a client that reconnects; `keys` are our credentials and the server's CA.
 
-    `waits` is told why at each attempt that fails. Raises UnavailableError if no server took us
-    within `patience_s` seconds, RequestError if a file cannot be read.
+    `waits` is called with the reason of each failed attempt. Raises UnavailableError if no server
+    accepted us within `patience_s` seconds, RequestError if a file cannot be read.
     """
     where = url.rpartition("@")[2]
     met = _ConnectionErrors(lambda met: waits(_why_not(where, keys, met)) if waits else None)
@@ -149,7 +149,7 @@ async def connected(
             max_outstanding_pings=2,
             pending_size=16 * 1024 * 1024,
             error_cb=met.note,
-            disconnected_cb=_said("the connection to NATS was lost; trying again"),
+            disconnected_cb=_said("lost the connection to NATS; reconnecting"),
             reconnected_cb=met.back,
             # Servers that a cluster tells of by address show the certificate of its name.
             **({"tls_hostname": parts.hostname} if demands_tls else {}),
@@ -166,7 +166,7 @@ async def connected(
 
 
 async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
-    """Wait for the task, and end it if it takes longer: the library would try for ever."""
+    """Wait for the task and cancel it after the timeout; the library would retry for ever."""
     try:
         if not (await asyncio.wait({connecting}, timeout=patience_s))[0]:
             raise TimeoutError
@@ -178,7 +178,7 @@ async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
 
 
 def _options(client: _NatsClient, keys: ClientCredentials, *, demands_tls: bool) -> dict[str, Any]:
-    """Return who we are, and where we alone hear answers."""
+    """Return the options for our user and our private inbox."""
     login = keys.login()
     if login is not None:
         inbox = inbox_of(login.user)
@@ -188,28 +188,28 @@ def _options(client: _NatsClient, keys: ClientCredentials, *, demands_tls: bool)
 
 
 class ConnectWait:
-    """Why the first connection takes long: each reason is logged once, and not before it lasts."""
+    """Reasons why the first connection takes long; each is logged once, after `LATE_S`."""
 
     def __init__(self) -> None:
         self.why = ""
         self._began = time.monotonic()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def note(self, why: str) -> None:
-        """Take the newest reason."""
+        """Record the latest reason."""
         self.why = why
-        if time.monotonic() - self._began >= LATE_S and why not in self._told:
-            self._told.add(why)
-            logger.warning("waiting for NATS, however long that takes: %s", why)
+        if time.monotonic() - self._began >= LATE_S and why not in self._logged:
+            self._logged.add(why)
+            logger.warning("waiting for NATS: %s", why)
 
     def over(self) -> None:
-        """There is nothing to wait for any more."""
-        if self._told:
-            logger.info("NATS is there after %.0f s", time.monotonic() - self._began)
+        """The connection is up."""
+        if self._logged:
+            logger.info("connected to NATS after %.0f s", time.monotonic() - self._began)
 
 
 class _ConnectionErrors:
-    """What went wrong with a connection: told once each, until it is back."""
+    """Errors of a connection; each is logged once until the connection is up again."""
 
     def __init__(self, waits: "Callable[[_ConnectionErrors], None]") -> None:
         self.is_connected = False
@@ -217,31 +217,33 @@ class _ConnectionErrors:
         self.fault = ""
         self.silence = "no answer"
         self._waits = waits
-        self._told = ""
+        self._logged = ""
 
     async def note(self, error: Exception) -> None:
-        """Take an error from the library."""
+        """Record an error of the library."""
         if "permissions violation" in str(error).lower():
-            logger.error("%s: our user at NATS lacks a right, see `leasehold doors --nats`", error)
+            logger.error(
+                "%s: our NATS user lacks a permission, see `leasehold credentials --nats`", error
+            )
             return
         logger.debug("NATS: %r", error)
-        told = self.sort(error)
+        fault = self.sort(error)
         if not self.is_connected:
             self._waits(self)
-        elif told and told != self._told:
-            self._told = told
-            logger.warning("NATS does not take us back: %s", told)
+        elif fault and fault != self._logged:
+            self._logged = fault
+            logger.warning("cannot reconnect to NATS: %s", fault)
 
     async def back(self) -> None:
-        """The connection is there again."""
-        self._told = ""
-        logger.info("the connection to NATS is back")
+        """The connection is up again."""
+        self._logged = ""
+        logger.info("reconnected to NATS")
 
     def sort(self, error: BaseException) -> str:
-        """Keep what an error says, the last one most; return it if it is about who may come in."""
+        """Record the error; return its text if it is about authentication."""
         if "authorization" in repr(error).lower():
             self.is_refused, self.fault = True, ""
-            return "it refuses our user"
+            return "it rejects our user"
         fault = tls_fault(error, flag="--nats")
         if fault is None and isinstance(error.__cause__, RequestError):
             fault = str(error)
@@ -257,11 +259,11 @@ class _ConnectionErrors:
 
 
 def _words(error: OSError) -> str:
-    """Return what the system says of a connection that was not made, without its number."""
+    """Return the system's error text of a failed connection, without its number."""
     if isinstance(error, socket.gaierror):
-        return "its name is not known yet"
+        return "its host name does not resolve"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "connection refused"
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -269,19 +271,19 @@ def _why_not(where: str, keys: ClientCredentials, met: _ConnectionErrors) -> str
     if met.fault:
         return f"NATS at {where}: {met.fault}"
     if met.is_refused and keys.shown is None:
-        return f"NATS at {where} asks who we are: give --nats-credentials FILE"
+        return f"NATS at {where} requires a user: set --nats-credentials FILE"
     if met.is_refused and keys.credentials is None:
         return (
-            f"NATS at {where} refuses the token in {keys.token}: does the auth service run, is the "
-            "token for its audience, and is the pod of a service account of ours?"
+            f"NATS at {where} rejects the token in {keys.token}: is the auth service running, does "
+            "the token have its audience, and does the pod have a service account of Leasehold?"
         )
     if met.is_refused:
         return (
-            f"NATS at {where} refuses the user in {keys.credentials}: compare the file with the "
-            "server's configuration; `leasehold doors --out DIR` writes both"
+            f"NATS at {where} rejects the user in {keys.credentials}: compare the file with the "
+            "server's configuration; `leasehold credentials --out DIR` writes both"
         )
     return (
-        f"NATS at {where} does not answer ({met.silence}): is nats-server running, and is "
+        f"NATS at {where} does not respond ({met.silence}): is nats-server running, and is "
         "LEASEHOLD_NATS_URL right?"
     )
 

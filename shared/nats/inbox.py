@@ -1,4 +1,4 @@
-"""Messages of NATS that have arrived, and what their receiver says of them."""
+"""Received NATS messages, their buffer per handler, and their acknowledgement."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ EVENTS_PER_MESSAGE = 256
 
 @dataclass(slots=True)
 class DeliveredMessage:
-    """One message of work or news, and what its receiver says of it."""
+    """One message of work or a broadcast, and its acknowledgement."""
 
     events: list[Any]
     """Events of one type."""
@@ -25,26 +25,26 @@ class DeliveredMessage:
 
     @property
     def attempts(self) -> int:
-        """How often the message was handed out, this time included."""
+        """Number of deliveries of the message, this one included."""
         return self.message.metadata.num_delivered if self.work else 1
 
     async def ack(self) -> None:
-        """Take the message off the queue."""
+        """Acknowledge the message."""
         if self.work:
             await self._respond(self.message.ack())
 
     async def nak(self, after_s: float = 0.0) -> None:
-        """Ask for the message again, after a pause of `after_s` seconds."""
+        """Request redelivery of the message after `after_s` seconds."""
         if self.work:
             await self._respond(self.message.nak(delay=after_s or None))
 
     async def in_progress(self) -> None:
-        """Say that the message is still being worked on: its time starts anew."""
+        """Reset the acknowledgement timeout of the message."""
         if self.work:
             await self._respond(self.message.in_progress())
 
     async def terminate(self) -> None:
-        """Take the message off the queue for good: nobody will be asked again."""
+        """Drop the message: it is not delivered again."""
         if self.work:
             await self._respond(self.message.term())
 
@@ -55,7 +55,7 @@ class DeliveredMessage:
 
 @dataclass(slots=True)
 class Inbox:
-    """Messages that have arrived for one handler, read a batch at a time.
+    """Buffered messages for one handler, read in batches.
 
     Work that waits here is not handed to another replica meanwhile, however long the line is. Of
     news, the oldest is lost when the line is full.
@@ -66,12 +66,12 @@ class Inbox:
     subscriptions: list[Subscription] = field(default_factory=list)
 
     def put(self, delivered: DeliveredMessage) -> None:
-        """Add a message to the line."""
+        """Add a message to the buffer."""
         self.waiting.append(delivered)
         self.arrived.set()
 
     async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
-        """Wait for one message, then take what else is there, up to about `limit` events."""
+        """Wait for one message, then return all buffered ones, up to about `limit` events."""
         while not self.waiting:
             self.arrived.clear()
             await self.arrived.wait()
@@ -82,12 +82,12 @@ class Inbox:
         return batch
 
     async def keep(self) -> None:
-        """Keep the work that waits in line ours for another `ACK_WAIT_S`."""
+        """Reset the acknowledgement timeout of buffered work."""
         for delivered in list(self.waiting):
             await delivered.in_progress()
 
     async def close(self) -> None:
-        """Hear no more."""
+        """End the subscriptions."""
         for subscription in self.subscriptions:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()

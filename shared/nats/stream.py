@@ -1,4 +1,4 @@
-"""The JetStream stream that work travels on, and its durable consumers: made where missing."""
+"""The JetStream stream of work and its durable consumers; created if missing."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,15 +11,15 @@ from shared.model.errors import UnavailableError
 from shared.nats.subjects import STREAM
 
 ACK_WAIT_S = 5.0
-"""Work that a replica neither acknowledged nor is still busy with goes to another after this."""
+"""Unacknowledged work is delivered to another replica after this time."""
 DUPLICATES_S = 60.0
 MAX_AGE_S = 24 * 3600.0
 MAX_PENDING = 256
-"""Messages of work that all replicas together hold at once; the rest waits in the stream."""
+"""Unacknowledged messages of all replicas together; the rest waits in the stream."""
 
 
 def durable_config(name: str, deliver: str, filters: Sequence[str]) -> ConsumerConfig:
-    """Describe a consumer that pushes what matches `filters` to one of its replicas."""
+    """Return the configuration of a push consumer for a queue group of replicas."""
     return ConsumerConfig(
         durable_name=name,
         deliver_subject=deliver,
@@ -32,7 +32,7 @@ def durable_config(name: str, deliver: str, filters: Sequence[str]) -> ConsumerC
 
 
 async def add_durable(stream: JetStreamContext, config: ConsumerConfig) -> None:
-    """Make a consumer, or bring it up to date. Raises UnavailableError if NATS does not."""
+    """Create or update a consumer. Raises UnavailableError if NATS does not."""
     try:
         await stream.add_consumer(STREAM, config)
     except (nats.errors.Error, TimeoutError) as error:
@@ -42,7 +42,7 @@ async def add_durable(stream: JetStreamContext, config: ConsumerConfig) -> None:
 async def ensured(
     stream: JetStreamContext, durables: Iterable[ConsumerConfig], *, copies: int
 ) -> bool:
-    """Make the stream, kept in so many copies, and the consumers that are missing.
+    """Create the stream with `copies` replicas, and consumers, if they are missing.
 
     Return whether any was. Raises UnavailableError if NATS neither has nor makes them.
     """

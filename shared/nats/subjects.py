@@ -1,4 +1,4 @@
-"""Names on NATS: the subject of every event, of every durable consumer, of every user's inbox.
+"""Names on NATS: subjects of events, durable consumers, inboxes of users; pure.
 
 The bus speaks by them, and the permissions of its users are made from them, so that neither can
 say what the other does not mean.
@@ -11,52 +11,52 @@ API = "$JS.API"
 
 
 def token(route: str) -> str:
-    """Return a node's name as the end of a subject, its dots written as `_`; '' for no node."""
+    """Return a node's name as the last token of a subject, with `_` for dots; '' for no node."""
     return "." + route.replace(".", "_") if route else ""
 
 
 def publish_subject(kind: type[Event], route: str = "") -> str:
-    """Return where an event is published."""
+    """Return the subject that an event is published to."""
     return f"leasehold.{kind.delivery}.{kind.subject}{token(route)}"
 
 
 def subscribe_subject(kind: type[Event], route: str = "") -> str:
-    """Return where events are heard: of one node, or of all if none is given."""
+    """Return the subject to subscribe to for events of one node, or of all nodes."""
     return f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, route)}"
 
 
 def request_subject(question: type[Event], route: str = "") -> str:
-    """Return where a question is put."""
+    """Return the subject that a request is sent to."""
     return f"leasehold.request.{question.subject}{token(route)}"
 
 
 def reply_subject(question: type[Event], route: str = "") -> str:
-    """Return where questions are heard: to one node, or to all if none is given."""
+    """Return the subject to subscribe to for requests to one node, or to all nodes."""
     return f"leasehold.request.{question.subject}{_filter(question, route)}"
 
 
 def is_routed(kind: type[Event]) -> bool:
-    """Say whether the events are each about one node, whose name ends their subject."""
+    """Return whether the subject of these events ends in the name of a node."""
     return kind.route is not Event.route
 
 
 def durable_of(service: str, method: str) -> str:
-    """Return the durable consumer of a service's handler of work."""
+    """Return the durable consumer of a service's handler."""
     return f"{service}-{method}".replace("_", "-")
 
 
 def deliver(durable: str) -> str:
-    """Return where the server hands out a consumer's work."""
+    """Return the subject that the server delivers the work of a consumer to."""
     return f"leasehold.deliver.{durable}"
 
 
 def user_of(service: str, node: str = "") -> str:
-    """Return the name of a service's user; where it looks after one node, that node has its own."""
+    """Return the NATS user of a service; a service per node has one user per node."""
     return f"{service}.{node}" if node else service
 
 
 def inbox_of(user: str) -> str:
-    """Return what the subjects begin with on which a user alone hears answers."""
+    """Return the prefix of the reply subjects of a user."""
     service, _, node = user.partition(".")
     return f"_INBOX.{service}{token(node)}"
 

@@ -1,4 +1,4 @@
-"""What is asked of NATS' servers themselves, as a user of their system account."""
+"""Requests to NATS servers as a user of the system account."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from shared.credentials.logins import ClientCredentials
 from shared.nats.connection import connected
 
 LISTEN_S = 1.0
-"""So long servers of a cluster may take to say that they are there."""
+"""Time that servers of a cluster have to respond."""
 PATIENCE_S = 10.0
 
 
 async def reload_servers(url: str, keys: ClientCredentials) -> int:
-    """Have every server read its files anew, and return how many did.
+    """Reload the configuration of every server; return the number of servers.
 
     Connections are made anew by that. Raises UnavailableError if no server takes us.
     """

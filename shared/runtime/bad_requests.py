@@ -1,4 +1,4 @@
-"""Requests that are no HTTP: a line for whoever debugs, and no traceback.
+"""Requests that are not HTTP are logged at debug level, without a traceback.
 
 TLS on a plain port, a scanner's bytes, a body that is not packed as it says: all that is the
 sender's doing, and aiohttp has answered it with 400 or closed the connection.
@@ -15,7 +15,7 @@ SHOWN = 200
 
 
 class BadRequestFilter(logging.Filter):
-    """Lets everything else through as it is, such as the traceback of a bug of ours."""
+    """A logging filter for requests that are not HTTP. Other records pass unchanged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Make a line of it, if it is one of these; drop it where nobody debugs."""
@@ -30,7 +30,7 @@ class BadRequestFilter(logging.Filter):
 
 
 def suppress_bad_request_tracebacks() -> None:
-    """Install it, once for all servers of this process."""
+    """Install the filter for all servers of this process."""
     logger = logging.getLogger(LOGGER)
     if not any(isinstance(one, BadRequestFilter) for one in logger.filters):
         logger.addFilter(BadRequestFilter())

@@ -1,4 +1,4 @@
-"""A service's own HTTP door: /healthz, /readyz and /metrics."""
+"""The HTTP endpoints of a service: /healthz, /readyz and /metrics."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,13 +14,13 @@ Probe = Callable[[], str | None]
 
 
 def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
-    """Return what is not ready, by probe."""
+    """Return the reasons why the service is not ready, by probe."""
     said = {name: probe() for name, probe in probes.items()}
     return {name: text for name, text in said.items() if text}
 
 
 def application(probes: Mapping[str, Probe]) -> web.Application:
-    """Build the pages. /healthz answers while the loop turns; /readyz names what is missing."""
+    """Build the endpoints. /healthz responds while the event loop runs; /readyz lists reasons."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -48,7 +48,7 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 async def served(
     pages: web.Application, address: str, *, flag: str = "--http", tls: SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Serve the pages on `HOST:PORT` (port 0: any free one) and yield the real address.
+    """Serve the endpoints on `HOST:PORT` (port 0: any free port) and yield the address.
 
     With `tls`, over TLS; what its context shows may change while it serves.
 

@@ -1,4 +1,4 @@
-"""A replica's sign of life: `PartReported` while it runs, and once more when it is told to stop."""
+"""Heartbeats of a replica while it runs, and one when it shuts down."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ INTERVAL_S = 5.0
 
 
 class EventPublisher(Protocol):
-    """The bus."""
+    """Publishes events."""
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish events."""
@@ -36,7 +36,7 @@ async def sending_heartbeats(
     node: str = "",
     every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
-    """Report that the replica runs, now and every `every_s` seconds, until the context ends."""
+    """Publish heartbeats at an interval until the context exits."""
 
     async def tell(*, leaving: bool = False) -> None:
         event = Heartbeat(

@@ -1,4 +1,4 @@
-"""Asks this machine's own service whether it is ready: `python -m shared.runtime.probe`.
+"""Readiness probe for containers: `python -m shared.runtime.probe`.
 
 For container health checks, in images without curl: often run, so that nothing is imported that is
 slow to import. LEASEHOLD_PROBE names HOST:PORT; otherwise the
@@ -14,7 +14,7 @@ OK = 200
 
 
 def address(environ: dict[str, str]) -> str:
-    """Return HOST:PORT of the service's own endpoints."""
+    """Return HOST:PORT of the service's HTTP endpoints."""
     told = environ.get("LEASEHOLD_PROBE", "")
     if told:
         return told
@@ -23,7 +23,7 @@ def address(environ: dict[str, str]) -> str:
 
 
 def ask(where: str) -> tuple[int, str]:
-    """Return the status and the text of the answer. Raises OSError where there is none."""
+    """Return status and body of the response. Raises OSError if there is none."""
     host, _, port = where.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"GET /readyz HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
@@ -36,7 +36,7 @@ def ask(where: str) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Ask once."""
+    """Probe once."""
     where = address(dict(os.environ))
     try:
         status, text = ask(where)

@@ -1,4 +1,4 @@
-"""A service's process: from its settings to its end."""
+"""The process of a service: settings, start, run, shutdown."""
 
 import asyncio
 import gc
@@ -23,11 +23,11 @@ from shared.runtime.settings import ServiceSettings
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = (20_000, 20, 50)
-"""Collections are rare: a batch makes tens of thousands of objects, and hardly any cycles."""
+"""Garbage collection is rare: a batch creates many objects and hardly any cycles."""
 
 
 class Nats(Enum):
-    """What a service does until NATS is reached for the first time, however long that takes."""
+    """What a service does until the first connection to NATS."""
 
     FIRST = "first"
     """Nothing but to say on its health pages why it waits."""
@@ -49,7 +49,7 @@ async def serve(
     begin: Callable[[], Awaitable[None]] | None = None,
     leave: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run a service until SIGTERM or SIGINT: health pages, handlers, sources and loops.
+    """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
     Once everything is heard it does `begin`. Told to stop, it first waits for `leave`, with
     everything still running.
@@ -61,10 +61,10 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
-    runner = Runner(name, service, bus, tracing, goes_ahead=ahead, begin=begin)
+    runner = Runner(name, service, bus, tracing, loops_before_nats=ahead, begin=begin)
     checks = dict(probes or {})
     if nats is not Nats.OPTIONAL:
-        checks = {"nats": lambda: bus.unready_reason() or runner.waits or None, **checks}
+        checks = {"nats": lambda: bus.unready_reason() or runner.unready_reason or None, **checks}
     try:
         instance = telemetry.instance_of(name, settings)
         route = str(getattr(service, "route", ""))
@@ -90,7 +90,7 @@ async def _until(
     leave: Callable[[], Awaitable[None]] | None,
     early: bool,
 ) -> None:
-    """Run it; who serves `early`, before it has started, leaves as politely then."""
+    """Run until the stop event; a service that is ready early also shuts down in order."""
     started = asyncio.Event()
     running = asyncio.create_task(runner.run(started))
     stopping = asyncio.create_task(stop.wait())
@@ -125,7 +125,7 @@ async def _announce(
 
 
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
-    """Run a service's `entry` to its end; a known error is one line and exit code 1."""
+    """Run a service's `entry`; a known error is logged as one line, with exit code 1."""
     telemetry.open_logs(service, log_level)
     gc.set_threshold(*GC_THRESHOLD)
     try:
@@ -144,7 +144,7 @@ async def _listened(entry: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody waits for any more; a name that was looked up too slowly is no mistake."""
+    """Log errors of tasks that nothing awaits; a slow name lookup is no error."""
     if isinstance(context.get("exception"), socket.gaierror):
         logger.debug("looked up in vain, and too late: %s", context["exception"])
     else:
@@ -152,7 +152,7 @@ def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _known_errors(error: BaseException) -> list[BaseException]:
-    """Return the errors raised on purpose. Raises `error` itself if there are others in it."""
+    """Return the known errors in a group. Raises `error` if it contains others."""
     if isinstance(error, LeaseholdError):
         return [error]
     if isinstance(error, BaseExceptionGroup):

@@ -1,8 +1,8 @@
-"""One service on one bus: hears, handles, publishes, acknowledges.
+"""Runs one service on the bus: subscribes, handles, publishes, acknowledges.
 
-What a handler raises decides what becomes of its message: RequestError gives it up, ConflictError
-asks for it again at once, UnavailableError after a pause; anything else is a bug, logged with its
-traceback, tried a few times and then set aside.
+The error that a handler raises decides what happens to its message: RequestError drops it,
+ConflictError redelivers it at once, UnavailableError after a pause. Any other error is a bug: it is
+logged with its traceback, and the message is dropped after a few attempts.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 ATTEMPTS = 5
-NOT_HEARING = "nothing is heard yet"
+NOT_SUBSCRIBED = "not subscribed yet"
 GC_THRESHOLD = (20_000, 20, 50)
-"""Collections are rare: a batch makes tens of thousands of objects, and hardly any cycles."""
+"""Garbage collection is rare: a batch creates many objects and hardly any cycles."""
 
 HANDLED = Counter(
     "leasehold_events_handled",
-    "Events handled, by what became of them; for loops and sources, how often a bug ended them.",
+    "Events handled, by outcome; for loops and sources, how often a bug ended them.",
     ["service", "handler", "outcome"],
 )
 PUBLISHED = Counter("leasehold_events_published", "Events published.", ["service", "subject"])
@@ -66,56 +66,56 @@ class Runner:
         bus: Bus,
         tracing: telemetry.Tracing,
         *,
-        goes_ahead: bool = False,
+        loops_before_nats: bool = False,
         begin: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
         self.service = service
         self.bus = bus
         self.tracing = tracing
-        self.goes_ahead = goes_ahead
+        self.loops_before_nats = loops_before_nats
         self.begin = begin
         self.route = str(getattr(service, "route", ""))
-        self.waits = NOT_HEARING
-        """Why it does not hear, or cannot say, what it should; empty: it does."""
+        self.unready_reason = NOT_SUBSCRIBED
+        """Why the service is not subscribed or cannot publish; empty: it is ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
 
     async def run(self, started: asyncio.Event) -> None:
-        """Run every role of the service until cancelled, once NATS is reached.
+        """Run every role of the service until cancelled, after NATS is connected.
 
-        Who goes ahead has its loops begin at once: what they do must not wait. `begin` is done
-        once everything is heard, and again if NATS does not take what it says.
+        With `loops_before_nats` the loops start at once. `begin` is called after all subscriptions,
+        and again if NATS does not accept what it publishes.
         """
         inboxes: list[tuple[Role, Inbox]] = []
         async with asyncio.TaskGroup() as tasks:
             try:
-                if self.goes_ahead:
-                    self._keep(tasks, "loops", self._loop)
+                if self.loops_before_nats:
+                    self._start_all(tasks, "loops", self._loop)
                 await self.bus.wait_connected()
                 for role in roles_of(self.service):
                     if role.kind in {"handles", "observes"}:
                         inboxes.append(
-                            (role, await self._surely(role.method, partial(self._inbox, role)))
+                            (role, await self._retry(role.method, partial(self._inbox, role)))
                         )
                     elif role.kind == "answers":
-                        await self._answer(role)
+                        await self._reply(role)
                 if self.begin is not None:
-                    await self._surely("the start", self.begin)
+                    await self._retry("the start", self.begin)
                 for role, inbox in inboxes:
                     for _ in range(role.concurrency):
                         self.tasks.append(tasks.create_task(self._handle(role, inbox)))
-                self._keep(tasks, "emits", self._emit)
-                if not self.goes_ahead:
-                    self._keep(tasks, "loops", self._loop)
-                self.waits = ""
+                self._start_all(tasks, "emits", self._emit)
+                if not self.loops_before_nats:
+                    self._start_all(tasks, "loops", self._loop)
+                self.unready_reason = ""
                 started.set()
                 await asyncio.get_running_loop().create_future()
             finally:
                 for _, inbox in inboxes:
                     await inbox.close()
 
-    def _keep(
+    def _start_all(
         self, tasks: asyncio.TaskGroup, kind: str, once: Callable[[Role], Awaitable[None]]
     ) -> None:
         for role in roles_of(self.service):
@@ -129,7 +129,7 @@ class Runner:
             role.consumes, durable=durable_of(self.name, role.method), route=self.route
         )
 
-    async def _answer(self, role: Role) -> None:
+    async def _reply(self, role: Role) -> None:
         method = getattr(self.service, role.method)
 
         async def reply(question: Event) -> Event:
@@ -141,8 +141,8 @@ class Runner:
             except LeaseholdError:
                 raise
             except Exception as error:
-                logger.exception("%s met a bug", role.method)
-                raise UnavailableError(f"{role.method} met a bug: {error!r}") from error
+                logger.exception("%s failed with a bug", role.method)
+                raise UnavailableError(f"{role.method} failed with a bug: {error!r}") from error
             finally:
                 telemetry.end(spans)
             return answer
@@ -154,7 +154,7 @@ class Runner:
             await self._handle_batch(role, await inbox.batch())
 
     async def _handle_batch(self, role: Role, batch: list[DeliveredMessage]) -> None:
-        """Handle messages together; if that meets a refusal or a bug, each one alone."""
+        """Handle messages together; after an error, handle each one alone."""
         error = await self._try_batch(role, batch)
         if error is None or len(batch) == 1 or isinstance(error, UnavailableError):
             await self._settle(role, batch, error)
@@ -182,7 +182,9 @@ class Runner:
         began = time.perf_counter()
         error: Exception | None = None
         try:
-            await self._busy_while(batch, self._say(getattr(self.service, role.method)(inside)))
+            await self._hold_messages(
+                batch, self._publish_result(getattr(self.service, role.method)(inside))
+            )
         except Exception as raised:  # noqa: BLE001 - the runtime's one loop
             error = raised
         telemetry.end(spans, error)
@@ -191,10 +193,10 @@ class Runner:
         BATCH.labels(self.name, role.method).observe(len(events))
         return error
 
-    async def _busy_while(
+    async def _hold_messages(
         self, batch: list[DeliveredMessage], working: Coroutine[Any, Any, None]
     ) -> None:
-        """Wait for the work; keep its messages ours while it takes long."""
+        """Wait for the work, and reset the acknowledgement timeout of its messages meanwhile."""
         task = asyncio.ensure_future(working)
         try:
             while True:
@@ -206,8 +208,8 @@ class Runner:
         finally:
             task.cancel()
 
-    async def _say(self, answering: Awaitable[Sequence[Event] | None]) -> None:
-        await self._publish(list(await answering or ()))
+    async def _publish_result(self, result: Awaitable[Sequence[Event] | None]) -> None:
+        await self._publish(list(await result or ()))
 
     async def _publish(self, events: Sequence[Event]) -> None:
         if not events:
@@ -223,19 +225,19 @@ class Runner:
                 f"{self.name} {role.method}", list(events), kind=SpanKind.PRODUCER
             )
             try:
-                await self._surely(role.method, partial(self._publish, inside))
+                await self._retry(role.method, partial(self._publish, inside))
             finally:
                 telemetry.end(spans)
 
-    async def _surely(self, who: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Do it, again and again while NATS is away: a source's facts, for one, are told once."""
+    async def _retry(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Retry while NATS is down, so that no event of a source is lost."""
         while True:
             try:
                 return await act()
             except UnavailableError as error:
-                self._reasons.report(who, str(error))
-                if self.waits:
-                    self.waits = str(error)
+                self._reasons.report(what, str(error))
+                if self.unready_reason:
+                    self.unready_reason = str(error)
                 await asyncio.sleep(PAUSE_S)
 
     async def _loop(self, role: Role) -> None:
@@ -249,12 +251,12 @@ class Runner:
                 self._reasons.report(role.method, str(error))
             except Exception:
                 HANDLED.labels(self.name, role.method, "bug").inc()
-                logger.exception("%s ended by a bug; again in %g s", role.method, PAUSE_S)
+                logger.exception("%s ended with a bug; restarted in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
 
 
 def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
-    """Write a line per event, with its pod and trace, where such lines are wanted."""
+    """Log a line per event, with its pod and trace, if debug logging is on."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     outcome = "is done" if error is None else f"failed: {error}"
@@ -267,28 +269,28 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
 
 
 async def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> str:
-    """Tell the queue what became of a batch, and return that in one word."""
+    """Acknowledge a batch according to its error; return the outcome for metrics."""
     match error:
         case None:
-            outcome, telling = "done", [delivered.ack() for delivered in batch]
+            outcome, responses = "done", [delivered.ack() for delivered in batch]
         case RequestError():
-            logger.info("%s gives up %d messages: %s", role.method, len(batch), error)
-            outcome, telling = "refused", [delivered.terminate() for delivered in batch]
+            logger.info("%s drops %d messages: %s", role.method, len(batch), error)
+            outcome, responses = "refused", [delivered.terminate() for delivered in batch]
         case ConflictError():
-            logger.debug("%s asks again: %s", role.method, error)
-            outcome, telling = "conflict", [delivered.nak() for delivered in batch]
+            logger.debug("%s retries: %s", role.method, error)
+            outcome, responses = "conflict", [delivered.nak() for delivered in batch]
         case UnavailableError():
-            outcome, telling = "unavailable", [delivered.nak(PAUSE_S) for delivered in batch]
+            outcome, responses = "unavailable", [delivered.nak(PAUSE_S) for delivered in batch]
         case _:
-            logger.error("%s met a bug", role.method, exc_info=error)
-            outcome, telling = "bug", [_after_bug(delivered) for delivered in batch]
-    for told in telling:
-        await told
+            logger.error("%s failed with a bug", role.method, exc_info=error)
+            outcome, responses = "bug", [_after_bug(delivered) for delivered in batch]
+    for response in responses:
+        await response
     return outcome
 
 
 async def _after_bug(delivered: DeliveredMessage) -> None:
     if delivered.attempts < ATTEMPTS:
         return await delivered.nak(PAUSE_S)
-    logger.error("set aside after %d attempts: %r", delivered.attempts, delivered.events)
+    logger.error("dropped after %d attempts: %r", delivered.attempts, delivered.events)
     return await delivered.terminate()

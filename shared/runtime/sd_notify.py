@@ -1,4 +1,4 @@
-"""Tells the init system that a service has started, where it asked to be told."""
+"""Notifies systemd that a service has started (sd_notify(3))."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
 
 def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Say that what was ordered after this service may start, and how it stands.
+    """Notify systemd that the service is ready, with a status text.
 
     May be said again. Nobody is told where nobody asked; who cannot be told is no reason to stop.
     """

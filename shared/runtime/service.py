@@ -1,9 +1,9 @@
-"""How a service says what it does: handlers, sources, answers and loops, read from signatures.
+"""Roles of a service's methods: handlers, sources, replies and loops, read from signatures.
 
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
-the events it answers with; `@observes` marks one that hears a copy of everything said, work
-included, and takes it from nobody; `@emits` marks an async generator of batches of events;
-`@answers` takes one event and returns one; `@loops` marks what runs beside them all the time.
+the events to publish. `@observes` marks a handler of copies, work included, that consumes nothing.
+`@emits` marks an async generator of batches of events. `@answers` takes a request and returns the
+reply. `@loops` marks what runs in the background.
 """
 
 import collections.abc
@@ -21,7 +21,7 @@ _MARK = "__leasehold_role__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What one method of a service is for."""
+    """The role of one method of a service."""
 
     kind: str
     """`handles`, `observes`, `emits`, `answers` or `loops`."""
@@ -29,7 +29,7 @@ class Role:
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
-    """Batches of one replica that may be under way at once."""
+    """Number of batches that a replica handles concurrently."""
 
 
 @overload
@@ -47,7 +47,7 @@ def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
 
 
 def observes(method: F) -> F:
-    """Mark a handler of batches of copies: each replica hears all, and some may be lost."""
+    """Mark a handler of copies: each replica receives all events, and some may be lost."""
     setattr(method, _MARK, ("observes", 1))
     return method
 
@@ -59,33 +59,35 @@ def emits(method: F) -> F:
 
 
 def answers(method: F) -> F:
-    """Mark a method that answers a question put to any replica."""
+    """Mark a method that replies to a request to any replica."""
     setattr(method, _MARK, ("answers", 1))
     return method
 
 
 def loops(method: F) -> F:
-    """Mark a method that runs until the service stops; it is started again if it ends."""
+    """Mark a method that runs until the service stops; it is restarted if it ends."""
     setattr(method, _MARK, ("loops", 1))
     return method
 
 
 def roles_of(service: type | object) -> tuple[Role, ...]:
-    """Return the roles of a service's methods, in order of their names."""
+    """Return the roles of a service's methods, sorted by name."""
     kind = service if isinstance(service, type) else type(service)
     return tuple(_roles(kind))
 
 
-def _roles(kind: type) -> Iterator[Role]:
-    for name in sorted(dir(kind)):
-        method = getattr(kind, name)
+def _roles(service: type) -> Iterator[Role]:
+    for name in sorted(dir(service)):
+        method = getattr(service, name)
         mark = getattr(method, _MARK, None)
         if mark is None:
             continue
         hints = typing.get_type_hints(method)
-        says = _events_in(hints.pop("return", None))
-        hears = tuple(event for hint in hints.values() for event in _events_in(hint))
-        yield Role(kind=mark[0], method=name, consumes=hears, publishes=says, concurrency=mark[1])
+        publishes = _events_in(hints.pop("return", None))
+        consumes = tuple(event for hint in hints.values() for event in _events_in(hint))
+        yield Role(
+            kind=mark[0], method=name, consumes=consumes, publishes=publishes, concurrency=mark[1]
+        )
 
 
 def _events_in(hint: Any) -> tuple[type[Event], ...]:

@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass per service, read from flags first and the environment second.
+"""Settings: one frozen dataclass per service, read from flags, then the environment.
 
 A field `redis_url` is the flag `--redis-url` and the variable `LEASEHOLD_REDIS_URL`. Lists are
 written with commas.
@@ -30,7 +30,7 @@ def setting(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """What every service is told."""
+    """Settings of every service."""
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
     nats_credentials: Path | None = setting(
@@ -71,7 +71,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings(ServiceSettings):
-    """What a service is told that reads or writes the ledger."""
+    """Settings of services that use the ledger."""
 
     redis_url: str = setting(
         "redis://127.0.0.1:6379",
@@ -113,7 +113,7 @@ def load(
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> S:
-    """Read settings of `kind`. Flags win over the environment, that over defaults.
+    """Load settings of `kind`: flags, then the environment, then defaults.
 
     Raises RequestError naming the variable and the value it cannot read; a bad flag ends the
     process with code 2 and argparse's own message.
@@ -129,7 +129,7 @@ def load(
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
-    """Read settings as `load` does; a value that cannot be read is one line and exit code 2."""
+    """Load settings; an invalid value is printed as one line, with exit code 2."""
     try:
         return load(kind, program, about=about, examples=examples)
     except RequestError as error:
@@ -140,7 +140,7 @@ def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[
 def add_flags(
     parser: argparse.ArgumentParser, kind: type[Any], *, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Add one flag per field of `kind`, with what the environment says as default."""
+    """Add one flag per field of `kind`; the default is the value of the environment."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         variable = PREFIX + item.name.upper()
@@ -170,7 +170,7 @@ def from_flags(kind: type[S], flags: argparse.Namespace) -> S:
 
 
 def parse_bool(text: str) -> bool:
-    """Read yes or no in the usual spellings. Raises ValueError on any other."""
+    """Parse a boolean in its usual spellings. Raises ValueError for others."""
     if text.lower() in {"1", "true", "yes", "on"}:
         return True
     if text.lower() in {"0", "false", "no", "off", ""}:
@@ -179,12 +179,12 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read a list written with commas; blanks around entries and empty entries are dropped."""
+    """Parse a comma-separated list; blanks and empty entries are dropped."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def reader_of(hint: Any) -> Callable[[str], Any]:
-    """Return the function that reads text as a value of `hint`."""
+    """Return the function that parses text as a value of type `hint`."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:

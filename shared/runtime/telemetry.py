@@ -1,4 +1,4 @@
-"""Traces, metrics and logs of a service.
+"""Traces and logs of a service.
 
 A pod's trace id is its uid without the dashes, so that whoever knows the pod can find the trace,
 and two watchers that see one pod start one trace. Context travels as W3C `traceparent` text.
@@ -46,7 +46,7 @@ _root_trace_id: contextvars.ContextVar[int] = contextvars.ContextVar("root_trace
 
 
 def trace_id_of(pod: str) -> str:
-    """Return the trace id, 32 hex digits, of the pod with this uid."""
+    """Return the trace ID, 32 hex digits, of the pod with this UID."""
     digits = pod.replace("-", "").lower()
     if len(digits) == 32 and all(c in "0123456789abcdef" for c in digits) and int(digits, 16):
         return digits
@@ -59,7 +59,7 @@ class _PodTraceIds(RandomIdGenerator):
 
 
 class Tracing:
-    """Spans of one service. Without an exporter it costs nothing and passes contexts through."""
+    """Spans of one service. Without an exporter, only contexts are passed on."""
 
     def __init__(self, service: str, provider: TracerProvider | None) -> None:
         self.service = service
@@ -153,7 +153,7 @@ class Tracing:
 
 
 def end(spans: Iterable[Span], error: BaseException | None = None) -> None:
-    """End spans, as failed if there was an error."""
+    """End spans, with the error if there was one."""
     for span in spans:
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, str(error)))
@@ -161,13 +161,13 @@ def end(spans: Iterable[Span], error: BaseException | None = None) -> None:
 
 
 def context_of(span: Span) -> str:
-    """Return a span's context as a traceparent."""
+    """Return the context of a span as a traceparent."""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """Read a traceparent, or return None if the text is none."""
+    """Parse a traceparent; return None if the text is invalid."""
     if not is_traceparent(text):
         return None
     trace_id, span_id, flags = (int(part, 16) for part in text.split("-")[1:])
@@ -175,7 +175,7 @@ def parse_traceparent(text: str) -> SpanContext | None:
 
 
 def pod_attributes(event: Event) -> dict[str, str]:
-    """Return the pod that an event is about, as OpenTelemetry's Kubernetes attributes."""
+    """Return the pod of an event as OpenTelemetry's Kubernetes attributes."""
     subject: Any = event
     for part in ("allocation", "lease"):
         if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
@@ -196,7 +196,7 @@ def pod_attributes(event: Event) -> dict[str, str]:
 
 
 class SpanFile(SpanExporter):
-    """Finished spans, one JSON object a line; the file before the last 64 MiB is kept as `.1`."""
+    """Writes finished spans as JSON lines; the file is rotated to `.1` at 64 MiB."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -212,7 +212,7 @@ class SpanFile(SpanExporter):
 
 
 def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
-    """Set up tracing as the settings say; spans are sent in the background."""
+    """Set up tracing from the settings; spans are exported in the background."""
     exporters: list[SpanExporter] = []
     if settings.trace_dir is not None:
         settings.trace_dir.mkdir(parents=True, exist_ok=True)
@@ -245,12 +245,12 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 def instance_of(service: str, settings: ServiceSettings) -> str:
-    """Return the name of this replica; in containers, where every pid is 1, the host tells."""
+    """Return the name of this replica; in a container it contains the host name."""
     return settings.instance or f"{service}-{platform.node()}-{os.getpid()}"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, service, text; pod and trace where there are any."""
+    """Formats records as JSON lines: time, level, service, text, and pod and trace if known."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Why something waits: each reason is a warning once, however often it is met meanwhile."""
+"""Reasons for waiting; each is logged as a warning once."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ KEPT = 1_000
 
 
 class WaitReasons:
-    """The reasons of one service; the first part that meets one tells it."""
+    """The reasons of one service."""
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self._ticks = ticks

@@ -164,10 +164,10 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
     wrong = tmp_path / "placer"
     wrong.write_text("placer:guessed")
 
-    with pytest.raises(UnavailableError, match="give --nats-credentials FILE"):
+    with pytest.raises(UnavailableError, match="set --nats-credentials FILE"):
         async with Bus.connect(nats_url, name="test", patience_s=3):
             pass
-    with pytest.raises(UnavailableError, match="refuses the user in") as refused:
+    with pytest.raises(UnavailableError, match="rejects the user in") as refused:
         async with Bus.connect(
             nats_url, name="test", keys=ClientCredentials(credentials=wrong), patience_s=3
         ):

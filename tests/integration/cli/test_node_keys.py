@@ -198,5 +198,5 @@ async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_
 
     assert outcome is Outcome.OK
     assert "lets this node's agent in" in text
-    with pytest.raises(UnavailableError, match="refuses the token in"):
+    with pytest.raises(UnavailableError, match="rejects the token in"):
         await found("made-up")

@@ -67,4 +67,4 @@ async def test_a_token_that_is_not_for_nats_lets_nobody_ask(world: DoorsWorld) -
     done = await resize(world, world.cluster.bear("operator", audience="api-server"))
 
     assert (done.code, done.out) == (3, "")
-    assert "refuses the token in" in done.err
+    assert "rejects the token in" in done.err

@@ -215,7 +215,7 @@ async def test_a_question_reaches_the_node_it_is_for(server: NatsServer) -> None
         told = await bus.request(here, TerminationReply)
 
         assert told.terminated
-        with pytest.raises(UnavailableError, match=r"end\.asked\.v1"):
+        with pytest.raises(UnavailableError, match=r"termination\.request\.v1"):
             await bus.request(elsewhere, TerminationReply, timeout_s=0.5)
         task.cancel()
 
@@ -238,7 +238,7 @@ async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
                 timeout_s=0.5,
             )
 
-        assert "ended met a bug" in caplog.text
+        assert "ended failed with a bug" in caplog.text
         assert (
             await bus.request(
                 TerminationRequest(node=NodeName("node-a"), pod=PodUid("p")), TerminationReply
@@ -278,7 +278,7 @@ async def test_events_too_large_for_one_message_travel_in_several_and_one_too_la
 
         await until(lambda: len(recorder.seen) == 3)
         assert sorted(name[0] for name in recorder.seen) == ["0", "1", "3"]
-        assert "raise its max_payload" in caplog.text
+        assert "increase max_payload" in caplog.text
         task.cancel()
 
 

@@ -58,7 +58,7 @@ async def test_services_wait_for_nats_and_redis_and_go_on_by_themselves() -> Non
                 )
                 for name in services
             }
-            waits = (f"nats: NATS at {nats.url} does not answer (nobody listens there)",)
+            waits = (f"nats: NATS at {nats.url} does not respond (connection refused)",)
             async with asyncio.timeout(LIMIT_S):
                 for each in running.values():
                     await each.until_unready(*waits)
@@ -132,7 +132,7 @@ async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nat
         with service_process("auth", *flags) as auth:
             try:
                 async with asyncio.timeout(LIMIT_S):
-                    await auth.until_unready(f"NATS at {world.url} does not answer")
+                    await auth.until_unready(f"NATS at {world.url} does not respond")
                     assert await auth.page("/healthz") == (200, "ok\n")
                     world.start_nats()
                     await auth.until_ready()
@@ -194,7 +194,7 @@ async def test_who_waits_is_ended_by_sigterm(host: str) -> None:
     nats_url = f"nats://{host}:{free_port()}"
     with service_process("placer", "--nats-url", nats_url) as placer:
         async with asyncio.timeout(LIMIT_S):
-            await placer.until_unready(f"NATS at {nats_url} does not answer")
+            await placer.until_unready(f"NATS at {nats_url} does not respond")
 
         code = await placer.terminated()
 
@@ -214,7 +214,7 @@ async def test_who_is_refused_waits_for_its_secret_and_says_what_to_do(tmp_path:
         async with asyncio.timeout(LIMIT_S):
             await placer.until_unready(f"nats: {secret}")
             secret.write_text("placer:guessed")
-            await placer.until_unready(f"refuses the user in {secret}")
+            await placer.until_unready(f"rejects the user in {secret}")
             while "compare the file with the server's configuration" not in placer.log():
                 await asyncio.sleep(0.05)
 
