@@ -1,17 +1,19 @@
-"""Finds Volcano's ConfigMaps, in files or at the API server, and reads them again now and then."""
+"""Reads Volcano's device configuration from files or from ConfigMaps, and refreshes it."""
 
 import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import yaml
 
-from services.node_agent.gpus.inventory import SharingConfig, check_sharing_config
-from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
+from services.node_agent.gpus.sharing_config import (
+    SharingConfig,
+    check_sharing_config,
+    merge_sharing,
+)
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
@@ -19,7 +21,6 @@ from shared.dialects.volcano.device_config import (
     NAMESPACES,
     NODE_KEY,
     NODE_MAP,
-    DeviceConfig,
     parse_device_config,
 )
 from shared.kubernetes.client import KubernetesClient
@@ -30,42 +31,24 @@ from shared.model.names import NodeName
 
 logger = logging.getLogger(__name__)
 
-READ_AGAIN_S = 60.0
-ASK_S = 3.0
+REFRESH_S = 60.0
+REQUEST_TIMEOUT_S = 3.0
 
 
-def merge_sharing(
-    config: DeviceConfig, flags: SharingConfig, *, split: int | None, unit: int | None
-) -> SharingConfig:
-    """Return how the node's devices are divided.
-
-    Flags (`split` and `unit`, None where not given) win over the file for all nodes, and the
-    node's own entry over both; 10 slots and 1 MiB per unit are what nobody has to say.
-    """
-    return replace(
-        flags,
-        split_count=config.node_split_count or split or config.split_count or flags.split_count,
-        unit_mib=unit or config.unit_mib or flags.unit_mib,
-        geometries=(*config.geometries, *KNOWN_GEOMETRIES),
-        hidden=config.excluded_devices,
-        expected_mode=config.mode,
-    )
-
-
-class _ConfigMap(msgspec.Struct):
+class _ConfigMapData(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
 class DeviceConfigLoader:
-    """How the node's devices are divided, as flags and both ConfigMaps say together.
+    """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    What the API server said is kept in a file, so that an agent that starts without it divides
-    devices as before.
+    The contents of the ConfigMaps are cached in a file, so that an agent that starts without the
+    API server shares GPUs as before.
     """
 
     def __init__(
         self,
-        kube: KubernetesClient,
+        client: KubernetesClient,
         node: NodeName,
         *,
         flags: SharingConfig,
@@ -76,28 +59,28 @@ class DeviceConfigLoader:
         cache_file: Path,
         clock: Clock,
     ) -> None:
-        self.kube = kube
+        self.client = client
         self.node = node
         self.flags = flags
         self.split = split
         self.unit = unit
         self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
-        self.kept = cache_file
+        self.cache_file = cache_file
         self.clock = clock
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
         self._warnings: tuple[str, ...] = ()
         self._read_errors: dict[str, str] = {}
-        """Why a ConfigMap could not be read when it was last tried."""
+        """Why a ConfigMap could not be read at the last attempt."""
 
     async def load(self) -> SharingConfig:
-        """Return it, as of at most `READ_AGAIN_S` ago.
+        """Return the configuration, at most a minute old.
 
-        Raises RequestError if a file that a flag names cannot be read when it is first wanted, or
-        if the settings divide nothing.
+        Raises RequestError if a file that a flag names cannot be read the first time, or if a
+        setting is out of range.
         """
-        if self._sharing is None or self.clock.ticks() >= self._read_at + READ_AGAIN_S:
+        if self._sharing is None or self.clock.ticks() >= self._read_at + REFRESH_S:
             texts = {
                 DEVICE_MAP: await self._read_text(DEVICE_MAP, DEVICE_KEY),
                 NODE_MAP: await self._read_text(NODE_MAP, NODE_KEY),
@@ -112,75 +95,77 @@ class DeviceConfigLoader:
     async def _read_text(self, name: str, key: str) -> str | None:
         file = self.files[name]
         if file is None:
-            return await self._from_cluster(name, key)
+            return await self._read_config_map(name, key)
         try:
             return await asyncio.to_thread(file.read_text)
         except (OSError, UnicodeDecodeError) as error:
             if self._sharing is None:
                 raise RequestError(f"{file} cannot be read: {error}") from error
-            logger.warning("%s cannot be read, and counts as it was: %s", file, error)
+            logger.warning("%s cannot be read, using the previous content: %s", file, error)
             return self._texts.get(name)
 
-    async def _from_cluster(self, name: str, key: str) -> str | None:
+    async def _read_config_map(self, name: str, key: str) -> str | None:
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 for namespace in NAMESPACES:
                     try:
-                        found = await self.kube.read(
-                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", _ConfigMap
+                        config_map = await self.client.read(
+                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", _ConfigMapData
                         )
                     except NotFoundError:
                         continue
                     self._read_errors.pop(name, None)
-                    return (found.data or {}).get(key)
+                    return (config_map.data or {}).get(key)
                 self._read_errors.pop(name, None)
                 return None
         except (LeaseholdError, TimeoutError) as error:
-            before = self._texts or await asyncio.to_thread(self._load_cache)
-            why = str(error) or f"no answer within {ASK_S:g} s"
-            if self._read_errors.get(name) != why:
-                logger.warning("ConfigMap %s cannot be read, and counts as it was: %s", name, why)
-            self._read_errors[name] = why
-            return before.get(name)
+            previous = self._texts or await asyncio.to_thread(self._load_cache)
+            reason = str(error) or f"no response within {REQUEST_TIMEOUT_S:g} s"
+            if self._read_errors.get(name) != reason:
+                logger.warning(
+                    "ConfigMap %s cannot be read, using the previous content: %s", name, reason
+                )
+            self._read_errors[name] = reason
+            return previous.get(name)
 
     def _parse(self, texts: dict[str, str | None]) -> SharingConfig:
-        said: list[str] = []
+        warnings: list[str] = []
         config = parse_device_config(
-            _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, said),
-            _document(texts[NODE_MAP], NODE_KEY, json.loads, said),
+            _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, warnings),
+            _document(texts[NODE_MAP], NODE_KEY, json.loads, warnings),
             self.node,
         )
-        for text in (*said, *config.warnings):
+        for text in (*warnings, *config.warnings):
             if text not in self._warnings:
                 logger.warning("configuration: %s", text)
-        self._warnings = (*said, *config.warnings)
-        division = merge_sharing(config, self.flags, split=self.split, unit=self.unit)
-        check_sharing_config(division, Strategy.ALL)
-        return division
+        self._warnings = (*warnings, *config.warnings)
+        sharing = merge_sharing(config, self.flags, split=self.split, unit=self.unit)
+        check_sharing_config(sharing, Strategy.ALL)
+        return sharing
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
-        """Keep them for a start without the API server; a full disk is no reason to stop."""
-        draft = self.kept.with_suffix(".new")
+        """Cache the texts for a start without the API server; a full disk is only logged."""
+        draft = self.cache_file.with_suffix(".new")
         try:
             draft.write_text(json.dumps(texts))
-            draft.replace(self.kept)
+            draft.replace(self.cache_file)
         except OSError as error:
-            logger.warning("%s cannot be written: %s", self.kept, error.strerror)
+            logger.warning("%s cannot be written: %s", self.cache_file, error.strerror)
 
     def _load_cache(self) -> dict[str, str | None]:
         try:
-            kept: dict[str, str | None] = json.loads(self.kept.read_text())
+            cached: dict[str, str | None] = json.loads(self.cache_file.read_text())
         except (OSError, ValueError):
             return {}
-        return kept
+        return cached
 
 
 def _document(
-    text: str | None, where: str, load: Callable[[str], object], said: list[str]
+    text: str | None, source: str, load: Callable[[str], object], warnings: list[str]
 ) -> object:
-    """Return what a text says; None for none, or for one that is not in its language."""
+    """Return the document in a text; None if there is none, or if its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
     except (yaml.YAMLError, ValueError) as error:
-        said.append(f"{where} cannot be read, and says nothing: {error}")
+        warnings.append(f"{source} is ignored, its syntax is invalid: {error}")
         return None

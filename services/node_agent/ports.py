@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
-from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, SharingConfig
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.usage.snapshot import Violation
+from services.node_agent.usage.violations import Violation
+from services.node_agent.views.advertisement import NodeAdvertisement
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation

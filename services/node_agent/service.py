@@ -10,7 +10,8 @@ from services.node_agent.drain import drained
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, SharingConfig
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
 from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.ports import (
     Cleaning,
@@ -29,6 +30,7 @@ from services.node_agent.records.checkpoint_rebuild import ended_pods
 from services.node_agent.records.rebuild_writer import rebuild_record
 from services.node_agent.timeouts import set_within
 from services.node_agent.usage.violations import violation_events
+from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import (
     Dialect,
@@ -256,7 +258,7 @@ class NodeAgent:
             driver_version=inventory.driver_version(found),
             isolation_available=await self.cleaning.can_isolate(),
         )
-        sharing = sharing if host.isolation_available else inventory.without_isolation(sharing)
+        sharing = sharing if host.isolation_available else without_isolation(sharing)
         try:
             await self.cdi.update(inventory.visible_gpus(found, sharing))
         except UnavailableError:
@@ -290,7 +292,7 @@ class NodeAgent:
         if (devices, served, host) == before and self.answering.facts is not None:
             return
         shown = await asyncio.to_thread(
-            inventory.advertisement_of, self.dialects, served, sharing.strategy, host
+            advertisement_of, self.dialects, served, sharing.strategy, host
         )
         self._served = served
         self.devices, self.host, self.shown = devices, host, shown

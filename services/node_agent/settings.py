@@ -13,7 +13,11 @@ from services.node_agent.allocate.device_list_strategies import (
     parse_strategies,
 )
 from services.node_agent.gpus.driver import GPUS_HELP, NVML
-from services.node_agent.gpus.inventory import SharingConfig, check_sharing_config, parse_isolation
+from services.node_agent.gpus.sharing_config import (
+    SharingConfig,
+    check_sharing_config,
+    parse_isolation,
+)
 from services.node_agent.isolation.library import current_library
 from shared.dialects.advertised import Strategy
 from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME

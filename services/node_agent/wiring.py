@@ -16,6 +16,7 @@ from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARI
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver, open_gpu_driver
 from services.node_agent.gpus.health_monitor import HealthMonitor
+from services.node_agent.gpus.simulated.gpus import NoUsage
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -40,13 +41,8 @@ from services.node_agent.settings import (
     AgentSettings,
     kubelet_credentials,
 )
-from services.node_agent.usage.monitor import (
-    METRICS_PATH,
-    NoUsage,
-    UsageMonitor,
-    UsageSource,
-    metrics_app,
-)
+from services.node_agent.usage.monitor import UsageMonitor, UsageSource
+from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.handshake import Handshake
 from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import Rules
@@ -98,7 +94,7 @@ def xid_rules(environ: Mapping[str, str]) -> XidRules:
 def usage_of(settings: AgentSettings, gpus: Gpus) -> UsageSource:
     """Return who knows what runs on the node's GPUs."""
     if settings.simulated:
-        return NoUsage(gpus)
+        return NoUsage(gpus.discover)
     from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - as above
 
     return NvmlProcesses()
@@ -197,7 +193,7 @@ async def node_agent(
         monitor = UsageMonitor(
             node,
             usage=usage_of(settings, gpus),
-            mig=gpus,
+            list_instances=gpus.instances,
             pods=pods,
             checkpoint=record,
             leases=leases,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.node_agent.gpus.inventory import (
+from services.node_agent.views.advertisement import (
     MAX_ID_LENGTH,
     advertisement_of,
     check_list,

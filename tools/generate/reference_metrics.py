@@ -8,19 +8,16 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.mig.instances import MigInstance
-from services.node_agent.usage.snapshot import (
-    DeviceSample,
-    LeasedContainer,
-    MeasuredContainer,
-    MeasuredShare,
-    UsageSnapshot,
-    Violation,
-)
+from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
+from services.node_agent.usage.violations import Violation
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
@@ -72,7 +69,7 @@ def _everything() -> UsageSnapshot:
     lent = share(0)
     seed = RegionSeed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
     tenant = LeasedContainer(
-        lease=lease_of("u1", lent), name=lent.container, place=PLACE, seed=seed
+        lease=lease_of("u1", lent), name=lent.container, region_path=PLACE, seed=seed
     )
     use = MeasuredShare(
         share=lent,

@@ -4,10 +4,11 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.finding import Finding, fail, ok, warn
-from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_size_bytes
+from services.node_agent.gpus.device_samples import DeviceSample
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.host_paths import is_loadable
-from services.node_agent.usage.snapshot import DeviceSample
+from services.node_agent.views.advertisement import MAX_LIST_BYTES, list_size_bytes
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation

@@ -13,7 +13,7 @@ from services.cli.doctor.finding import Finding, SkipError
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.gpus.driver import GpuDriver
-from services.node_agent.gpus.inventory import Gpu, NodeAdvertisement, advertisement_of
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import running_instance
 from services.node_agent.isolation.host_paths import ELF_HEAD
 from services.node_agent.isolation.library import unusable_reason
@@ -21,6 +21,7 @@ from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.mig.partition_client import RemoteMigGpus
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.cgroups import read_origin
+from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from services.node_agent.wiring import gpus_of, usage_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules

@@ -1,6 +1,6 @@
-"""What can be wrong with a GPU, and which of the driver's XID events mean that something is; pure.
+"""Faults of GPUs, and which XID events of the driver are critical; pure.
 
-The environment variables are those of NVIDIA's device plugin and of the plugins made from it.
+The environment variables are those of NVIDIA's device plugin and of the plugins derived from it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from shared.model.names import DeviceUuid
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""What a program does wrong; the next one finds the GPU as good as before."""
+"""Errors of an application; they do not affect the next one."""
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
 _MEANINGS = {
@@ -26,22 +26,22 @@ _MEANINGS = {
     92: "many single-bit ECC errors",
     94: "contained memory error",
     95: "uncontained memory error",
-    119: "the GPU's system processor does not answer",
+    119: "the GPU's system processor does not respond",
     120: "the GPU's system processor failed",
     140: "unrecovered memory error",
 }
 """https://docs.nvidia.com/deploy/xid-errors/"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that is wrong with a GPU: for machines, and for people."""
+    """A fault of a GPU."""
 
     code: str
     """In CamelCase."""
     text: str
     severe: bool = False
-    """One sight of it is enough; otherwise it may have been a hiccup."""
+    """One occurrence suffices to cordon the GPU; otherwise it may be transient."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}"
@@ -56,62 +56,56 @@ class Xid:
 
     @property
     def fault(self) -> Fault:
-        """Return what it says about the GPU."""
+        """The fault that it reports."""
         meaning = _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
-        return Fault("XidError", f"Xid {self.number}, {meaning}", severe=True)
+        return Fault(code="XidError", text=f"Xid {self.number}, {meaning}", severe=True)
 
 
 def no_response(reason: str) -> Fault:
-    """Return the fault of a GPU about which the driver says nothing."""
-    return Fault("NoAnswer", reason)
+    """Return the fault of a GPU that does not respond."""
+    return Fault(code="NoResponse", text=reason)
 
 
 ROW_REMAP_FAILED = Fault(
-    "MemoryBroken",
-    "a memory row could not be remapped: reset the GPU, and replace it if that stays",
+    code="RowRemapFailed",
+    text="a memory row could not be remapped: reset the GPU, and replace it if the fault persists",
     severe=True,
 )
-NOT_LISTED = Fault("Gone", "the driver does not list it any more")
+NOT_LISTED = Fault(code="NotListed", text="the driver no longer lists it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidRules:
-    """Which XIDs condemn a GPU."""
+    """Which XIDs are critical."""
 
     disabled: bool = False
+    """Only XIDs that are explicitly enabled are critical."""
     ignored: frozenset[int] = APPLICATION_XIDS
     enabled: frozenset[int] = frozenset()
-    """These do whatever else is said."""
+    """Critical whatever else is set."""
     all_enabled: bool = False
     invalid_words: tuple[str, ...] = ()
-    """Words of the environment that mean nothing."""
+    """Words of the environment variables that are not understood."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Read the environment: XIDs to ignore besides the usual, and XIDs that count all the same.
+        """Read the XIDs to ignore besides the default, and those that are critical all the same.
 
-        Each is a list of numbers; `all` (and `xids`, among those to ignore) means every one.
+        Each variable is a list of numbers; `all` (and `xids`, for those to ignore) means every XID.
         """
-        disabled, enabled = (
-            _words(environ.get(DISABLE_VARIABLE, "")),
-            _words(environ.get(ENABLE_VARIABLE, "")),
-        )
+        disabled = _words(environ.get(DISABLE_VARIABLE, ""))
+        enabled = _words(environ.get(ENABLE_VARIABLE, ""))
+        words = (disabled - _ALL_XIDS) | (enabled - {_ALL})
         return cls(
             disabled=bool(_ALL_XIDS & disabled),
             ignored=APPLICATION_XIDS | _numbers(disabled),
             enabled=_numbers(enabled),
             all_enabled=_ALL in enabled,
-            invalid_words=tuple(
-                sorted(
-                    word
-                    for word in (disabled - _ALL_XIDS) | (enabled - {_ALL})
-                    if not word.isdecimal()
-                )
-            ),
+            invalid_words=tuple(sorted(word for word in words if not word.isdecimal())),
         )
 
     def is_critical(self, xid: int) -> bool:
-        """Say whether an XID means that the GPU is sick."""
+        """Whether an XID means that the GPU is faulty."""
         if self.all_enabled or xid in self.enabled:
             return True
         return not self.disabled and xid not in self.ignored

@@ -1,10 +1,10 @@
-"""The health of devices as a life cycle: what a look at a GPU shows, and what follows; pure.
+"""The health states of devices, and what a probe changes in them; pure.
 
-A device is known by its UUID alone. `healthy` devices are offered. A `suspect` one has shown
-something that may have been a hiccup: no new pod is placed on it, pods that are on their way may
-still start. A `cordoned` one has left the kubelet's list, and the owners of its leases are told; it
-is left in peace for a while, twice as long each time. Then it is `probing`: some looks in a row at
-which nothing is wrong make it healthy again, by itself.
+A device is identified by its UUID alone. `healthy` devices are offered. A `suspect` device has
+shown a fault that may be transient: no new pod is placed on it, but pods that are on their way may
+still start. A `cordoned` device is unhealthy for the kubelet, and the owners of its leases are
+notified; it is not probed for a backoff time that doubles each time. Then it is `probing`: after
+enough successful probes in a row it is healthy again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from shared.model.names import DeviceUuid
 
 
 class HealthState(StrEnum):
-    """Where a device stands."""
+    """The health state of a device."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -36,49 +36,49 @@ TRANSITIONS: Mapping[HealthState, frozenset[HealthState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPolicy:
-    """How patient the life cycle is."""
+    """Thresholds and times of the health states."""
 
     first_backoff_s: float = 30.0
-    """How long a device that is cordoned for the first time is left in peace."""
+    """How long a device that is cordoned for the first time is not probed."""
     max_backoff_s: float = 960.0
     reset_after_s: float = 3600.0
-    """A device that stayed healthy for so long is sick for the first time again."""
+    """After this time in good health, the next backoff is the first again."""
     failure_threshold: int = 2
-    """So many looks in a row at which something is wrong are no hiccup."""
+    """This many failed probes in a row are not transient."""
     success_threshold: int = 3
-    """So many in a row at which nothing is wrong make a device healthy."""
+    """This many successful probes in a row make a device healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRecord:
-    """What is known of one device's health."""
+    """The health of one device."""
 
     state: HealthState = HealthState.HEALTHY
     since: float = 0.0
-    """When it came to be so, on a clock that only goes on."""
+    """When it entered the state, on a monotonic clock."""
     fault: Fault | None = None
     """Why it is not healthy."""
     streak: int = 0
-    """Bad ones in a row of a suspect, clean ones of a device that is probed."""
+    """Failed probes in a row while suspect, successful probes in a row while probing."""
     cordons: int = 0
-    """How often it was cordoned since it was last steady."""
+    """How often it was cordoned since the backoff was last reset."""
     probe_at: float = 0.0
-    """Until then it is left in peace, if it is cordoned."""
+    """When a cordoned device is probed again."""
 
     @property
     def message(self) -> str:
-        """Return what is wrong in words; empty: nothing."""
+        """State and fault; empty if it has no fault."""
         return "" if self.fault is None else f"{self.state}: {self.fault}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBaseline:
-    """What a device looked like when it was last there; a change of it is a fault."""
+    """What a device was like when it last responded; a change of it is a fault."""
 
     memory_mib: int
     mode: DeviceMode
     ecc_errors: int | None
-    """The last figure that was told; None: none ever was."""
+    """The latest count that was reported; None: none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class DeviceHealth:
 def next_record(
     record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
 ) -> HealthRecord:
-    """Return what follows from one look, at which `fault` was wrong, or nothing."""
+    """Return the record after one probe, which found `fault` or none."""
     match record.state:
         case HealthState.HEALTHY:
             return _healthy(record, fault, policy, now)
@@ -129,7 +129,7 @@ def _suspect(
 def _cordoned(
     record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
 ) -> HealthRecord:
-    """Leave it in peace until its time has come; if something is wrong then, longer."""
+    """Wait until `probe_at`; if there is a fault then, back off longer."""
     if now < record.probe_at:
         return record
     if fault is not None:
@@ -160,12 +160,12 @@ def _cordon(record: HealthRecord, fault: Fault, policy: HealthPolicy, now: float
 
 
 def backoff_s(cordons: int, policy: HealthPolicy) -> float:
-    """Return how long a device is left in peace that is cordoned for this time in a row."""
+    """Return how long a device is not probed that is cordoned for this time in a row."""
     doublings = min(cordons - 1, 32)
     return min(policy.first_backoff_s * 2.0**doublings, policy.max_backoff_s)
 
 
-def probe_results(
+def update_health(
     known: Mapping[DeviceUuid, DeviceHealth],
     gpus: Iterable[Gpu],
     xids: Iterable[Xid],
@@ -175,47 +175,69 @@ def probe_results(
     now: float,
     driver_fault: Fault | None = None,
 ) -> dict[DeviceUuid, DeviceHealth]:
-    """Return all devices after one look, those included that were not found at it.
+    """Return the health of all devices after one probe, including devices that it did not find.
 
-    With `silence` nothing could be found, for that reason.
+    With `driver_fault` the driver did not respond at all.
     """
     found = {gpu.uuid: gpu for gpu in gpus}
-    events = [xid for xid in xids if rules.is_critical(xid.number)]
-    after: dict[DeviceUuid, DeviceHealth] = {}
-    for uuid in known.keys() | found.keys():
-        gpu, before = found.get(uuid), known.get(uuid)
-        struck = next((xid.fault for xid in events if xid.device == uuid), None)
-        if gpu is not None:
-            fault = struck or gpu.fault or (_change_fault(before.baseline, gpu) if before else None)
-            sight = _baseline(gpu, before.baseline if before else None)
-        elif before is not None:
-            fault, sight = struck or driver_fault or NOT_LISTED, before.baseline
-        record = before.record if before else HealthRecord(since=now)
-        after[uuid] = DeviceHealth(record=next_record(record, fault, policy, now), baseline=sight)
-    return after
+    xid_faults: dict[DeviceUuid, Fault] = {}
+    for xid in xids:
+        if rules.is_critical(xid.number):
+            xid_faults.setdefault(xid.device, xid.fault)
+    missing_fault = driver_fault or NOT_LISTED
+    return {
+        uuid: _probed(known.get(uuid), gpu, xid_faults.get(uuid), policy, now)
+        for uuid, gpu in found.items()
+    } | {
+        uuid: replace(
+            before,
+            record=next_record(before.record, xid_faults.get(uuid) or missing_fault, policy, now),
+        )
+        for uuid, before in known.items()
+        if uuid not in found
+    }
+
+
+def _probed(
+    before: DeviceHealth | None,
+    gpu: Gpu,
+    xid_fault: Fault | None,
+    policy: HealthPolicy,
+    now: float,
+) -> DeviceHealth:
+    """Return the health of a device that a probe found."""
+    fault = xid_fault or gpu.fault
+    if before is None:
+        record = next_record(HealthRecord(since=now), fault, policy, now)
+        return DeviceHealth(record=record, baseline=_baseline(gpu, None))
+    fault = fault or _change_fault(before.baseline, gpu)
+    return DeviceHealth(
+        record=next_record(before.record, fault, policy, now),
+        baseline=_baseline(gpu, before.baseline),
+    )
 
 
 def _baseline(gpu: Gpu, before: DeviceBaseline | None) -> DeviceBaseline:
-    """Return what a GPU looks like; one that does not answer looks as it did."""
+    """Return the new baseline; that of a GPU with a fault stays as it was."""
     if gpu.fault is not None and before is not None:
         return before
-    told = gpu.ecc_errors
-    if told is None and before is not None:
-        told = before.ecc_errors
-    return DeviceBaseline(memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=told)
+    ecc_errors = gpu.ecc_errors
+    if ecc_errors is None and before is not None:
+        ecc_errors = before.ecc_errors
+    return DeviceBaseline(memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors)
 
 
 def _change_fault(before: DeviceBaseline, gpu: Gpu) -> Fault | None:
-    """Return what is not as it was: whoever holds leases was promised something else."""
+    """Return a fault if the device is no longer what the holders of its leases were promised."""
     if gpu.memory_mib != before.memory_mib:
-        text = f"its memory was {before.memory_mib} MiB and is {gpu.memory_mib} MiB now"
-        return Fault("MemoryChanged", text, severe=True)
+        text = f"its memory was {before.memory_mib} MiB and is now {gpu.memory_mib} MiB"
+        return Fault(code="MemoryChanged", text=text, severe=True)
     if gpu.mode is not before.mode:
-        text = f"its mode was {before.mode} and is {gpu.mode} now: somebody changed it by hand"
-        return Fault("ModeChanged", text, severe=True)
+        text = f"its mode was {before.mode} and is now {gpu.mode}: it was changed manually"
+        return Fault(code="ModeChanged", text=text, severe=True)
     if gpu.ecc_errors is None or before.ecc_errors is None:
         return None
     if gpu.ecc_errors > before.ecc_errors:
-        text = f"{gpu.ecc_errors - before.ecc_errors} uncorrected memory errors more"
-        return Fault("EccErrors", text, severe=True)
+        text = f"{gpu.ecc_errors - before.ecc_errors} new uncorrected memory errors"
+        return Fault(code="EccErrors", text=text, severe=True)
     return None

@@ -1,35 +1,43 @@
-"""The node's GPUs, real or simulated: which door to them is opened, as settings say."""
+"""The driver of the node's GPUs: its ports, and the choice between NVML and simulation."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from services.node_agent.gpus.health_monitor import XidSource
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.partitioner import MigDriver
-from services.node_agent.ports import Gpus
 from shared.model.names import NodeName
 
 NVML = "nvml"
 GPUS_HELP = "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
 
 
-class GpuDriver(Gpus, MigDriver, XidSource, Protocol):
-    """The node's GPUs."""
+class GpuLister(Protocol):
+    """The GPUs of the node."""
+
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs. Raises UnavailableError, with a remedy, while none responds."""
+        ...
+
+
+class GpuDriver(GpuLister, MigDriver, XidSource, Protocol):
+    """The node's GPUs with all that the driver reports of them."""
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """Why GPUs are not among those that were found at last, by the driver's number."""
+        """By the driver's index, why the latest probe could not read a GPU."""
         ...
 
 
 def open_gpu_driver(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> GpuDriver:
-    """Return the node's GPUs; NVML's library is loaded only if it is meant.
+    """Return the node's GPUs; NVML is loaded only if `gpus` names it.
 
-    Raises RequestError for a layout that is none. The files are those of simulated GPUs.
+    Raises RequestError for an invalid layout. The files are those of simulated GPUs.
     """
     if gpus != NVML:
         return SimulatedGpus(node, gpus, fault_file, mig_file)
-    from services.node_agent.gpus.nvml.gpus import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
+    from services.node_agent.gpus.nvml.gpus import NvmlGpus  # noqa: PLC0415 - not for simulation
 
     return NvmlGpus()

@@ -1,4 +1,4 @@
-"""Keeps the health of the node's devices, and tells the owners of leases when it changes."""
+"""Monitors the health of the node's devices, and notifies the owners of leases of changes."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,9 @@ from services.node_agent.gpus.device_faults import Fault, Xid, XidRules
 from services.node_agent.gpus.device_health import (
     DeviceHealth,
     HealthPolicy,
+    HealthRecord,
     HealthState,
-    probe_results,
+    update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import health_shown
@@ -28,7 +29,7 @@ MAX_QUEUED = 256
 
 
 class XidSource(Protocol):
-    """The driver's own news."""
+    """The driver's XID events."""
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""
@@ -56,25 +57,27 @@ class HealthMonitor:
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self._indices: dict[DeviceUuid, int] = {}
-        self._new: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
-        """What is wrong with devices that are not healthy."""
+        """State and fault of each device that is not healthy."""
         return {
-            uuid: one.record.message for uuid, one in self.devices.items() if one.record.message
+            uuid: health.record.message
+            for uuid, health in self.devices.items()
+            if health.record.message
         }
 
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Return devices as the kubelet should see them: pods may start on a suspect one.
+        """Return devices as the kubelet should see them: suspect devices as healthy.
 
-        What the placer must not choose any more may have been chosen a moment ago, and the kubelet
-        fails a pod for good that comes to a device it was told is sick.
+        A pod may be on its way to a device that the placer must no longer choose, and the kubelet
+        permanently fails a pod that comes to an unhealthy device.
         """
         suspect = {
             uuid
-            for uuid, patient in self.devices.items()
-            if patient.record.state is HealthState.SUSPECT
+            for uuid, health in self.devices.items()
+            if health.record.state is HealthState.SUSPECT
         }
         return tuple(
             replace(device, healthy=True, fault="") if device.uuid in suspect else device
@@ -82,10 +85,10 @@ class HealthMonitor:
         )
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
-        """Take what a look has shown; with `silence`, why it has shown nothing."""
+        """Apply one probe; with `driver_fault`, the driver did not respond."""
         self._indices |= {gpu.uuid: gpu.index for gpu in gpus}
         now, before = self.clock.now(), self.devices
-        self.devices = probe_results(
+        self.devices = update_health(
             before,
             gpus,
             self.xids.xids(),
@@ -94,45 +97,53 @@ class HealthMonitor:
             now=self.clock.ticks(),
             driver_fault=driver_fault,
         )
-        told: list[HealthChanged] = []
-        for uuid, patient in sorted(self.devices.items()):
-            was = before[uuid].record.state if uuid in before else None
-            if patient.record.state is not was:
-                health_shown(uuid, self._indices.get(uuid, -1), patient.record.state)
-                told += self._change_events(uuid, was, patient, now)
-        if told:
-            with contextlib.suppress(asyncio.QueueFull):  # nobody listens; reports say it, too
-                self._new.put_nowait(told)
+        events: list[HealthChanged] = []
+        for uuid, health in sorted(self.devices.items()):
+            record = health.record
+            state_before = before[uuid].record.state if uuid in before else None
+            if record.state is not state_before:
+                index = self._indices.get(uuid, -1)
+                health_shown(uuid, index, record.state)
+                _log_change(uuid, index, state_before, record)
+                if _is_reported(state_before, record.state):
+                    events.append(self._event(uuid, index, record, now))
+        if events:
+            with contextlib.suppress(asyncio.QueueFull):  # no consumer; device reports suffice
+                self._queue.put_nowait(events)
 
     async def changes(self) -> list[HealthChanged]:
-        """Wait until devices are cordoned, or have become healthy again."""
-        return await self._new.get()
+        """Wait until devices are cordoned, or are healthy again."""
+        return await self._queue.get()
 
-    def _change_events(
-        self, uuid: DeviceUuid, was: HealthState | None, patient: DeviceHealth, now: float
-    ) -> list[HealthChanged]:
-        record = patient.record
-        index = self._indices.get(uuid, -1)
-        if was is not None or record.fault is not None:
-            level = logging.INFO if record.fault is None else logging.WARNING
-            logger.log(level, "GPU %d (%s) is %s", index, uuid, record.message or record.state)
-        cordoned = record.state is HealthState.CORDONED and was is not HealthState.PROBING
-        healed = record.state is HealthState.HEALTHY and was is HealthState.PROBING
-        if not cordoned and not healed:
-            return []
+    def _event(
+        self, uuid: DeviceUuid, index: int, record: HealthRecord, now: float
+    ) -> HealthChanged:
         holders = [
             LeaseHolder(pod=lease.pod, namespace=lease.namespace, name=lease.name)
             for lease in self.leases.leases.values()
             if any(share.device == uuid for share in lease.shares)
         ]
-        return [
-            HealthChanged(
-                node=self.node,
-                device=uuid,
-                index=index,
-                healthy=healed,
-                fault="" if record.fault is None else str(record.fault),
-                holders=tuple(holders),
-                changed_at=now,
-            )
-        ]
+        return HealthChanged(
+            node=self.node,
+            device=uuid,
+            index=index,
+            healthy=record.state is HealthState.HEALTHY,
+            fault="" if record.fault is None else str(record.fault),
+            holders=tuple(holders),
+            changed_at=now,
+        )
+
+
+def _is_reported(before: HealthState | None, state: HealthState) -> bool:
+    """Whether the owners of leases are notified of a change: when it starts, and when it ends."""
+    cordoned = state is HealthState.CORDONED and before is not HealthState.PROBING
+    recovered = state is HealthState.HEALTHY and before is HealthState.PROBING
+    return cordoned or recovered
+
+
+def _log_change(
+    uuid: DeviceUuid, index: int, before: HealthState | None, record: HealthRecord
+) -> None:
+    if before is not None or record.fault is not None:
+        level = logging.INFO if record.fault is None else logging.WARNING
+        logger.log(level, "GPU %d (%s) is %s", index, uuid, record.message or record.state)

@@ -1,6 +1,6 @@
-"""Looks at all GPUs, each in a thread of its own and under a time limit.
+"""Probes all GPUs, each in a thread of its own and under a time limit.
 
-One that hangs or fails holds up no other, and is not asked again before it has come back.
+A GPU that hangs or fails delays no other, and is not read again before its call has returned.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _COUNT = "count"
 
 
 class GpuProber:
-    """The GPUs that a driver lists, by its own changing numbers.
+    """The GPUs that a driver lists, by its own index, which may change.
 
-    `count` and `ask` block; `ask` returns None where there is no GPU, and both raise
-    UnavailableError where the driver fails. A GPU that fails is shown as it was last seen, with
-    that as its fault.
+    `count` and `read` block. `read` returns None if there is no GPU at an index, and both raise
+    UnavailableError if the driver fails. A GPU that fails is returned as it was last read, with
+    that fault.
     """
 
     def __init__(
@@ -37,41 +37,39 @@ class GpuProber:
         limit_s: Callable[[], float],
     ) -> None:
         self.count = count
-        self.ask = read
+        self.read = read
         self.limit_s = limit_s
-        """How long an answer may take, as of now."""
+        """Time limit of a call, as of now."""
         self.unreadable: dict[int, str] = {}
-        """By number, why GPUs are not among those of the last look: none has ever answered."""
+        """By index, why the latest probe left out a GPU: it has never responded."""
         self._count_calls: SingleFlight[int] = SingleFlight(LeaseholdError)
         self._read_calls: SingleFlight[Gpu | None] = SingleFlight(LeaseholdError)
         self._known: dict[int, Gpu] = {}
 
     async def probe(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while nothing is known of any."""
+        """Return all GPUs. Raises UnavailableError while none is known."""
         count = await self._call(self._count_calls, _COUNT, self.count)
-        seen = await asyncio.gather(*(self._probe_one(number) for number in range(count)))
-        answers = [one for one in seen if isinstance(one, Gpu)]
-        sound = {gpu.uuid for gpu in answers if gpu.fault is None}
-        found = {gpu.uuid: gpu for gpu in answers if gpu.fault is None or gpu.uuid not in sound}
-        errors = {n: one for n, one in enumerate(seen) if isinstance(one, UnavailableError)}
-        if errors and not found:
+        results = await asyncio.gather(*(self._probe_one(number) for number in range(count)))
+        gpus = _unique_gpus([one for one in results if isinstance(one, Gpu)])
+        errors = {n: one for n, one in enumerate(results) if isinstance(one, UnavailableError)}
+        if errors and not gpus:
             raise next(iter(errors.values()))
         self._log_unreadable({number: str(error) for number, error in errors.items()})
-        return tuple(found.values())
+        return gpus
 
-    def _log_unreadable(self, unseen: dict[int, str]) -> None:
-        for number, why in unseen.items():
+    def _log_unreadable(self, unreadable: dict[int, str]) -> None:
+        for number, reason in unreadable.items():
             if number not in self.unreadable:
                 logger.warning(
-                    "number %d of the driver's GPUs is not served, as it has never answered: %s",
+                    "the GPU with driver index %d is not served, as it has never responded: %s",
                     number,
-                    why,
+                    reason,
                 )
-        self.unreadable = unseen
+        self.unreadable = unreadable
 
     async def _probe_one(self, number: int) -> Gpu | UnavailableError | None:
         try:
-            gpu = await self._call(self._read_calls, number, lambda: self.ask(number))
+            gpu = await self._call(self._read_calls, number, lambda: self.read(number))
         except UnavailableError as error:
             known = self._known.get(number)
             return error if known is None else replace(known, fault=no_response(str(error)))
@@ -81,13 +79,18 @@ class GpuProber:
             self._known[number] = gpu
         return gpu
 
-    async def _call(
-        self, questions: SingleFlight[T], about: int | str, question: Callable[[], T]
-    ) -> T:
+    async def _call(self, calls: SingleFlight[T], key: int | str, function: Callable[[], T]) -> T:
         try:
-            return await questions.call(about, question, self.limit_s)
+            return await calls.call(key, function, self.limit_s)
         except TimeoutError as error:
             raise UnavailableError(
-                f"the NVIDIA driver did not answer within {self.limit_s():g} s: look at "
-                "`nvidia-smi` and at the kernel log for Xid messages"
+                f"the NVIDIA driver did not respond within {self.limit_s():g} s: check "
+                "`nvidia-smi`, and the kernel log for Xid messages"
             ) from error
+
+
+def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+    """Return one GPU per UUID: the sound one if a failing one was last read at another index."""
+    sound = {gpu.uuid for gpu in gpus if gpu.fault is None}
+    found = {gpu.uuid: gpu for gpu in gpus if gpu.fault is None or gpu.uuid not in sound}
+    return tuple(found.values())

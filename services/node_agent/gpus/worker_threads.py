@@ -1,4 +1,4 @@
-"""Blocking questions in threads of their own: one that never comes back holds up nothing else."""
+"""Blocking calls in threads of their own: a call that never returns blocks nothing else."""
 
 import asyncio
 import contextlib
@@ -12,83 +12,84 @@ from shared.model.errors import UnavailableError
 T = TypeVar("T")
 
 LIMIT_CHECK_S = 0.5
-"""How often the limit of an answer is looked at."""
+"""How often the time limit of a call is read again."""
 
 
-def start_in_thread(question: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
-    """Begin in a thread that keeps neither the other threads busy nor the process alive.
+def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
+    """Call a function in a daemon thread, which does not keep the process alive.
 
-    The answer is what the question returns, or which of `errors` it raises. Whatever else it raises
-    is a bug: its traceback is printed, and the answer is an UnavailableError.
+    The future gets the function's value or, if it is one of `errors`, its exception. Any other
+    exception is a bug: its traceback is printed, and the future gets an UnavailableError.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-    answer.add_done_callback(_noticed)
+    result: asyncio.Future[T] = loop.create_future()
+    result.add_done_callback(_retrieve_exception)
 
-    def ask() -> None:
-        broken = UnavailableError("the question broke off; why is in the agent's log")
-        settle = functools.partial(_settle_wrong, answer, broken)
+    def run() -> None:
+        crashed = UnavailableError("the call failed unexpectedly; see the traceback in the log")
+        settle = functools.partial(_set_exception, result, crashed)
         try:
-            found = question()
+            value = function()
         except errors as error:
-            settle = functools.partial(_settle_wrong, answer, error)
+            settle = functools.partial(_set_exception, result, error)
         else:
-            settle = functools.partial(_settle, answer, found)
+            settle = functools.partial(_set_result, result, value)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
+            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=ask, name="gpu", daemon=True).start()
-    return answer
+    threading.Thread(target=run, name="gpu", daemon=True).start()
+    return result
 
 
 class SingleFlight(Generic[T]):
-    """Questions about several things, of each thing one at a time.
+    """Calls about several keys, with at most one call in flight for each key.
 
-    What has not answered in time is not asked again before it has, and meanwhile nobody waits for
-    it: a GPU that hangs must not hold up every look at the others. `errors` are as for `begun`.
+    Once a call has exceeded its limit, later callers do not wait for it, and no second call starts
+    before it returns: a GPU that hangs must not delay each probe of the others. `errors` are those
+    of `start_in_thread`.
     """
 
     def __init__(self, *errors: type[Exception]) -> None:
         self._errors = errors
-        self._asked: dict[Hashable, asyncio.Future[T]] = {}
-        self._late: set[Hashable] = set()
+        self._in_flight: dict[Hashable, asyncio.Future[T]] = {}
+        self._overdue: set[Hashable] = set()
 
     async def call(
-        self, about: Hashable, question: Callable[[], T], limit_s: Callable[[], float]
+        self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Return the answer, be it to a question that was put before and is answered only now.
+        """Return the function's value, or that of an earlier call that returns only now.
 
-        Raises TimeoutError if there is none within `limit_s`, which is looked at all the time.
+        Raises TimeoutError if there is none within `limit_s()`, which is read again while waiting.
         """
-        asked = self._asked.get(about)
-        if asked is None:
-            asked = self._asked[about] = start_in_thread(question, *self._errors)
+        flight = self._in_flight.get(key)
+        if flight is None:
+            flight = self._in_flight[key] = start_in_thread(function, *self._errors)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while not asked.done():
-            left_s = began + limit_s() - loop.time()
-            if left_s <= 0 or about in self._late:
-                self._late.add(about)
+        while not flight.done():
+            remaining_s = began + limit_s() - loop.time()
+            if remaining_s <= 0 or key in self._overdue:
+                self._overdue.add(key)
                 raise TimeoutError
-            await asyncio.wait({asked}, timeout=min(left_s, LIMIT_CHECK_S))
-        if self._asked.get(about) is asked:  # nobody has begun anew in the meantime
-            del self._asked[about]
-            self._late.discard(about)
-        return asked.result()
+            await asyncio.wait({flight}, timeout=min(remaining_s, LIMIT_CHECK_S))
+        if self._in_flight.get(key) is flight:  # no other caller has started a new call meanwhile
+            del self._in_flight[key]
+            self._overdue.discard(key)
+        return flight.result()
 
 
-def _noticed(answer: asyncio.Future[T]) -> None:
-    """Keep asyncio from complaining of an error for which nobody waits any more."""
-    if not answer.cancelled():
-        answer.exception()
+def _retrieve_exception(result: asyncio.Future[T]) -> None:
+    """Prevent asyncio from logging an exception that has no waiter."""
+    if not result.cancelled():
+        result.exception()
 
 
-def _settle(answer: asyncio.Future[T], found: T) -> None:
-    if not answer.done():
-        answer.set_result(found)
+def _set_result(result: asyncio.Future[T], value: T) -> None:
+    if not result.done():
+        result.set_result(value)
 
 
-def _settle_wrong(answer: asyncio.Future[T], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _set_exception(result: asyncio.Future[T], error: Exception) -> None:
+    if not result.done():
+        result.set_exception(error)

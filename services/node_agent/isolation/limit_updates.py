@@ -28,7 +28,8 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.timeouts import set_within
-from services.node_agent.usage.snapshot import MeasuredContainer, UsageSnapshot
+from services.node_agent.usage.measurements import MeasuredContainer
+from services.node_agent.usage.snapshot import UsageSnapshot
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LeasesReply, LeasesRequest, LimitsReply, LimitsRequest

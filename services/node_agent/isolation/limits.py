@@ -9,11 +9,8 @@ from services.node_agent.allocate.allocation import NodeSnapshot, container_setu
 from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
-from services.node_agent.usage.snapshot import (
-    UNCOUNTED_BYTES,
-    MeasuredContainer,
-    region_positions,
-)
+from services.node_agent.usage.measurements import MeasuredContainer, region_positions
+from services.node_agent.usage.violations import UNCOUNTED_BYTES
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT

@@ -7,7 +7,7 @@ room, may end with room left over that nothing fits into. So all of a layout is 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.model.device import Device, MigLayout
@@ -52,6 +52,10 @@ class MigInstance:
     """Of its MIG device, if one compute instance takes all of it; empty: none does."""
     busy: bool = False
     """Some process uses it."""
+
+
+ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
+"""Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,48 +1,36 @@
-"""Whose process is it? Read from the cgroup that the kubelet put it in.
+"""The pod and container of a process, read from the cgroup that the kubelet put it in.
 
-A driver names processes by the node's pids; the kubelet names a pod's cgroup after its uid, and the
-runtime a container's after its id, in one of a few forms. Nothing a container says about itself is
-believed here.
+The driver lists processes by the node's PIDs. The kubelet names a pod's cgroup after its UID, and
+the runtime names a container's cgroup after its ID, in one of a few forms. Nothing that a container
+writes itself is trusted here.
 """
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from services.node_agent.usage.attribution import ProcessOrigin
 from shared.model.names import PodUid
 
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)"
 )
-"""`pod<uid>` with cgroupfs; `...-pod<uid>.slice` with systemd, dashes written as `_`. Pods from
-files have uids without dashes."""
+"""`pod<uid>` with cgroupfs; `...-pod<uid>.slice` with systemd, dashes written as `_`. The UIDs of
+static pods have no dashes."""
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 """`<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope`, and containerd's
 `...:cri-containerd:<id>`."""
 
-_STARTED = 19
+_START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOrigin:
-    """Where a process comes from."""
-
-    pod: PodUid | None
-    """None: from no pod."""
-    container_id: str = ""
-    """The runtime's; empty: unknown."""
-    inner_pid: int = 0
-    """Its pid as it sees itself."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def parse_cgroup(text: str) -> tuple[PodUid | None, str]:
-    """Return pod and container id from a `/proc/<pid>/cgroup`, of either version of cgroups.
+    """Return pod and container ID from a `/proc/<pid>/cgroup`, for cgroups v1 and v2.
 
-    The outermost pod of a path counts: what is below it is the pod's own doing. Hierarchies that
-    name different pods name none.
+    The outermost pod of a path counts: the pod itself can create cgroups below it. If hierarchies
+    name different pods, the result is no pod.
     """
     found = {
         _parse_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") > 1
@@ -63,7 +51,7 @@ def _parse_path(path: str) -> tuple[PodUid | None, str]:
 
 
 def parse_inner_pid(status: str) -> int:
-    """Return the pid that a process sees itself, from its `/proc/<pid>/status`; 0 if untold."""
+    """Return a process's PID inside its container, from `/proc/<pid>/status`; 0 if unknown."""
     for line in status.splitlines():
         if line.startswith("NSpid:"):
             pids = line.split()[1:]
@@ -71,24 +59,24 @@ def parse_inner_pid(status: str) -> int:
     return 0
 
 
-def parse_started_s(stat: str) -> float:
-    """Return when a process began, from its `/proc/<pid>/stat`, in seconds since the machine did.
+def parse_start_time_s(stat: str) -> float:
+    """Return when a process started, from `/proc/<pid>/stat`, in seconds since boot; 0 if unknown.
 
-    0 if untold. The name in it may hold anything, blanks and brackets too.
+    The process name in that file may contain any character, spaces and parentheses too.
     """
     fields = stat.rpartition(")")[2].split()
-    if len(fields) <= _STARTED or not fields[_STARTED].isdecimal():
+    if len(fields) <= _START_TIME_FIELD or not fields[_START_TIME_FIELD].isdecimal():
         return 0.0
-    return int(fields[_STARTED]) / _TICKS_A_SECOND
+    return int(fields[_START_TIME_FIELD]) / _TICKS_PER_S
 
 
 def read_origin(
     pid: int, proc: Path, *, reported_at_s: float | None = None
 ) -> ProcessOrigin | None:
-    """Look a process up below `proc`; None if there is none of that pid (any more).
+    """Read a process's origin below `proc`; None if no process has that PID.
 
-    One that began after `named_at_s`, when the pid was named, has taken the number of another: an
-    answer of a driver that hung may be old.
+    A process that started after `reported_at_s`, when the driver listed the PID, reuses the PID of
+    another: the reply of a driver that hung may be old.
     """
     try:
         cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
@@ -96,7 +84,7 @@ def read_origin(
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    if reported_at_s is not None and parse_started_s(stat) > reported_at_s:
+    if reported_at_s is not None and parse_start_time_s(stat) > reported_at_s:
         return None
     pod, container = parse_cgroup(cgroup)
     return ProcessOrigin(pod=pod, container_id=container, inner_pid=parse_inner_pid(status))

@@ -1,22 +1,21 @@
-"""The node's series, made from one picture: those of vendors' node monitors, and ours.
+"""The node's usage metrics: those of vendors' node monitors, and Leasehold's own.
 
-Vendors' names are in tables of the dialects. A series lives as long as its lease.
+Vendors' names are in tables of the dialects. A time series exists as long as its lease.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from prometheus_client import Metric
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered
-from services.node_agent.usage.snapshot import (
-    DeviceSample,
-    MeasuredContainer,
-    MeasuredShare,
-    UsageSnapshot,
-)
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from services.node_agent.usage.snapshot import UsageSnapshot
 from shared.dialects.metrics import (
     DeviceUsage,
     InstanceUsage,
@@ -30,6 +29,8 @@ from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
 from shared.model.names import NodeName
 
+METRICS_PATH = "/metrics"
+
 
 @dataclass(frozen=True, slots=True)
 class _ShareSample:
@@ -42,7 +43,7 @@ class _ShareSample:
 
 @dataclass(frozen=True, slots=True)
 class _ShareMetric:
-    """One family of series of shares; no value, no series."""
+    """One metric of shares; a share without a value has no series."""
 
     name: str
     about: str
@@ -61,7 +62,7 @@ def _share_labels(of: _ShareSample) -> Labels:
 
 
 def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_ShareSample], float | None]:
-    """Return an amount that the region tells."""
+    """Return a value that is read from the region."""
 
     def value(of: _ShareSample) -> float | None:
         return None if of.share.region is None else of_sums(of.share.region)
@@ -91,43 +92,43 @@ def _busy(of: _ShareSample) -> float | None:
 _SHARE_METRICS: Sequence[_ShareMetric] = (
     _ShareMetric(
         "leasehold_container_memory_leased_bytes",
-        "Memory of a device that the container's lease is for.",
+        "Device memory that the container leases.",
         lambda of: of.share.share.limit_bytes,
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_memory_measured_bytes",
-        "Memory of a device in use: what HAMi-core or the driver says, whichever is more.",
+        "Device memory in use: the larger of what HAMi-core and the driver report.",
         lambda of: of.share.measured_bytes,
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_memory_overrun_bytes",
-        "Memory in use beyond the lease.",
+        "Device memory in use beyond the lease.",
         lambda of: of.share.overrun_bytes,
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_memory_enforced_bytes",
-        "Memory that HAMi-core compares with the limit; ended processes may still count in it.",
+        "Device memory that HAMi-core compares with the limit; may include ended processes.",
         _amount(lambda used: used.enforced),
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_memory_drift_bytes",
-        "What the driver says is in use, less what HAMi-core says.",
+        "Device memory in use as the driver reports it, minus what HAMi-core reports.",
         _drift,
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_cores_leased_ratio",
-        "Part of a device's cores that the container's lease is for, 0 to 1.",
+        "Share of a device's cores that the container leases, 0 to 1.",
         lambda of: of.share.share.cores_percent / 100,
         _share_labels,
     ),
     _ShareMetric(
         "leasehold_container_cores_measured_ratio",
-        "Part of a device's cores in use, 0 to 1, as the driver says.",
+        "Share of a device's cores in use, 0 to 1, as the driver reports it.",
         _busy,
         _share_labels,
     ),
@@ -136,35 +137,35 @@ _SHARE_METRICS: Sequence[_ShareMetric] = (
 _CONTAINER_METRICS: Sequence[tuple[str, str, Callable[[MeasuredContainer], float | None]]] = (
     (
         "leasehold_container_isolation_lost",
-        "1 while HAMi-core should hold the container and does not hold all of its processes.",
-        lambda use: None if use.container.place is None else use.isolation_lost,
+        "1 while HAMi-core should limit the container and does not limit all its processes.",
+        lambda use: None if use.container.region_path is None else use.isolation_lost,
     ),
     (
         "leasehold_container_region_tampered",
-        "1 while the container's region file is none.",
-        lambda use: None if use.container.place is None else isinstance(use.region, Tampered),
+        "1 while the container's region file is invalid.",
+        lambda use: None if use.container.region_path is None else isinstance(use.region, Tampered),
     ),
     (
         "leasehold_container_region_faults",
-        "Amounts in the region that were counted down below zero, and are left out.",
+        "Values in the region that wrapped below zero, and are left out.",
         lambda use: _of_region(
             use, lambda _: sum(one.region.wrapped for one in use.shares if one.region)
         ),
     ),
     (
         "leasehold_container_region_torn_slots",
-        "Processes that were writing their amounts each time they were read.",
+        "Processes whose values could not be read consistently.",
         lambda use: _of_region(use, lambda region: region.torn),
     ),
     (
         "leasehold_container_region_orphan_slots",
-        "Processes whose memory HAMi-core itself does not count any more.",
+        "Processes whose memory HAMi-core no longer counts.",
         lambda use: _of_region(use, lambda region: len(region.orphans)),
     ),
     (
         "leasehold_container_uncounted_processes",
-        "Processes on leased GPUs that HAMi-core does not know of.",
-        lambda use: None if use.container.place is None else len(use.uncounted_pids),
+        "Processes on leased GPUs that HAMi-core does not count.",
+        lambda use: None if use.container.region_path is None else len(use.uncounted_pids),
     ),
 )
 
@@ -174,15 +175,15 @@ def _of_region(use: MeasuredContainer, value: Callable[[Region], float]) -> floa
 
 
 def usage_metrics(
-    seen: UsageSnapshot, node: NodeName, *, now: float, restored: int = 0
+    snapshot: UsageSnapshot, node: NodeName, *, now: float, restored: int = 0
 ) -> Iterator[Metric]:
-    """Return every family of the node's page; none of them asks anybody anything."""
+    """Return every metric of the node, from the snapshot alone."""
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
     yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
-    devices = [_device_usage(sample, node) for sample in seen.devices]
+    devices = [_device_usage(sample, node) for sample in snapshot.devices]
     for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
         yield _published(of_devices, devices)
-    shares = [_ShareSample(use, share, now) for use in seen.containers for share in use.shares]
+    shares = [_ShareSample(use, share, now) for use in snapshot.containers for share in use.shares]
     usages = [_share_usage(of) for of in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
@@ -192,9 +193,9 @@ def usage_metrics(
         yield _family(series.name, series.about, values)
     for name, about, value_of in _CONTAINER_METRICS:
         yield _family(
-            name, about, ((_container_labels(use), value_of(use)) for use in seen.containers)
+            name, about, ((_container_labels(use), value_of(use)) for use in snapshot.containers)
         )
-    yield from _node_metrics(seen, restored)
+    yield from _node_metrics(snapshot, restored)
 
 
 def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
@@ -250,36 +251,38 @@ def _memory_counter(usages: Iterable[ShareUsage]) -> Metric:
     return counter
 
 
-def _node_metrics(seen: UsageSnapshot, restored: int) -> Iterator[Metric]:
+def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
     rules: dict[str, int] = {}
-    for violation in seen.violations:
+    for violation in snapshot.violations:
         rules[violation.reason] = rules.get(violation.reason, 0) + 1
     yield _family(
         "leasehold_violations",
-        "Rules that containers of the node break now.",
+        "Rules that containers of the node currently break.",
         (({"reason": rule}, count) for rule, count in rules.items()),
     )
     yield _family(
         "leasehold_gpu_unleased_processes",
-        "Processes on a device that no lease is for.",
-        (({"device_uuid": device}, count) for device, count in seen.unleased.items()),
+        "Processes on a device without a lease.",
+        (({"device_uuid": device}, count) for device, count in snapshot.unleased.items()),
     )
     yield _family(
         "leasehold_gpu_unknown_processes",
-        "Processes whose container could not be told.",
-        [({}, seen.unattributed)],
+        "Processes whose container is not known.",
+        [({}, snapshot.unattributed)],
     )
     done = Metric(
-        "leasehold_limits_restored", "Times that altered limits were set again.", "counter"
+        "leasehold_limits_restored", "Number of times that altered limits were restored.", "counter"
     )
     done.add_sample("leasehold_limits_restored_total", {}, restored)
     yield done
     yield _family(
         "leasehold_usage_scanned_timestamp_seconds",
-        "When all of this was looked at.",
-        [({}, seen.scanned_at)],
+        "Time of the latest scan.",
+        [({}, snapshot.scanned_at)],
     )
-    yield _family("leasehold_usage_scan_seconds", "How long that took.", [({}, seen.scan_s)])
+    yield _family(
+        "leasehold_usage_scan_seconds", "Duration of the latest scan.", [({}, snapshot.scan_s)]
+    )
 
 
 def _published(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
@@ -304,3 +307,21 @@ def _container_labels(use: MeasuredContainer) -> Labels:
         "pod": lease.name,
         "container": use.container.name,
     }
+
+
+def render_metrics(collector: Collector) -> bytes:
+    """Write the metrics page; the one counter of Volcano keeps its published name."""
+    text, name = generate_latest(collector), volcano.MONITOR_COUNTER.name
+    return text.replace(f"{name}_total ".encode(), f"{name} ".encode())
+
+
+def metrics_app(collector: Collector) -> web.Application:
+    """Return the web application that serves the metrics page."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = render_metrics(collector)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.router.add_get(METRICS_PATH, metrics)
+    return application

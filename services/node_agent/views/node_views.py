@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.node_agent.gpus.inventory import NodeAdvertisement
 from services.node_agent.timeouts import set_within
+from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.views.annotation_lists import merge_own_entries
 from services.node_agent.views.node_objects import NodeObjects
 from shared.dialects import DIALECTS

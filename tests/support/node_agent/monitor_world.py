@@ -9,14 +9,16 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.node_agent.allocate.pod_resolution import KubeletPod
+from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.usage.monitor import UsageMonitor, leased_containers, metrics_app
-from services.node_agent.usage.snapshot import DeviceSample, GpuProcess, LeasedContainer
+from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
+from services.node_agent.usage.monitor import UsageMonitor
+from services.node_agent.usage.usage_metrics import metrics_app
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
@@ -165,10 +167,10 @@ class World:
         self.record.told.append(CheckpointEntry(allocation=activation, setup=setup))
         self.known.observe([lease])
         (tenant,) = leased_containers(self.record.told[-1:], self.known.leases, complete=True)
-        assert tenant.place is not None
+        assert tenant.region_path is not None
         assert tenant.seed is not None
-        Path(tenant.place.directory).mkdir(parents=True)
-        seed_region(tenant.place, tenant.seed, starting=True)
+        Path(tenant.region_path.directory).mkdir(parents=True)
+        seed_region(tenant.region_path, tenant.seed, starting=True)
         return tenant
 
     def runs(
@@ -185,8 +187,8 @@ class World:
         self.driver.samples = (replace(before, processes=(*before.processes, one)),)
 
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
-        assert tenant.place is not None
-        with path_of(tenant.place).open("r+b") as file:
+        assert tenant.region_path is not None
+        with path_of(tenant.region_path).open("r+b") as file:
             file.seek(at)
             file.write(data)
 
@@ -210,7 +212,7 @@ def monitored(tmp_path: Path) -> World:
     monitor = UsageMonitor(
         NodeName(NODE),
         usage=driver,
-        mig=Hardware(),
+        list_instances=Hardware().instances,
         pods=kubelet,
         checkpoint=record,
         leases=known,
@@ -223,12 +225,12 @@ def monitored(tmp_path: Path) -> World:
 def computing(world: World) -> LeasedContainer:
     """Have a container whose process has used its GPU 30 s ago."""
     tenant = world.give(lease_of(UID))
-    assert tenant.place is not None
-    image = bytearray(path_of(tenant.place).read_bytes())
+    assert tenant.region_path is not None
+    image = bytearray(path_of(tenant.region_path).read_bytes())
     process(image, 0, 7, totals=(300 * MIB,))
     struct.pack_into("<Q", image, V1_2.slots + 1160 + 16, 25)
     struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
-    path_of(tenant.place).write_bytes(bytes(image))
+    path_of(tenant.region_path).write_bytes(bytes(image))
     world.runs(tenant, 70, inner=7)
     return tenant
 

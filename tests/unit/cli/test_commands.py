@@ -90,7 +90,7 @@ def test_a_layout_that_is_none_is_refused_before_anything_starts(
 ) -> None:
     assert code_of("up", "--state", str(tmp_path / "s"), "--gpus", "4xT5") == 2
 
-    assert "'4xT5' is no GPU layout" in capsys.readouterr().err
+    assert "'4xT5' is not a GPU layout" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
 

@@ -15,12 +15,13 @@ from services.cli.doctor.node_probes import NodeProbes
 from services.cli.doctor.remedies import REMEDIES
 from services.node_agent.allocate.cdi import FILE
 from services.node_agent.gpus.device_faults import no_response
-from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu
+from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.snapshot import DeviceSample, GpuProcess
+from services.node_agent.views.advertisement import MAX_LIST_BYTES
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
@@ -104,7 +105,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.device_health([]), FAIL, "no device"),
     (node_checks.driver([gpu(driver="550.1")], {}), OK, "550.1"),
     (node_checks.driver([], {}), FAIL, "no GPU"),
-    (node_checks.driver([gpu(fault=no_response("lost"))], {}), FAIL, "NoAnswer: lost"),
+    (node_checks.driver([gpu(fault=no_response("lost"))], {}), FAIL, "NoResponse: lost"),
     (node_checks.driver([gpu()], {3: "no answer"}), FAIL, "number 3 of its GPUs: no answer"),
     (node_checks.mig_modes([gpu()], [DEVICE]), OK, ""),
     (

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.gpus.inventory import (
+from services.node_agent.gpus.inventory import devices_of
+from services.node_agent.gpus.sharing_config import (
     SharingConfig,
-    devices_of,
     parse_isolation,
     without_isolation,
 )

@@ -10,16 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.device_config import READ_AGAIN_S, DeviceConfigLoader, merge_sharing
+from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
 from services.node_agent.gpus.inventory import (
     Gpu,
-    SharingConfig,
-    advertisement_of,
     devices_of,
     mode_warnings,
 )
+from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
+from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import parse_device_config
@@ -122,7 +122,7 @@ async def test_a_mode_that_the_hardware_has_not_is_said_with_what_turns_it_on() 
 
     assert "GPU 0 (NVIDIA A100-SXM4-40GB) is in hami-core mode" in notes[0]
     assert "nvidia-smi -i 0 -mig 1" in notes[0]
-    assert "the mode of the hardware counts" in notes[1]
+    assert "the mode of the hardware applies" in notes[1]
     assert len(notes) == 2
     assert mode_warnings(gpus, SharingConfig()) == ()
 
@@ -133,7 +133,7 @@ async def test_a_mode_that_waits_for_a_reset_is_said() -> None:
     pending = replace(gpu, mig=replace(gpu.mig, pending=True))
 
     assert mode_warnings([pending], SharingConfig()) == (
-        "GPU 0 (NVIDIA A100-SXM4-40GB): MIG goes on with the next reset of the GPU",
+        "GPU 0 (NVIDIA A100-SXM4-40GB): MIG is turned on by the next reset of the GPU",
     )
 
 
@@ -196,7 +196,7 @@ async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_
     maps.texts["kube_system"] = text(deviceSplitCount=6)
 
     before, asked = await config.load(), len(maps.asked)
-    clock.advance(READ_AGAIN_S)
+    clock.advance(REFRESH_S)
     after = await config.load()
 
     assert (before.split_count, after.split_count) == (3, 6)
@@ -208,7 +208,7 @@ async def test_without_the_api_server_devices_are_divided_as_before(tmp_path: Pa
     running = configuring(tmp_path, maps, clock)
     await running.load()
     maps.away = True
-    clock.advance(READ_AGAIN_S)
+    clock.advance(REFRESH_S)
 
     assert (await running.load()).split_count == 3
     assert (await configuring(tmp_path, maps, clock).load()).split_count == 3
@@ -237,4 +237,4 @@ async def test_text_that_is_no_yaml_says_nothing_and_is_named(
     config = configuring(tmp_path, Maps(kube_system="nvidia: ["), FakeClock())
 
     assert (await config.load()).split_count == 10
-    assert "device-config.yaml cannot be read, and says nothing" in caplog.text
+    assert "device-config.yaml is ignored, its syntax is invalid" in caplog.text

@@ -1,8 +1,7 @@
-"""NVML, the NVIDIA driver's own account of its GPUs. The only door to `pynvml`.
+"""The GPUs of this machine, as NVML reports them.
 
-NVML blocks, and a sick driver blocks for ever: a question runs in a thread of its own, under a time
-limit, and no second one is put before the first has come back. A look at one GPU asks nothing of
-the others; how they are linked is asked by itself, now and then, of those that have just answered.
+Reading one GPU queries no other GPU. Links between GPUs are queried separately, every few minutes,
+and only for GPUs that have just responded.
 """
 
 import asyncio
@@ -15,8 +14,8 @@ import pynvml
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Fault, Xid, no_response
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.nvml import mig as nvml_mig
-from services.node_agent.gpus.nvml import topology as nvml_topology
+from services.node_agent.gpus.nvml import mig, topology
+from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, with_nvml
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
@@ -26,9 +25,7 @@ from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 20.0
 LINKS_REFRESH_S = 300.0
-"""How often it is asked anew how GPUs are linked."""
 MIB = 1024 * 1024
 NOT_AVAILABLE = frozenset(
     {
@@ -37,63 +34,62 @@ NOT_AVAILABLE = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""How a driver that works says that it does not tell something: of this model, us, or ever."""
+"""Errors of a working driver that does not report a value: of this model, to us, or at all."""
 
 T = TypeVar("T")
 
 Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
-"""Scores of pairs."""
+"""Link scores of pairs of GPUs."""
 
 
 class NvmlGpus:
     """The GPUs of this machine."""
 
-    def __init__(self) -> None:
-        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=lambda: TIMEOUT_S)
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=self._limit_s)
         self._events = XidListener()
         self._link_calls: SingleFlight[Links] = SingleFlight(pynvml.NVMLError)
         self._links: Links = {}
         self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
-        """Of which GPUs the links are known, and until when they are believed."""
+        """The GPUs whose links are known, and until when they count as current."""
         self._latest_calls: dict[DeviceUuid, asyncio.Future[Any]] = {}
         self._overdue: set[DeviceUuid] = set()
-        """Devices that owe an answer for which nobody waits any more."""
+        """Devices whose latest call has exceeded its limit."""
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs, with what is wrong with each.
+        """Return all GPUs, each with its fault if it has one.
 
-        Raises UnavailableError, saying what to do, while there is no driver or it does not answer.
+        Raises UnavailableError, with a remedy, while there is no driver or it does not respond.
         """
-        found = await self._prober.probe()
-        self._events.listen(gpu.uuid for gpu in found)
-        await self._refresh_links(frozenset(gpu.uuid for gpu in found if gpu.fault is None))
-        return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in found)
+        gpus = await self._prober.probe()
+        self._events.listen(gpu.uuid for gpu in gpus)
+        await self._refresh_links(frozenset(gpu.uuid for gpu in gpus if gpu.fault is None))
+        return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in gpus)
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """Why GPUs are not among those that were found at last, by the driver's number."""
+        """By NVML's index, why the latest probe could not read a GPU."""
         return self._prober.unreadable
 
     async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
-        """Ask how GPUs are linked, if others answer than did, or the last answer is old.
+        """Query the links of GPUs if other GPUs respond than before, or the links are old.
 
-        Without an answer they are taken to be linked as they were.
+        If the query fails, the known links stay.
         """
         now = asyncio.get_running_loop().time()
-        if (
-            self._links_valid is not None
-            and self._links_valid[0] == sound
-            and now < self._links_valid[1]
-        ):
-            return
+        if self._links_valid is not None:
+            known_gpus, valid_until = self._links_valid
+            if known_gpus == sound and now < valid_until:
+                return
         try:
             links = await self._link_calls.call(
                 sound,
-                lambda: _initialised(lambda: nvml_topology.links_among(sorted(sound))),
-                lambda: TIMEOUT_S,
+                lambda: with_nvml(lambda: topology.links_among(sorted(sound))),
+                self._limit_s,
             )
         except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
-            logger.debug("how GPUs are linked is not told: %s", str(error) or "no answer in time")
+            logger.debug("links between GPUs are unknown: %s", str(error) or "timeout")
             return
         self._links = {**self._links, **links}
         self._links_valid = (sound, now + LINKS_REFRESH_S)
@@ -104,68 +100,57 @@ class NvmlGpus:
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a device in MIG mode."""
-        return await self._call(device, lambda: nvml_mig.instances(device))
+        return await self._call(device, lambda: mig.instances(device))
 
     async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Make an instance at a place; return its id."""
-        return await self._call(device, lambda: nvml_mig.create_instance(device, profile, start))
+        """Create a GPU instance at a memory slice; return its ID."""
+        return await self._call(device, lambda: mig.create_instance(device, profile, start))
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
-        """Make the compute instance that takes all of an instance."""
-        await self._call(device, lambda: nvml_mig.create_compute(device, gi))
+        """Create the compute instance that fills a GPU instance."""
+        await self._call(device, lambda: mig.create_compute(device, gi))
 
     async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
-        """Remove a compute instance."""
-        await self._call(device, lambda: nvml_mig.destroy_compute(device, gi, compute))
+        """Destroy a compute instance."""
+        await self._call(device, lambda: mig.destroy_compute(device, gi, compute))
 
     async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
-        """Remove an instance without compute instances."""
-        await self._call(device, lambda: nvml_mig.destroy_instance(device, gi))
+        """Destroy a GPU instance that has no compute instances."""
+        await self._call(device, lambda: mig.destroy_instance(device, gi))
 
-    async def _call(self, device: DeviceUuid, question: Callable[[], T]) -> T:
-        """Put a question about one device, after the last one has come back.
+    async def _call(self, device: DeviceUuid, function: Callable[[], T]) -> T:
+        """Call NVML for one device, after the device's previous call has returned.
 
-        Raises UnavailableError in NVML's words, or if it takes longer than `TIMEOUT_S`; at once
-        while a device still owes an answer that took longer.
+        Raises UnavailableError with NVML's message, or if the call exceeds `timeout_s`. While an
+        overdue call has not returned, raises it at once.
         """
-        last = self._latest_calls.get(device)
-        if device in self._overdue and last is not None and not last.done():
-            raise _no_response()
+        latest = self._latest_calls.get(device)
+        if device in self._overdue and latest is not None and not latest.done():
+            raise self._no_response()
         self._overdue.discard(device)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if last is not None and not last.done():
-                    await asyncio.wait([last])
-                asked = in_own_thread(lambda: _initialised(question))
-                self._latest_calls[device] = asked
-                return await asyncio.shield(asked)
+            async with asyncio.timeout(self.timeout_s):
+                if latest is not None and not latest.done():
+                    await asyncio.wait([latest])
+                call = start_in_thread(lambda: with_nvml(function), pynvml.NVMLError)
+                self._latest_calls[device] = call
+                return await asyncio.shield(call)
         except TimeoutError as error:
             self._overdue.add(device)
-            raise _no_response() from error
+            raise self._no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
 
+    def _limit_s(self) -> float:
+        return self.timeout_s
 
-def _no_response() -> UnavailableError:
-    return UnavailableError(f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s")
-
-
-def _initialised(question: Callable[[], T]) -> T:
-    pynvml.nvmlInit()
-    try:
-        return question()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
-    """Begin; the answer may be an NVMLError."""
-    return start_in_thread(question, pynvml.NVMLError)
+    def _no_response(self) -> UnavailableError:
+        return UnavailableError(f"the NVIDIA driver did not respond within {self.timeout_s:g} s")
 
 
 def _count_gpus() -> int:
     try:
-        return int(_initialised(pynvml.nvmlDeviceGetCount))
+        return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except pynvml.NVMLError as error:
         raise UnavailableError(
             f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
@@ -175,36 +160,36 @@ def _count_gpus() -> int:
 
 def _read_gpu(number: int) -> Gpu:
     try:
-        return _initialised(lambda: _gpu(number))
+        return with_nvml(lambda: _gpu(number))
     except pynvml.NVMLError as error:
         raise UnavailableError(f"NVML: {error}") from error
 
 
 def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    place = nvml_topology.place_of(handle)
-    mig = nvml_mig.state_of(handle)
+    location = topology.location_of(handle)
+    state = mig.state_of(handle)
     return Gpu(
-        uuid=DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle))),
-        index=_asked(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
-        model=_text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
+        index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
+        model=text_of(pynvml.nvmlDeviceGetName(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         fault=_fault_of(handle),
-        ecc_errors=_asked(lambda: _uncorrected_ecc_errors(handle), None),
-        numa=place.numa,
-        pcie=place.pcie,
-        bus=place.bus,
-        driver=_asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), ""),
-        mig=mig,
-        instances=_asked(lambda: nvml_mig.instances_of(handle, mig.profiles), ())
-        if mig is not None and mig.enabled
+        ecc_errors=value_or(lambda: _uncorrected_ecc_errors(handle), None),
+        numa=location.numa,
+        pcie=location.root_complex,
+        bus=location.address,
+        driver=value_or(lambda: text_of(pynvml.nvmlSystemGetDriverVersion()), ""),
+        mig=state,
+        instances=value_or(lambda: mig.instances_of(handle, state.profiles), ())
+        if state is not None and state.enabled
         else (),
     )
 
 
 def _fault_of(handle: Any) -> Fault | None:
-    """Return what a lost or broken GPU shows: it does not answer, or its memory is broken."""
-    rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
+    """Return the fault of a lost GPU, which does not respond, or of one with broken memory."""
+    rows = value_or(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
     if rows is not None and rows[3]:
         return ROW_REMAP_FAILED
     try:
@@ -218,15 +203,3 @@ def _fault_of(handle: Any) -> Fault | None:
 def _uncorrected_ecc_errors(handle: Any) -> int:
     kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
-
-
-def _asked(question: Callable[[], T], otherwise: T) -> T:
-    """Return the answer, or `otherwise` where this model or driver does not know it."""
-    try:
-        return question()
-    except (pynvml.NVMLError, AttributeError):
-        return otherwise
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name

@@ -1,6 +1,6 @@
-"""NVML's MIG calls in our words; blocking, for the door in `nvml.py` alone.
+"""NVML's MIG calls; blocking.
 
-Everything here is between an `nvmlInit` and an `nvmlShutdown`, and raises NVML's own errors.
+Call these functions through `with_nvml`. They raise NVML's own errors.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import Any
 
 import pynvml
 
+from services.node_agent.gpus.nvml.calls import text_of
 from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from shared.model.names import DeviceUuid
 
@@ -21,14 +22,14 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""How a driver says that it does not know a profile, or a call."""
+"""Errors of a driver that does not support a profile or a call."""
 EIGHTHS = 8
 
 
 def state_of(handle: Any) -> MigState | None:
-    """Return the MIG mode of a device and, if that is on, its profiles; None: it has no MIG.
+    """Return a device's MIG mode and, if it is on, its profiles; None if it does not support MIG.
 
-    Without the driver's rights to list instances, profiles are none.
+    Without permission to list instances, the profiles are empty.
     """
     try:
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
@@ -52,7 +53,7 @@ def _permitted_profiles(handle: Any) -> tuple[InstanceProfile, ...]:
 
 
 def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[MigInstance, ...]:
-    """Return what a device has, with the UUID of each instance that can be used whole."""
+    """Return the instances of a device; those that can be used whole have a UUID."""
     uuids = dict(_uuids(handle))
     busy = _busy(handle)
     return tuple(
@@ -63,26 +64,26 @@ def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[Mi
 
 
 def instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
-    """Return what a device has."""
+    """Return the instances of a device."""
     handle = _handle(device)
     return instances_of(handle, tuple(_profiles(handle)))
 
 
 def create_instance(device: DeviceUuid, profile: int, start: int) -> int:
-    """Make an instance at a place; return its id."""
+    """Create a GPU instance at a memory slice; return its ID."""
     handle = _handle(device)
-    place = _found(place for place in _placements(handle, profile) if place.start == start)
+    place = _first(place for place in _placements(handle, profile) if place.start == start)
     made = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, ctypes.byref(place))
     return int(pynvml.nvmlGpuInstanceGetInfo(made).id)
 
 
 def create_compute(device: DeviceUuid, gi: int) -> None:
-    """Make the compute instance that takes all of an instance."""
+    """Create the compute instance that fills a GPU instance."""
     handle = _handle(device)
     gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, gi)
     number = pynvml.nvmlGpuInstanceGetInfo(gpu_instance).profileId
-    slices = _found(p.compute_slices for p in _profiles(handle) if p.id == number)
-    whole = _found(
+    slices = _first(p.compute_slices for p in _profiles(handle) if p.id == number)
+    whole = _first(
         info.id
         for info in _compute_profiles(gpu_instance)
         if info.sliceCount == slices and info.instanceCount == 1
@@ -91,7 +92,7 @@ def create_compute(device: DeviceUuid, gi: int) -> None:
 
 
 def destroy_compute(device: DeviceUuid, gi: int, compute: int) -> None:
-    """Remove a compute instance."""
+    """Destroy a compute instance."""
     gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi)
     pynvml.nvmlComputeInstanceDestroy(
         pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, compute)
@@ -99,7 +100,7 @@ def destroy_compute(device: DeviceUuid, gi: int, compute: int) -> None:
 
 
 def destroy_instance(device: DeviceUuid, gi: int) -> None:
-    """Remove an instance without compute instances."""
+    """Destroy a GPU instance that has no compute instances."""
     pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi))
 
 
@@ -108,10 +109,10 @@ def _handle(device: DeviceUuid) -> Any:
 
 
 def _profiles(handle: Any) -> Iterator[InstanceProfile]:
-    ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+    get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        info = _first_known(
-            functools.partial(ask, handle, number), functools.partial(ask, handle, number, 1)
+        info = _first_supported(
+            functools.partial(get, handle, number), functools.partial(get, handle, number, 1)
         )
         places = list(_placements(handle, info.id)) if info is not None else []
         if info is not None and places:
@@ -127,12 +128,11 @@ def _profiles(handle: Any) -> Iterator[InstanceProfile]:
 
 
 def _name(handle: Any, info: Any) -> str:
-    """Return NVML's name of a profile; drivers that do not tell it are named after NVIDIA's rule.
+    """Return NVML's name of a profile or, if the driver reports none, a name by NVIDIA's rule.
 
-    That is: compute slices, and the memory as so many eighths of the device's, in GB.
+    The rule: compute slices, then the memory in GB, rounded to eighths of the device's memory.
     """
-    told = getattr(info, "name", b"")
-    text = (told.decode() if isinstance(told, bytes) else told).removeprefix("MIG ").strip()
+    text = text_of(getattr(info, "name", b"")).removeprefix("MIG ").strip()
     if text:
         return text
     total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
@@ -143,11 +143,11 @@ def _name(handle: Any, info: Any) -> str:
 
 def _placements(handle: Any, profile: int) -> Iterator[Any]:
     count = ctypes.c_uint(0)
-    ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+    get = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     with _none_if_unsupported():
-        ask(handle, profile, None, ctypes.byref(count))
+        get(handle, profile, None, ctypes.byref(count))
         places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-        ask(handle, profile, places, ctypes.byref(count))
+        get(handle, profile, places, ctypes.byref(count))
         yield from places[: count.value]
 
 
@@ -192,45 +192,44 @@ def _instance(
 
 def _compute_profiles(gpu_instance: Any) -> Iterator[Any]:
     shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-    ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
     for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
-        info = _first_known(
-            functools.partial(ask, gpu_instance, number, shared),
-            functools.partial(ask, gpu_instance, number, shared, 1),
+        info = _first_supported(
+            functools.partial(get, gpu_instance, number, shared),
+            functools.partial(get, gpu_instance, number, shared, 1),
         )
         if info is not None:
             yield info
 
 
 def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
-    """Name MIG devices by their instances' ids: NVML's order of them means nothing."""
+    """Yield instance IDs with the UUID of their MIG device; NVML's order of these is arbitrary."""
     for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(pynvml.NVMLError_NotFound):
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             gi = int(pynvml.nvmlDeviceGetGpuInstanceId(device))
             compute = int(pynvml.nvmlDeviceGetComputeInstanceId(device))
-            told = pynvml.nvmlDeviceGetUUID(device)
-            yield (gi, compute), told.decode() if isinstance(told, bytes) else told
+            yield (gi, compute), text_of(pynvml.nvmlDeviceGetUUID(device))
 
 
 def _busy(handle: Any) -> frozenset[int]:
-    """Return the ids of instances that some process uses."""
+    """Return the IDs of GPU instances that a process uses."""
     found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return frozenset(int(one.gpuInstanceId) for one in found if one.gpuInstanceId is not None)
 
 
-def _found(options: Iterator[Any]) -> Any:
-    """Return the first, or raise what NVML says to something it does not know."""
+def _first(options: Iterator[Any]) -> Any:
+    """Return the first, or raise NVML's error for an unknown object."""
     for option in options:
         return option
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-def _first_known(*questions: Callable[[], Any]) -> Any:
-    """Return the first answer, or None where the driver knows none of the questions."""
-    for question in questions:
+def _first_supported(*functions: Callable[[], Any]) -> Any:
+    """Return the value of the first function that the driver supports, or None."""
+    for function in functions:
         with _none_if_unsupported():
-            return question()
+            return function()
     return None
 
 

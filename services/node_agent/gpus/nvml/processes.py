@@ -1,128 +1,112 @@
-"""What the NVIDIA driver says of processes on its GPUs; each is asked in a thread of its own."""
+"""Processes on GPUs and how busy these are, as NVML reports them."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
+from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, with_nvml
 from services.node_agent.gpus.worker_threads import SingleFlight
-from services.node_agent.usage.snapshot import DeviceSample, GpuProcess
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
-TIMEOUT_S = 20.0
-_SILENT = f"the NVIDIA driver did not name processes within {TIMEOUT_S:g} s"
 UTILIZATION_WINDOW_S = 5.0
-"""A process is as busy as the driver's samples of this time are on average."""
-
-T = TypeVar("T")
+"""A process's utilization is the average of the driver's samples within this time."""
 
 
 class NvmlProcesses:
-    """The processes of this machine's GPUs; of each GPU one question at a time."""
+    """The processes of this machine's GPUs; each GPU has at most one call in flight."""
 
-    def __init__(self) -> None:
-        self._counting: SingleFlight[int] = SingleFlight(pynvml.NVMLError)
-        self._looking: SingleFlight[DeviceSample | None] = SingleFlight(pynvml.NVMLError)
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self._count_calls: SingleFlight[int] = SingleFlight(pynvml.NVMLError)
+        self._sample_calls: SingleFlight[DeviceSample | None] = SingleFlight(pynvml.NVMLError)
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices that answer. Raises UnavailableError if the driver does not."""
+        """Return all devices that respond. Raises UnavailableError if the driver does not."""
         try:
-            count = await self._counting.call("count", _count, _limit_s)
+            count = await self._count_calls.call("count", _count_gpus, self._limit_s)
         except TimeoutError as error:
-            raise UnavailableError(_SILENT) from error
+            raise self._no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
-        seen = await asyncio.gather(*(self._one(number) for number in range(count)))
-        if seen and all(isinstance(one, TimeoutError) for one in seen):
-            raise UnavailableError(_SILENT)
-        return tuple(one for one in seen if isinstance(one, DeviceSample))
+        results = await asyncio.gather(*(self._sample_one(number) for number in range(count)))
+        if results and all(isinstance(one, TimeoutError) for one in results):
+            raise self._no_response()
+        return tuple(one for one in results if isinstance(one, DeviceSample))
 
-    async def _one(self, number: int) -> DeviceSample | TimeoutError | None:
-        """Return what one GPU says; None: it has nothing to say."""
+    async def _sample_one(self, number: int) -> DeviceSample | TimeoutError | None:
+        """Return the sample of one GPU; None if it has none."""
         try:
-            return await self._looking.call(number, lambda: _look(number), _limit_s)
+            return await self._sample_calls.call(number, lambda: _sample(number), self._limit_s)
         except TimeoutError as error:
             return error
         except pynvml.NVMLError:
             return None
 
+    def _limit_s(self) -> float:
+        return self.timeout_s
 
-def _limit_s() -> float:
-    return TIMEOUT_S
-
-
-def _count() -> int:
-    pynvml.nvmlInit()
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
+    def _no_response(self) -> UnavailableError:
+        return UnavailableError(
+            f"the NVIDIA driver did not list processes within {self.timeout_s:g} s"
+        )
 
 
-def _look(number: int) -> DeviceSample | None:
-    pynvml.nvmlInit()
-    try:
-        return _asked(lambda: _sample(number), None)
-    finally:
-        pynvml.nvmlShutdown()
+def _count_gpus() -> int:
+    return int(with_nvml(pynvml.nvmlDeviceGetCount))
 
 
-def _sample(number: int) -> DeviceSample:
-    asked_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+def _sample(number: int) -> DeviceSample | None:
+    return with_nvml(lambda: value_or(lambda: _read_sample(number), None))
+
+
+def _read_sample(number: int) -> DeviceSample:
+    sampled_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    rates: Any = _asked(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
-    busy = _busy(handle)
+    rates: Any = value_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
+    busy_percents = _busy_percents(handle)
     return DeviceSample(
-        device=DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle))),
-        index=_asked(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
-        model=_text(pynvml.nvmlDeviceGetName(handle)),
+        device=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
+        index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
+        model=text_of(pynvml.nvmlDeviceGetName(handle)),
         used_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         busy_percent=None if rates is None else int(rates.gpu),
         memory_busy_percent=None if rates is None else int(rates.memory),
         processes=tuple(
-            GpuProcess(pid=pid, memory_bytes=memory, busy_percent=busy.get(pid, 0))
-            for pid, memory in sorted(_memory(handle).items())
+            GpuProcess(pid=pid, memory_bytes=memory, busy_percent=busy_percents.get(pid, 0))
+            for pid, memory in sorted(_memory_bytes(handle).items())
         ),
-        sampled_at_s=asked_at_s,
+        sampled_at_s=sampled_at_s,
     )
 
 
-def _memory(handle: Any) -> dict[int, int | None]:
-    """Return what each process holds; one that computes and draws is named twice, with one sum."""
-    named: list[Any] = [
-        *_asked(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
-        *_asked(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
+def _memory_bytes(handle: Any) -> dict[int, int | None]:
+    """Return each process's memory.
+
+    NVML lists a process twice if it uses compute and graphics, each time with its total.
+    """
+    listed: list[Any] = [
+        *value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
+        *value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
     ]
-    held: dict[int, int | None] = {}
-    for one in named:
-        known = held.get(one.pid)
+    memory: dict[int, int | None] = {}
+    for one in listed:
+        known = memory.get(one.pid)
         used = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
-        held[int(one.pid)] = used if known is None else max(known, used or 0)
-    return held
+        memory[int(one.pid)] = used if known is None else max(known, used or 0)
+    return memory
 
 
-def _busy(handle: Any) -> dict[int, int]:
+def _busy_percents(handle: Any) -> dict[int, int]:
     since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
-    samples: list[Any] = _asked(
+    samples: list[Any] = value_or(
         lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us), []
     )
-    seen: dict[int, list[int]] = {}
+    percents: dict[int, list[int]] = {}
     for sample in samples:
         if sample.timeStamp >= since_us and sample.smUtil <= 100:
-            seen.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-    return {pid: round(sum(found) / len(found)) for pid, found in seen.items()}
-
-
-def _asked(question: Callable[[], T], otherwise: T) -> T:
-    """Return the answer, or `otherwise` where this device or driver has none."""
-    try:
-        return question()
-    except (pynvml.NVMLError, AttributeError):
-        return otherwise
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+            percents.setdefault(int(sample.pid), []).append(int(sample.smUtil))
+    return {pid: round(sum(found) / len(found)) for pid, found in percents.items()}

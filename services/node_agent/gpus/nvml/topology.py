@@ -1,13 +1,12 @@
-"""Where a GPU lies, and how it is linked to the others; blocking, for the door in `nvml.py` alone.
+"""Where a GPU sits on the PCI bus, and how it is linked to the others; blocking.
 
-Everything here is between an `nvmlInit` and an `nvmlShutdown`. What a model or driver does not
-know is left out.
+Call these functions through `with_nvml`. What a model or driver does not report is left out.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
@@ -18,17 +17,18 @@ from services.node_agent.gpus.links import (
     UNDER_HOST_BRIDGE,
     UNDER_ONE_SWITCH,
     UNDER_SWITCHES,
-    count_nvlinks,
+    NvLinks,
+    PciLocation,
     link_score,
     parse_pci_address,
     root_complex_in,
 )
+from services.node_agent.gpus.nvml.calls import text_of, value_or
 from shared.model.names import DeviceUuid
 
 SYSFS = Path("/sys/bus/pci/devices")
-T = TypeVar("T")
 
-_NEAREST = {
+_ANCESTOR_SCORES: Mapping[Any, int] = {
     pynvml.NVML_TOPOLOGY_INTERNAL: ON_ONE_BOARD,
     pynvml.NVML_TOPOLOGY_SINGLE: UNDER_ONE_SWITCH,
     pynvml.NVML_TOPOLOGY_MULTIPLE: UNDER_SWITCHES,
@@ -38,77 +38,59 @@ _NEAREST = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one GPU lies."""
-
-    bus: str = ""
-    pcie: str = ""
-    numa: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class _Links:
-    """One GPU's NVLinks that work."""
-
-    direct: tuple[str, ...] = ()
-    """Addresses at their far ends."""
-    switched: int = 0
-
-
-def place_of(handle: Any) -> Place:
-    """Return where a GPU lies; no other is asked."""
-    bus = _bus(handle)
-    numa, pcie = _in_sysfs(bus) if bus else (None, "")
-    if numa is None:
-        numa = _asked(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)), None)
-    return Place(bus=bus, pcie=pcie, numa=numa)
-
-
-def links_among(uuids: Iterable[DeviceUuid]) -> dict[DeviceUuid, Mapping[DeviceUuid, int]]:
-    """Return the score of each pair of these GPUs, as far as it is told.
-
-    One that hangs holds this up: only those are to be named that have just answered.
-    """
-    there = [end for uuid in uuids if (end := _end_of(uuid)) is not None]
-    return {
-        own.uuid: {
-            other.uuid: points
-            for other in there
-            if other is not own and (points := _score(own, other)) is not None
-        }
-        for own in there
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
+class _LinkedGpu:
     """One GPU of a pair."""
 
     uuid: DeviceUuid
     handle: Any
-    bus: str
-    links: _Links
+    address: str
+    nvlinks: NvLinks
 
 
-def _end_of(uuid: DeviceUuid) -> _End | None:
+def location_of(handle: Any) -> PciLocation:
+    """Return where a GPU sits; queries no other GPU."""
+    address = _address_of(handle)
+    numa, root_complex = _read_sysfs(address) if address else (None, "")
+    if numa is None:
+        numa = value_or(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)), None)
+    return PciLocation(address=address, root_complex=root_complex, numa=numa)
+
+
+def links_among(uuids: Iterable[DeviceUuid]) -> dict[DeviceUuid, Mapping[DeviceUuid, int]]:
+    """Return the score of each pair of these GPUs, where NVML reports it.
+
+    A GPU that hangs blocks this call, so pass only GPUs that have just responded.
+    """
+    gpus = [gpu for uuid in uuids if (gpu := _linked_gpu(uuid)) is not None]
+    return {
+        own.uuid: {
+            other.uuid: score
+            for other in gpus
+            if other is not own and (score := _pair_score(own, other)) is not None
+        }
+        for own in gpus
+    }
+
+
+def _linked_gpu(uuid: DeviceUuid) -> _LinkedGpu | None:
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError:
         return None
-    return _End(uuid, handle, _bus(handle), _links(handle))
+    return _LinkedGpu(uuid, handle, _address_of(handle), _nvlinks_of(handle))
 
 
-def _score(own: _End, other: _End) -> int | None:
-    ask = pynvml.nvmlDeviceGetTopologyCommonAncestor
-    nearest = _NEAREST.get(_asked(lambda: ask(own.handle, other.handle), None))
+def _pair_score(own: _LinkedGpu, other: _LinkedGpu) -> int | None:
+    get_ancestor = pynvml.nvmlDeviceGetTopologyCommonAncestor
+    ancestor = value_or(lambda: get_ancestor(own.handle, other.handle), None)
+    nearest = _ANCESTOR_SCORES.get(ancestor)
     if nearest is None:
         return None
-    joined = count_nvlinks(own.links.direct, own.links.switched, other.bus, other.links.switched)
-    return link_score(nearest, joined)
+    return link_score(nearest, own.nvlinks.count_to(other.address, other.nvlinks))
 
 
-def _links(handle: Any) -> _Links:
+def _nvlinks_of(handle: Any) -> NvLinks:
     direct: list[str] = []
     switched = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -119,38 +101,31 @@ def _links(handle: Any) -> _Links:
             if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                 switched += 1
             elif kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-                direct.append(_address(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+                info = pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
+                direct.append(_address_in(info))
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
                 break
-    return _Links(tuple(direct), switched)
+    return NvLinks(direct=tuple(direct), switched=switched)
 
 
-def _bus(handle: Any) -> str:
-    return _asked(lambda: _address(pynvml.nvmlDeviceGetPciInfo(handle)), "")
+def _address_of(handle: Any) -> str:
+    return value_or(lambda: _address_in(pynvml.nvmlDeviceGetPciInfo(handle)), "")
 
 
-def _address(info: Any) -> str:
-    text = info.busId
-    return parse_pci_address(text.decode() if isinstance(text, bytes) else text)
+def _address_in(info: Any) -> str:
+    return parse_pci_address(text_of(info.busId))
 
 
-def _in_sysfs(bus: str) -> tuple[int | None, str]:
-    """Return what the kernel says: the NUMA node, and the root complex; each if it does."""
-    device = SYSFS / bus
+def _read_sysfs(address: str) -> tuple[int | None, str]:
+    """Return the NUMA node and the root complex that the kernel reports."""
+    device = SYSFS / address
     try:
         numa = int((device / "numa_node").read_text())
     except (OSError, ValueError):
         numa = -1
     try:
-        place = str(device.resolve(strict=True))
+        path = str(device.resolve(strict=True))
     except OSError:
-        place = ""
-    return numa if numa >= 0 else None, root_complex_in(place)
-
-
-def _asked(question: Callable[[], T], otherwise: T) -> T:
-    try:
-        return question()
-    except (pynvml.NVMLError, AttributeError):
-        return otherwise
+        path = ""
+    return numa if numa >= 0 else None, root_complex_in(path)

@@ -1,9 +1,8 @@
-"""What the driver tells by itself: XID events, waited for in a thread of each GPU's own.
+"""XID events of the driver, awaited in one thread per GPU.
 
-So a GPU that hangs makes no other deaf, and an event is of the GPU that was listened to, even if
-that is so far gone that it does not know its name any more. The driver's set of events is opened
-anew every minute and after every error: only so is a GPU heard that has come back, and is a driver
-let go of that was replaced.
+So a GPU that hangs delays no other, and each event belongs to the GPU of its thread, even if that
+GPU no longer reports its UUID. The driver's event set is opened anew every minute and after each
+error: only then are events of a GPU that came back received, and a replaced driver is released.
 """
 
 import contextlib
@@ -21,21 +20,21 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 WAIT_MS = 5000
-OPEN_S = 60.0
-PAUSE_S = 5.0
+REOPEN_S = 60.0
+RETRY_S = 5.0
 XID = pynvml.nvmlEventTypeXidCriticalError
 
 
 class XidListener:
-    """XID events since they were last asked for."""
+    """XID events since they were last drained."""
 
     def __init__(self) -> None:
-        self._seen: dict[Xid, None] = {}
-        """Each once: in a storm of what applications do wrong the one that counts must not go."""
+        self._pending: dict[Xid, None] = {}
+        """Each event once: in a storm of application errors, a critical one must not get lost."""
         self._threads: dict[DeviceUuid, threading.Thread] = {}
 
     def listen(self, devices: Iterable[DeviceUuid]) -> None:
-        """Listen to these from now on."""
+        """Listen to these devices from now on."""
         for device in devices:
             thread = self._threads.get(device)
             if thread is None or not thread.is_alive():
@@ -44,42 +43,42 @@ class XidListener:
                 thread.start()
 
     def drain(self) -> tuple[Xid, ...]:
-        """Return what has come since the last call."""
-        seen: list[Xid] = []
-        while self._seen:  # the listeners go on meanwhile
-            xid, _ = self._seen.popitem()
-            seen.append(xid)
-        return tuple(reversed(seen))
+        """Return the events since the last call."""
+        events: list[Xid] = []
+        while self._pending:  # threads may add events meanwhile
+            xid, _ = self._pending.popitem()
+            events.append(xid)
+        return tuple(reversed(events))
 
-    def note(self, xid: Xid) -> None:
-        """Take an event."""
-        self._seen[xid] = None
+    def add(self, xid: Xid) -> None:
+        """Add an event."""
+        self._pending[xid] = None
 
     def _listen(self, device: DeviceUuid) -> None:
-        trouble = ""
+        last_error = ""
         while True:
             try:
                 self._listen_once(device)
-                trouble = ""
+                last_error = ""
             except pynvml.NVMLError as error:
-                if str(error) != trouble:
-                    logger.info("XIDs of GPU %s are not heard, and tried again: %s", device, error)
-                trouble = str(error)
-                time.sleep(PAUSE_S)
+                if str(error) != last_error:
+                    logger.info("no XID events of GPU %s, will retry: %s", device, error)
+                last_error = str(error)
+                time.sleep(RETRY_S)
 
     def _listen_once(self, device: DeviceUuid) -> None:
         """Listen for a minute."""
         with event_set(device) as events:
-            until = time.monotonic() + OPEN_S
+            until = time.monotonic() + REOPEN_S
             while time.monotonic() < until:
                 number = wait_for_xid(events)
                 if number is not None:
-                    self.note(Xid(device, number))
+                    self.add(Xid(device, number))
 
 
 @contextlib.contextmanager
 def event_set(device: DeviceUuid) -> Iterator[Any]:
-    """Yield the set of a GPU's events. Raises NVMLError, also if it has none."""
+    """Yield the event set of a GPU. Raises NVMLError, also if the GPU has no XID events."""
     pynvml.nvmlInit()
     try:
         events = pynvml.nvmlEventSetCreate()
@@ -96,7 +95,7 @@ def event_set(device: DeviceUuid) -> Iterator[Any]:
 
 
 def wait_for_xid(events: Any) -> int | None:
-    """Wait for an XID for a while; None: there was none, or an event of another kind."""
+    """Wait up to 5 s for an XID; None if there was none, or an event of another type."""
     try:
         event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
     except pynvml.NVMLError as error:

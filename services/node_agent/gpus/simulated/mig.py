@@ -1,7 +1,7 @@
 """MIG instances of simulated GPUs: NVML's rules, and a file that outlives agents as hardware does.
 
-An instance is refused where slices it needs are taken, so that a device can be fragmented; ids are
-given as NVML gives them, by where an instance lies and in no order that would mean anything.
+An instance is refused if slices that it needs are in use, so a device can be fragmented. IDs are
+assigned as by NVML: by the position of an instance, in no meaningful order.
 """
 
 import json
@@ -16,12 +16,12 @@ from shared.model.names import DeviceUuid
 
 _NAMESPACE = uuid.UUID("3f6a0d52-0d6f-4f0a-9a5e-6c1f6f1d2b10")
 _FIRST_ID = {8: 0, 4: 1, 2: 3, 1: 7}
-"""Of NVML's instance ids, the first for instances with this many memory slices."""
+"""The first of NVML's instance IDs, by number of memory slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredInstance:
-    """One instance, as the file has it."""
+    """One instance, as it is in the file."""
 
     gi: int
     profile: int
@@ -41,78 +41,74 @@ class SimulatedMig:
         }
 
     def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """List a device's instances, by id."""
+        """Return a device's instances in the order of their IDs."""
         return tuple(
-            self._to_instance(device, kept)
-            for kept in sorted(self._load().get(device, ()), key=lambda kept: kept.gi)
+            self._to_instance(device, stored)
+            for stored in sorted(self._load().get(device, ()), key=lambda stored: stored.gi)
         )
 
     def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Make an instance; return its id. Raises UnavailableError as NVML refuses."""
+        """Create an instance; return its ID. Raises UnavailableError with NVML's error."""
         state = self._load()
-        there = state.get(device, ())
+        existing = state.get(device, ())
         wanted = self._profile(device, profile)
-        self._check_room(device, there, wanted, start)
+        self._check_room(device, existing, wanted, start)
         gi = _id_of(wanted.memory_slices, start)
-        self._save(
-            {
-                **state,
-                device: (*there, _StoredInstance(gi=gi, profile=profile, start=start, computes=())),
-            }
-        )
+        created = _StoredInstance(gi=gi, profile=profile, start=start, computes=())
+        self._save({**state, device: (*existing, created)})
         return gi
 
     def create_compute(self, device: DeviceUuid, gi: int) -> int:
-        """Make the compute instance that takes all of an instance; return its id."""
-        kept = self._find(device, gi)
-        if kept.computes:
+        """Create the compute instance that fills a GPU instance; return its ID."""
+        stored = self._find(device, gi)
+        if stored.computes:
             raise UnavailableError("NVML: Insufficient Resources")
-        self._replace(device, kept, (0,))
+        self._replace(device, stored, (0,))
         return 0
 
     def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
-        """Remove a compute instance."""
-        kept = self._find(device, gi)
-        if compute not in kept.computes:
+        """Destroy a compute instance."""
+        stored = self._find(device, gi)
+        if compute not in stored.computes:
             raise UnavailableError("NVML: Not Found")
-        self._replace(device, kept, tuple(one for one in kept.computes if one != compute))
+        self._replace(device, stored, tuple(one for one in stored.computes if one != compute))
 
     def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
-        """Remove an instance that has no compute instance any more."""
-        kept = self._find(device, gi)
-        if kept.computes:
+        """Destroy a GPU instance that has no compute instances."""
+        stored = self._find(device, gi)
+        if stored.computes:
             raise UnavailableError("NVML: In use by another client")
         state = self._load()
-        self._save({**state, device: tuple(one for one in state[device] if one != kept)})
+        self._save({**state, device: tuple(one for one in state[device] if one != stored)})
 
     def _check_room(
         self,
         device: DeviceUuid,
-        there: Sequence[_StoredInstance],
+        existing: Sequence[_StoredInstance],
         wanted: InstanceProfile,
         start: int,
     ) -> None:
         if start not in wanted.starts:
             raise UnavailableError("NVML: Invalid Argument")
-        others = [(self._profile(device, kept.profile), kept.start) for kept in there]
+        others = [(self._profile(device, stored.profile), stored.start) for stored in existing]
         taken = {n for one, first in others for n in range(first, first + one.memory_slices)}
         slices = sum(one.compute_slices for one, _ in others) + wanted.compute_slices
-        most = max(one.compute_slices for one in self.profiles[device].values())
-        alike = sum(one.id == wanted.id for one, _ in others)
+        max_slices = max(one.compute_slices for one in self.profiles[device].values())
+        same_profile = sum(one.id == wanted.id for one, _ in others)
         needed = range(start, start + wanted.memory_slices)
-        if taken.intersection(needed) or slices > most or alike >= wanted.count:
+        if taken.intersection(needed) or slices > max_slices or same_profile >= wanted.count:
             raise UnavailableError("NVML: Insufficient Resources")
 
-    def _to_instance(self, device: DeviceUuid, kept: _StoredInstance) -> MigInstance:
-        profile = self._profile(device, kept.profile)
-        name = f"{device}/{kept.gi}/{kept.computes[0]}" if len(kept.computes) == 1 else ""
+    def _to_instance(self, device: DeviceUuid, stored: _StoredInstance) -> MigInstance:
+        profile = self._profile(device, stored.profile)
+        name = f"{device}/{stored.gi}/{stored.computes[0]}" if len(stored.computes) == 1 else ""
         return MigInstance(
-            gi=kept.gi,
+            gi=stored.gi,
             profile=profile.name,
-            start=kept.start,
+            start=stored.start,
             memory_slices=profile.memory_slices,
             compute_slices=profile.compute_slices,
-            compute_ids=kept.computes,
+            compute_ids=stored.computes,
             uuid=f"MIG-{uuid.uuid5(_NAMESPACE, name)}" if name else "",
         )
 
@@ -123,9 +119,9 @@ class SimulatedMig:
         return found
 
     def _find(self, device: DeviceUuid, gi: int) -> _StoredInstance:
-        for kept in self._load().get(device, ()):
-            if kept.gi == gi:
-                return kept
+        for stored in self._load().get(device, ()):
+            if stored.gi == gi:
+                return stored
         raise UnavailableError("NVML: Not Found")
 
     def _replace(self, device: DeviceUuid, old: _StoredInstance, computes: tuple[int, ...]) -> None:
@@ -151,8 +147,11 @@ class SimulatedMig:
 
     def _save(self, state: Mapping[DeviceUuid, Sequence[_StoredInstance]]) -> None:
         rows = {
-            device: [[kept.gi, kept.profile, kept.start, list(kept.computes)] for kept in there]
-            for device, there in state.items()
+            device: [
+                [stored.gi, stored.profile, stored.start, list(stored.computes)]
+                for stored in existing
+            ]
+            for device, existing in state.items()
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
         draft = self.file.with_suffix(".new")
@@ -161,6 +160,6 @@ class SimulatedMig:
 
 
 def _id_of(memory_slices: int, start: int) -> int:
-    """Return NVML's id of the instance that lies there: no two at once have the same."""
+    """Return NVML's ID of the instance at this position; no two at once have the same."""
     number = start // memory_slices
     return _FIRST_ID[memory_slices] + (number * 3 % 7 if memory_slices == 1 else number)

@@ -1,4 +1,4 @@
-"""GPU models that can be simulated, with the figures their vendor publishes."""
+"""GPU models that can be simulated, with their published figures; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from services.node_agent.mig.instances import InstanceProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """What NVML would say of a model."""
+    """What NVML reports for a model."""
 
     product: str
     """NVML's product name."""
     memory_mib: int
     mig: tuple[InstanceProfile, ...] = ()
-    """Instances that it can have, with NVML's ids of them; none: it has no MIG."""
+    """Its instance profiles with NVML's IDs; empty: it does not support MIG."""
 
 
 def _mig_profile(  # noqa: PLR0917 - a row of a table
@@ -40,7 +40,7 @@ def _seven_slice_profiles(  # noqa: PLR0917 - a table
     four: tuple[str, int],
     whole: tuple[str, int],
 ) -> tuple[InstanceProfile, ...]:
-    """Return the instances of a device with seven compute and eight memory slices."""
+    """Return the profiles of a device with seven compute and eight memory slices."""
     return (
         _mig_profile(19, *one, 1, 7, (0, 1, 2, 3, 4, 5, 6)),
         _mig_profile(20, f"{one[0]}+me", one[1], 1, 1, (0, 1, 2, 3, 4, 5, 6)),
@@ -66,7 +66,7 @@ A100_40 = _seven_slice_profiles(
     ("4g.20gb", 20480),
     ("7g.40gb", 40960),
 )
-"""With the round sizes of Volcano's table, as A30: a card has up to 5 percent less of each."""
+"""With the rounded sizes of Volcano's table, as A30: a real device has up to 5 percent less."""
 A100_80 = _seven_slice_profiles(
     ("1g.10gb", 9728),
     ("1g.20gb", 19968),

@@ -20,7 +20,7 @@ from tests.support.simcluster.kubelet import NODE, eventually, pod
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.node_agent.wiring.SIMULATED_LOOK_S", 0.1)
     monkeypatch.setattr("services.node_agent.wiring.SIMULATED_FIRST_S", 0.5)
-    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.LIMIT_S", 0.2)
+    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.HANG_LIMIT_S", 0.2)
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:
@@ -119,7 +119,7 @@ async def test_a_gpu_that_hangs_stalls_neither_allocate_nor_the_others_and_comes
         fault(at)
         await at.node.allocatable(NUMBER, 20)
 
-    assert "NoAnswer" in sick.fault
+    assert "NoResponse" in sick.fault
     assert healthy
 
 
@@ -136,7 +136,7 @@ async def test_a_driver_that_hangs_altogether_stalls_no_allocate() -> None:
 @pytest.mark.parametrize(
     ("gpus", "text", "word", "after"),
     [
-        ("2xT4", "vanish", "Gone", {}),
+        ("2xT4", "vanish", "NotListed", {}),
         ("2xT4", "memory-8192", "MemoryChanged", {"memory_mib": 8192}),
         ("2xA100-40GB", "mode-flip", "ModeChanged", {"mode": DeviceMode.MIG}),
     ],

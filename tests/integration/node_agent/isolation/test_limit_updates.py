@@ -261,7 +261,7 @@ async def test_a_smaller_lease_whose_news_are_lost_is_asked_for(
 async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.02)
+    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.02)
     async with site() as at:
         async with running(at) as (agent, lease):
             place = region_of(at, lease)
@@ -278,7 +278,7 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
 
 
 async def test_no_resize_is_taken_for_tampering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.0)
+    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.001)
     async with site() as at, running(at) as (agent, lease):
         place = region_of(at, lease)
         for step in range(1, 21):

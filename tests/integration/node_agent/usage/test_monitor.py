@@ -88,7 +88,7 @@ async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
 async def test_the_page_shows_a_container_as_long_as_its_lease_lives(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.05)
+    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.05)
     async with site(monitor_http=address) as at, at.running():
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
@@ -108,7 +108,7 @@ async def test_the_page_shows_a_container_as_long_as_its_lease_lives(
 async def test_an_altered_limit_is_put_back_and_told(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.05)
+    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.05)
     async with site(monitor_http=address) as at, at.running():
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")

@@ -15,11 +15,13 @@ from services.node_agent.allocate.pod_resolution import (
     PodResources,
 )
 from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.gpus.inventory import SharingConfig, advertisement_of, devices_of
+from services.node_agent.gpus.inventory import devices_of
+from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.metrics import AllocationSpan
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.clock import SystemClock

@@ -23,7 +23,7 @@ from services.node_agent.gpus.device_health import (
     HealthState,
     backoff_s,
     next_record,
-    probe_results,
+    update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigState
@@ -132,7 +132,7 @@ def look(
     xids: Sequence[Xid] = (),
     silence: Fault | None = None,
 ) -> dict[DeviceUuid, DeviceHealth]:
-    return probe_results(
+    return update_health(
         patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, driver_fault=silence
     )
 
@@ -140,9 +140,12 @@ def look(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is 12288 MiB now"),
-        ({"mig": MigState(enabled=True, pending=True)}, "ModeChanged: its mode was hami-core and"),
-        ({"ecc_errors": 5}, "EccErrors: 2 uncorrected memory errors more"),
+        ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is now 12288 MiB"),
+        (
+            {"mig": MigState(enabled=True, pending=True)},
+            "ModeChanged: its mode was hami-core and is now",
+        ),
+        ({"ecc_errors": 5}, "EccErrors: 2 new uncorrected memory errors"),
     ],
 )
 def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
@@ -165,7 +168,7 @@ def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> 
         assert patients[A].record.message == ""
     patients = look(look(patients, gpu()), gpu(ecc_errors=4))
 
-    assert "EccErrors: 1 uncorrected" in patients[A].record.message
+    assert "EccErrors: 1 new uncorrected" in patients[A].record.message
 
 
 def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:

@@ -7,20 +7,18 @@ from pathlib import Path
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.gpus.inventory import (
-    MAX_LIST_BYTES,
-    Gpu,
-    SharingConfig,
-    advertisement_of,
-    check_list,
-    check_sharing_config,
-    devices_of,
-    list_size_bytes,
-)
+from services.node_agent.gpus.inventory import Gpu, devices_of
+from services.node_agent.gpus.sharing_config import SharingConfig, check_sharing_config
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, parse_layout, uuid_of
 from services.node_agent.gpus.simulated.models import GPU_MODELS
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.device_plugin import encode_list
+from services.node_agent.views.advertisement import (
+    MAX_LIST_BYTES,
+    advertisement_of,
+    check_list,
+    list_size_bytes,
+)
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import (
     PluginDeviceId,
@@ -155,7 +153,7 @@ def test_layouts_mix_models() -> None:
 
     assert [gpu.model.product for gpu in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
     for text in ("", "8xB1", "xT4", "0xT4", "8 T4"):
-        with pytest.raises(RequestError, match="is no GPU layout"):
+        with pytest.raises(RequestError, match="is not a GPU layout"):
             parse_layout(text)
 
 
@@ -188,11 +186,10 @@ class OnASlowMachine(SimulatedGpus):
 
 
 async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.LIMIT_S", 0.05)
     node, faults = NodeName("node-0"), tmp_path / "faults.json"
-    gpus = OnASlowMachine(node, "2xT4", faults)
+    gpus = OnASlowMachine(node, "2xT4", faults, hang_limit_s=0.05)
 
     slow = await gpus.discover()
     faults.write_text('{"1": "hang"}')
@@ -201,7 +198,7 @@ async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_sl
 
     assert [gpu.fault for gpu in slow] == [None, None]
     assert hanging[1].fault is not None
-    assert hanging[1].fault.code == "NoAnswer"
+    assert hanging[1].fault.code == "NoResponse"
 
 
 def test_many_ids_are_kept_as_runs_and_compare_equal_in_any_order() -> None:

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.gpus.inventory import Gpu, SharingConfig, advertisement_of, devices_of
+from services.node_agent.gpus.inventory import Gpu, devices_of
+from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.kubelet.admission_window import (
     DRAINING,
@@ -18,6 +19,7 @@ from services.node_agent.kubelet.admission_window import (
 )
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation

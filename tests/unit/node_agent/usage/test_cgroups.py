@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.node_agent.usage.cgroups import (
     parse_cgroup,
     parse_inner_pid,
-    parse_started_s,
+    parse_start_time_s,
     read_origin,
 )
 from tests.support.node_agent.monitor_world import stat_of
@@ -72,7 +72,7 @@ def test_hierarchies_that_disagree_name_nobody() -> None:
 def test_any_text_is_read(text: str) -> None:
     assert parse_cgroup(text)[0] is None or "pod" in text
     assert parse_inner_pid(text) >= 0
-    assert parse_started_s(text) >= 0
+    assert parse_start_time_s(text) >= 0
 
 
 def test_the_innermost_pid_is_the_one_a_process_sees() -> None:
@@ -96,9 +96,9 @@ def test_a_process_is_looked_up_and_one_that_ended_is_none(tmp_path: Path) -> No
 
 def test_who_has_a_pid_that_was_anothers_when_it_was_named_is_nobody() -> None:
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    began_s = parse_started_s(Path("/proc/self/stat").read_text())
+    began_s = parse_start_time_s(Path("/proc/self/stat").read_text())
 
     assert 0 < began_s <= now_s
     assert read_origin(os.getpid(), Path("/proc"), reported_at_s=now_s) is not None
     assert read_origin(os.getpid(), Path("/proc"), reported_at_s=began_s - 1) is None
-    assert parse_started_s(stat_of(7, 123 * os.sysconf("SC_CLK_TCK"))) == 123
+    assert parse_start_time_s(stat_of(7, 123 * os.sysconf("SC_CLK_TCK"))) == 123

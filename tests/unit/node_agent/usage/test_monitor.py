@@ -15,7 +15,8 @@ from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.usage.monitor import TOLD_AGAIN_S, render_metrics
+from services.node_agent.usage.monitor import REPORT_AGAIN_S
+from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation, ViolationReason
 from shared.model.lease import MigPlacement
@@ -130,8 +131,8 @@ async def test_altered_limits_are_told_once_and_set_again_in_place(world: World)
     (violation,) = await world.monitor.violations()
     await world.monitor.scan()
 
-    assert tenant.place is not None
-    region = read_region(tenant.place)
+    assert tenant.region_path is not None
+    region = read_region(tenant.region_path)
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
     assert region.pids == {7}
@@ -149,8 +150,8 @@ async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_loo
 
     await world.monitor.scan()
 
-    assert tenant.place is not None
-    region = read_region(tenant.place)
+    assert tenant.region_path is not None
+    region = read_region(tenant.region_path)
     assert isinstance(region, Region)
     assert region.utilization_switch == 1
 
@@ -197,9 +198,9 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
     world: World, what: str
 ) -> None:
     tenant = computing(world)
-    assert tenant.place is not None
+    assert tenant.region_path is not None
     assert tenant.seed is not None
-    path = path_of(tenant.place)
+    path = path_of(tenant.region_path)
     path.unlink()
     if what == "link":
         path.symlink_to("/etc/passwd")
@@ -224,14 +225,14 @@ async def test_limits_that_cannot_be_put_back_are_said_so_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant = computing(world)
-    assert tenant.place is not None
-    shutil.rmtree(tenant.place.directory)
+    assert tenant.region_path is not None
+    shutil.rmtree(tenant.region_path.directory)
 
     await world.monitor.scan()
     await world.monitor.scan()
 
-    said = [record.message for record in caplog.records if "limits stay altered" in record.message]
-    assert len(said) == 1
+    messages = [record.message for record in caplog.records]
+    assert sum("altered limits could not be restored" in one for one in messages) == 1
 
 
 async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> None:
@@ -242,7 +243,7 @@ async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> No
     for _ in range(3):
         await world.monitor.scan()
         told += await world.monitor.violations()
-        world.clock.advance(TOLD_AGAIN_S - 1)
+        world.clock.advance(REPORT_AGAIN_S - 1)
         await world.monitor.scan()
         world.clock.advance(1)
 

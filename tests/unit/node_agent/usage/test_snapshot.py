@@ -8,17 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
+from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.usage.cgroups import ProcessOrigin
-from services.node_agent.usage.snapshot import (
-    DeviceSample,
-    GpuProcess,
-    LeasedContainer,
-    UsageSnapshot,
-    build_snapshot,
-)
+from services.node_agent.usage.attribution import ProcessOrigin
+from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, PodUid
 from tests.support.node_agent.agent import lease_of, share
@@ -36,7 +32,7 @@ def tenant(
     return LeasedContainer(
         lease=lease_of(uid, *given),
         name=container,
-        place=PLACE if held else None,
+        region_path=PLACE if held else None,
         seed=seed(*(one for one in given if one.container == container)) if held else None,
     )
 
@@ -90,7 +86,7 @@ def look(
     *pods: KubeletPod,
     complete: bool = True,
 ) -> UsageSnapshot:
-    regions = {one.key: found for one in tenants if one.place is not None}
+    regions = {one.key: found for one in tenants if one.region_path is not None}
     by_uid = {pod.uid: pod for pod in pods}
     return build_snapshot(tenants, regions, samples, origins, by_uid, complete=complete)
 

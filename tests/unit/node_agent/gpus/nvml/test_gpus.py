@@ -8,7 +8,6 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.gpus.nvml import gpus as nvml
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from shared.model.errors import UnavailableError
 
@@ -147,8 +146,7 @@ async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
     for name in OF_A_GPU:
         full = f"nvmlDeviceGet{name}"
         monkeypatch.setattr(pynvml, full, hanging(name, getattr(pynvml, full), function, released))
-    gpus = NvmlGpus()
-    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.5)
+    gpus = NvmlGpus(timeout_s=0.5)
 
     looks = [await gpus.discover() for _ in range(3)]
 
@@ -167,10 +165,9 @@ async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_driver_that_hangs_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.05)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
 
-    with pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s"):
-        await NvmlGpus().discover()
+    with pytest.raises(UnavailableError, match=r"did not respond within 0\.05 s"):
+        await NvmlGpus(timeout_s=0.05).discover()

@@ -8,9 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.gpus.nvml import processes as gpu_processes
+from services.node_agent.gpus.device_samples import GpuProcess
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
-from services.node_agent.usage.snapshot import GpuProcess
 from shared.model.errors import UnavailableError
 
 GIB = 1 << 30
@@ -101,8 +100,7 @@ async def test_a_device_that_hangs_hides_the_processes_of_no_other(
     driver.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     driver.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
     driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
-    driver.setattr(gpu_processes, "TIMEOUT_S", 0.5)
-    usage = NvmlProcesses()
+    usage = NvmlProcesses(timeout_s=0.5)
 
     seen = [await usage.sample() for _ in range(2)]
     released.set()
@@ -113,8 +111,7 @@ async def test_a_device_that_hangs_hides_the_processes_of_no_other(
 async def test_a_driver_that_hangs_at_every_device_is_said_to(driver: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     driver.setattr(pynvml, "nvmlDeviceGetName", lambda _: released.wait(60))
-    driver.setattr(gpu_processes, "TIMEOUT_S", 0.1)
 
-    with pytest.raises(UnavailableError, match="did not name processes"):
-        await NvmlProcesses().sample()
+    with pytest.raises(UnavailableError, match="did not list processes"):
+        await NvmlProcesses(timeout_s=0.1).sample()
     released.set()

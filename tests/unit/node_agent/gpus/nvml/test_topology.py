@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
-from services.node_agent.gpus.links import count_nvlinks, parse_pci_address, root_complex_in
+from services.node_agent.gpus.inventory import Gpu, devices_of
+from services.node_agent.gpus.links import NvLinks, parse_pci_address, root_complex_in
 from services.node_agent.gpus.nvml import topology as nvml_topology
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
-from services.node_agent.gpus.nvml.topology import links_among, place_of
+from services.node_agent.gpus.nvml.topology import links_among, location_of
+from services.node_agent.gpus.sharing_config import SharingConfig
 from shared.model.names import DeviceUuid
 
 SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
@@ -137,10 +138,10 @@ def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.M
     machine = Machine([Card("0000:3b:00.0"), Card("0000:5e:00.0")])
     machine.install(monkeypatch)
 
-    known, unknown = (place_of(number) for number in range(2))
+    known, unknown = (location_of(number) for number in range(2))
 
-    assert (known.bus, known.pcie, known.numa) == ("0000:3b:00.0", "pci0000:3a", 1)
-    assert (unknown.bus, unknown.pcie, unknown.numa) == ("0000:5e:00.0", "", None)
+    assert (known.address, known.root_complex, known.numa) == ("0000:3b:00.0", "pci0000:3a", 1)
+    assert (unknown.address, unknown.root_complex, unknown.numa) == ("0000:5e:00.0", "", None)
 
 
 async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +183,10 @@ def test_any_text_is_an_address_or_none(text: str) -> None:
 
 @given(st.lists(st.sampled_from(["a", "b"])), st.integers(0, 18), st.integers(0, 18))
 def test_switched_links_join_a_pair_both_ways_alike(direct: list[str], one: int, two: int) -> None:
-    assert count_nvlinks(direct, one, "c", two) == count_nvlinks([], two, "c", one)
-    assert count_nvlinks(direct, 0, "a", two) == direct.count("a")
+    own, other = NvLinks(direct=tuple(direct), switched=one), NvLinks(switched=two)
+
+    assert own.count_to("c", other) == other.count_to("c", own)
+    assert NvLinks(direct=tuple(direct)).count_to("a", other) == direct.count("a")
 
 
 def test_a_root_complex_is_found_in_a_path() -> None:

@@ -106,9 +106,9 @@ def test_a_gpu_that_hangs_makes_no_other_deaf(driver: Driver) -> None:
 
 def test_in_a_storm_no_event_of_another_kind_is_lost() -> None:
     events = XidListener()
-    events.note(Xid(B, 79))
+    events.add(Xid(B, 79))
     for _ in range(100_000):
-        events.note(Xid(A, 31))
+        events.add(Xid(A, 31))
 
     assert events.drain() == (Xid(B, 79), Xid(A, 31))
     assert events.drain() == ()

@@ -1,0 +1,77 @@
+"""How the operator wants the node's GPUs to be shared; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
+from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
+from shared.model.device import DeviceMode, Isolation
+from shared.model.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingConfig:
+    """How GPUs are shared."""
+
+    split_count: int = 10
+    """Slots per device."""
+    unit_mib: int = 1
+    """MiB per unit in which pods request memory."""
+    strategy: str = "auto"
+    """How gpushare's memory is advertised; see `Strategy`."""
+    geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
+    """MIG layouts by model; the first entry that names a model applies."""
+    may_partition: bool = True
+    """Layouts may be changed; otherwise a device offers only its current instances."""
+    hidden: frozenset[str] = frozenset()
+    """UUIDs, and indices as text, of devices that are not served."""
+    isolation: Isolation = Isolation.SHARED
+    """Which shares are offered of devices that are not partitioned."""
+    expected_mode: DeviceMode | None = None
+    """The mode that the configuration expects of the node's devices."""
+
+
+def check_sharing_config(sharing: SharingConfig, strategies: Sequence[str]) -> None:
+    """Raise RequestError naming the setting that is out of range."""
+    if sharing.split_count < 1:
+        raise RequestError(f"--device-split-count must be 1 or more, got {sharing.split_count}")
+    if sharing.unit_mib < 1:
+        raise RequestError(f"--memory-factor must be 1 MiB or more, got {sharing.unit_mib}")
+    if sharing.strategy not in strategies:
+        raise RequestError(
+            f"--gpu-strategy must be one of {', '.join(strategies)}, got {sharing.strategy!r}"
+        )
+
+
+def parse_isolation(word: str) -> Isolation:
+    """Parse the value of `--isolation`. Raises RequestError if it is invalid."""
+    if word not in {Isolation.SHARED.value, Isolation.STRICT.value}:
+        raise RequestError(
+            f"--isolation must be {Isolation.SHARED} or {Isolation.STRICT}, got {word!r}"
+        )
+    return Isolation(word)
+
+
+def without_isolation(sharing: SharingConfig) -> SharingConfig:
+    """Return how devices are shared while HAMi-core's library does not load."""
+    if sharing.isolation is Isolation.STRICT:
+        return sharing
+    return replace(sharing, isolation=Isolation.UNHELD)
+
+
+def merge_sharing(
+    config: DeviceConfig, flags: SharingConfig, *, split: int | None, unit: int | None
+) -> SharingConfig:
+    """Merge flags with Volcano's device configuration.
+
+    Flags (`split` and `unit`, None if not given) take precedence over the file for all nodes, and
+    the node's own entry over both. The defaults are 10 slots and 1 MiB per unit.
+    """
+    return replace(
+        flags,
+        split_count=config.node_split_count or split or config.split_count or flags.split_count,
+        unit_mib=unit or config.unit_mib or flags.unit_mib,
+        geometries=(*config.geometries, *KNOWN_GEOMETRIES),
+        hidden=config.excluded_devices,
+        expected_mode=config.mode,
+    )

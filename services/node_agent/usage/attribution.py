@@ -1,0 +1,98 @@
+"""Which container each GPU process belongs to; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.node_agent.allocate.pod_resolution import KubeletPod
+from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.usage.leased_containers import LeasedContainer
+from shared.model.names import DeviceUuid, PodUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOrigin:
+    """The pod and container that a process runs in."""
+
+    pod: PodUid | None
+    """None: it runs in no pod."""
+    container_id: str = ""
+    """The runtime's ID; empty: unknown."""
+    inner_pid: int = 0
+    """Its PID inside the container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributedProcess:
+    """A process on a device, with the container it belongs to."""
+
+    process: GpuProcess
+    origin: ProcessOrigin
+    device: DeviceUuid
+    pod: KubeletPod | None
+    leased: LeasedContainer | None
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """All processes of the node's devices."""
+
+    leased: tuple[AttributedProcess, ...]
+    """Processes whose container leases the device they use."""
+    unleased: tuple[AttributedProcess, ...]
+    """Processes that use a device without a lease."""
+    unattributed: int
+    """Processes whose container is not known (yet)."""
+
+
+def attribute_processes(
+    containers: Sequence[LeasedContainer],
+    devices: Sequence[DeviceSample],
+    origins: Mapping[int, ProcessOrigin],
+    pods: Mapping[PodUid, KubeletPod],
+) -> Attribution:
+    """Find the container of each process; one without an origin has ended and is skipped."""
+    by_key = {container.key: container for container in containers}
+    names_by_pod: dict[PodUid, list[str]] = {}
+    for uid, name in by_key:
+        names_by_pod.setdefault(uid, []).append(name)
+    leased: list[AttributedProcess] = []
+    unleased: list[AttributedProcess] = []
+    unattributed = 0
+    running = [
+        (sample.device, process, origins[process.pid])
+        for sample in devices
+        for process in sample.processes
+        if process.pid in origins
+    ]
+    for device, process, origin in running:
+        pod = pods.get(origin.pod) if origin.pod else None
+        container = _container_name(origin, pod, names_by_pod)
+        if container is None:
+            unattributed += 1
+            continue
+        found = AttributedProcess(
+            process=process,
+            origin=origin,
+            device=device,
+            pod=pod,
+            leased=by_key.get((origin.pod, container)) if origin.pod else None,
+            container=container,
+        )
+        holds_lease = found.leased is not None and found.leased.leases_device(device)
+        (leased if holds_lease else unleased).append(found)
+    return Attribution(leased=tuple(leased), unleased=tuple(unleased), unattributed=unattributed)
+
+
+def _container_name(
+    origin: ProcessOrigin, pod: KubeletPod | None, leased_names: Mapping[PodUid, Sequence[str]]
+) -> str | None:
+    """Return the container's name: empty for a process of no pod, None while it is unknown."""
+    if origin.pod is None:
+        return ""
+    if pod is None:
+        names: Sequence[str] = leased_names.get(origin.pod, ("",))
+    else:
+        by_id = pod.container_ids.get(origin.container_id)
+        names = [by_id] if by_id else [container.name for container in pod.containers]
+    return names[0] if len(names) == 1 else None

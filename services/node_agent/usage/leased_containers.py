@@ -1,0 +1,86 @@
+"""The containers of the node that were given shares of devices; pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from services.node_agent.isolation.region import RegionPath
+from services.node_agent.isolation.region_image import RegionSeed, region_path_of, seed_of
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.names import PodUid
+
+ContainerKey = tuple[PodUid, str]
+"""Pod and name of a container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedContainer:
+    """A container that was given shares."""
+
+    lease: Lease
+    name: str
+    region_path: RegionPath | None = None
+    """Location of its region file; None: HAMi-core does not limit it."""
+    seed: RegionSeed | None = None
+    """What its region was created with."""
+    instances: tuple[str, ...] = ()
+    """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
+
+    def instance_of(self, share: Share) -> str:
+        """Return the UUID of a share's MIG instance; empty: it has none, or it is unknown."""
+        mig_shares = (one for one in self.lease.shares_of(self.name) if one.mig is not None)
+        known = {
+            (one.device, one.mig): uuid
+            for one, uuid in zip(mig_shares, self.instances, strict=False)
+        }
+        return known.get((share.device, share.mig), "")
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Its shares in the order in which it numbers its devices."""
+        return tuple(sorted(self.lease.shares_of(self.name), key=lambda share: share.index))
+
+    @property
+    def key(self) -> ContainerKey:
+        """Pod and container."""
+        return self.lease.pod, self.name
+
+    def leases_device(self, device: str) -> bool:
+        """Whether one of its shares is of this device."""
+        return any(share.device == device for share in self.shares)
+
+
+def leased_containers(
+    entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease], *, complete: bool
+) -> tuple[LeasedContainer, ...]:
+    """Return the containers that the kubelet was told to give shares.
+
+    If `leases` is `complete`, containers whose lease has ended are left out.
+    """
+    found: dict[ContainerKey, LeasedContainer] = {}
+    for entry in entries:
+        allocation = entry.allocation
+        lease = leases.get(allocation.pod)
+        if lease is None and complete:
+            continue
+        container = _leased_container(entry, lease or allocation.lease)
+        earlier = found.get(container.key)
+        if earlier is None or earlier.region_path is None:
+            found[container.key] = container
+    return tuple(found.values())
+
+
+def _leased_container(entry: CheckpointEntry, lease: Lease) -> LeasedContainer:
+    try:
+        region_path = region_path_of(entry.limits)
+        seed = seed_of(entry.limits.environment) if region_path is not None else None
+    except RequestError:  # written by another version of the agent
+        region_path = seed = None
+    return LeasedContainer(
+        lease=lease,
+        name=entry.allocation.container,
+        region_path=region_path,
+        seed=seed,
+        instances=entry.instances,
+    )

@@ -1,0 +1,141 @@
+"""What each leased container uses of its devices; pure.
+
+There are two sources: the region that HAMi-core keeps inside the container, and the driver. A
+container can forge the first, and the second does not include memory held in reserve, so the larger
+value counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.node_agent.gpus.device_samples import GpuProcess
+from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
+from services.node_agent.mig.instances import MigInstance
+from services.node_agent.usage.attribution import AttributedProcess
+from services.node_agent.usage.leased_containers import LeasedContainer
+from shared.model.lease import Share
+from shared.model.names import DeviceUuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredShare:
+    """What a container uses of one device."""
+
+    share: Share
+    position: int
+    """The device's number inside the container."""
+    limit_bytes: int | None = None
+    """The limit in its region; None: it has no region."""
+    region: DeviceSums | None = None
+    driver_bytes: int | None = None
+    """None: the driver did not respond, or does not report it."""
+    driver_percent: int | None = None
+    processes: int = 0
+    instance: MigInstance | None = None
+    """The MIG instance that the share is."""
+
+    @property
+    def measured_bytes(self) -> int:
+        """The larger of the two sources."""
+        return max(self.driver_bytes or 0, self.region.total if self.region else 0)
+
+    @property
+    def overrun_bytes(self) -> int:
+        """Usage beyond the lease."""
+        return max(0, self.measured_bytes - self.share.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredContainer:
+    """What one container uses."""
+
+    container: LeasedContainer
+    region: Region | Tampered | None
+    shares: tuple[MeasuredShare, ...]
+    uncounted_pids: tuple[int, ...] = ()
+    """PIDs (of the node) of its processes on leased devices that HAMi-core does not count."""
+
+    @property
+    def isolation_lost(self) -> bool:
+        """Whether HAMi-core should limit it and does not."""
+        limited = self.container.region_path is not None
+        return limited and (not isinstance(self.region, Region) or bool(self.uncounted_pids))
+
+
+def measure_container(
+    container: LeasedContainer,
+    region: Region | Tampered | None,
+    processes: Sequence[AttributedProcess],
+    sampled: set[DeviceUuid],
+    instances: Mapping[str, MigInstance],
+) -> MeasuredContainer:
+    """Measure one container by its region and by its `processes` on `sampled` devices."""
+    readable = region if isinstance(region, Region) else None
+    shares = container.shares
+    places = region_positions(readable, shares) if readable is not None else ()
+    return MeasuredContainer(
+        container=container,
+        region=region,
+        shares=tuple(
+            _measure_share(
+                share,
+                position,
+                [one.process for one in processes if one.device == share.device]
+                if share.device in sampled
+                else None,
+                limit_bytes=None if readable is None else readable.memory_limits[position],
+                region=None if readable is None else sums(readable, places[position]),
+                instance=instances.get(container.instance_of(share)),
+            )
+            for position, share in enumerate(shares)
+        ),
+        uncounted_pids=_uncounted_pids(readable, processes),
+    )
+
+
+def _measure_share(
+    share: Share,
+    position: int,
+    processes: Sequence[GpuProcess] | None,
+    *,
+    limit_bytes: int | None,
+    region: DeviceSums | None,
+    instance: MigInstance | None,
+) -> MeasuredShare:
+    """Measure one share; `processes` is None if the driver did not report on its device."""
+    running = processes or ()
+    memory = [one.memory_bytes for one in running if one.memory_bytes is not None]
+    memory_known = processes is not None and len(memory) == len(running)
+    return MeasuredShare(
+        share=share,
+        position=position,
+        limit_bytes=limit_bytes,
+        region=region,
+        driver_bytes=sum(memory) if memory_known else None,
+        driver_percent=None if processes is None else sum(one.busy_percent for one in running),
+        processes=len(running),
+        instance=instance,
+    )
+
+
+def region_positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
+    """Return where the region counts each share: by device UUID if it names all of them.
+
+    Shares come in the order in which the container numbers its devices.
+    """
+    named = region.uuids[: len(shares)]
+    if len(set(named)) == len(shares) and set(named) == {share.device for share in shares}:
+        return tuple(named.index(share.device) for share in shares)
+    return tuple(range(len(shares)))
+
+
+def _uncounted_pids(
+    region: Region | None, processes: Sequence[AttributedProcess]
+) -> tuple[int, ...]:
+    pids = {
+        one.process.pid
+        for one in processes
+        if region is None
+        or not (one.origin.inner_pid in region.pids or one.process.pid in region.host_pids)
+    }
+    return tuple(sorted(pids))

@@ -1,0 +1,107 @@
+"""What a node advertises: device lists for the kubelet, node status, annotations, labels; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shared.dialects.advertised import NodeObject, NodeSoftware, PluginDeviceId
+from shared.dialects.dialect import Dialect
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.node import AGENT_ANNOTATION
+
+MAX_LIST_BYTES = 4_000_000
+"""The kubelet receives at most 4 MiB in one message; this leaves a margin."""
+MAX_ID_LENGTH = 63
+UNKNOWN_SOFTWARE = NodeSoftware()
+_HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAdvertisement:
+    """What the node advertises for all its dialects together."""
+
+    served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
+    """By resource and ID, in the order of the list."""
+    patched: Mapping[str, int] = field(default_factory=dict)
+    """Amounts of resources that are written into node status."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our entries in annotations that others write too."""
+    objects: tuple[NodeObject, ...] = ()
+
+    @property
+    def healthy_counts(self) -> dict[str, int]:
+        """Number of devices that the kubelet should show as allocatable, by served resource."""
+        return {
+            resource: sum(served.healthy for served in ids.values())
+            for resource, ids in self.served.items()
+        }
+
+    def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
+        """Return the same with larger amounts of resources that are written into node status."""
+        patched = {name: amount + more.get(name, 0) for name, amount in self.patched.items()}
+        return replace(self, patched=patched)
+
+
+def advertisement_of(
+    dialects: Iterable[Dialect],
+    devices: Sequence[Device],
+    strategy: str,
+    software: NodeSoftware = UNKNOWN_SOFTWARE,
+) -> NodeAdvertisement:
+    """Combine what all dialects advertise for the devices and the node's software.
+
+    Raises RequestError if a list or an ID is too long for the kubelet.
+    """
+    served: dict[str, Mapping[str, PluginDeviceId]] = {}
+    patched: dict[str, int] = {}
+    annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
+    labels: dict[str, str | None] = {}
+    lists: dict[str, tuple[str, ...]] = {}
+    objects: list[NodeObject] = []
+    for dialect in dialects:
+        described = dialect.describe_node(devices, software)
+        for advertised in (dialect.advertise(devices, strategy), described):
+            for resource, ids in advertised.served.items():
+                check_list(resource, ids)
+                served[resource] = {entry.id: entry for entry in ids}
+            patched |= advertised.node_status
+            annotations |= advertised.annotations
+            labels |= advertised.labels
+            lists |= advertised.annotation_entries
+            objects += advertised.objects
+    return NodeAdvertisement(
+        served=served,
+        patched=patched,
+        annotations=annotations,
+        labels=labels,
+        lists=lists,
+        objects=tuple(objects),
+    )
+
+
+def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
+    """Raise RequestError if the list, or an ID in it, is too long for the kubelet."""
+    size = list_size_bytes(ids)
+    if size > MAX_LIST_BYTES:
+        raise RequestError(
+            f"the list of {len(ids)} devices for {resource} has {size} bytes, and the kubelet "
+            f"accepts {MAX_LIST_BYTES}: multiply --memory-factor by "
+            f"{-(-size // MAX_LIST_BYTES)}, or use --gpu-strategy auto"
+        )
+    long = next((entry.id for entry in ids if len(entry.id) > MAX_ID_LENGTH), None)
+    if long is not None:
+        raise RequestError(
+            f"the device ID {long} for {resource} has {len(long)} characters, at most "
+            f"{MAX_ID_LENGTH} are allowed"
+        )
+
+
+def list_size_bytes(ids: Iterable[PluginDeviceId]) -> int:
+    """Return the exact size of a ListAndWatch message.
+
+    Each device is a field of tag and length with an ID and a health, each with tag and length; all
+    of these lengths are below 128 and take one byte.
+    """
+    return sum(6 + len(entry.id) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)
