@@ -56,7 +56,7 @@ class UsageSource(Protocol):
         ...
 
 
-class PodLister(Protocol):
+class KubeletPodLister(Protocol):
     """The kubelet's pods."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
@@ -86,7 +86,7 @@ class UsageMonitor(Collector):
         *,
         usage: UsageSource,
         list_instances: ListInstances,
-        pods: PodLister,
+        pods: KubeletPodLister,
         checkpoint: MonitoredCheckpoint,
         leases: KnownLeases,
         clock: Clock,
