@@ -1,47 +1,41 @@
-"""The binder's counters for Prometheus."""
+"""The binder's Prometheus metrics."""
 
 from prometheus_client import Counter
 
 from shared.model.preemption import Victim
 
-COUNTED = Counter(
+ANOMALIES = Counter(
     "leasehold_binder_anomalies",
-    "What the binder had to drop, or found to differ between ledger and cluster.",
+    "What the binder dropped, or found to differ between ledger and cluster, by kind.",
     ["kind"],
 )
 for _kind in ("active_without_lease", "leases_elsewhere", "not_restored", "pods_without_lease"):
-    COUNTED.labels(_kind)  # at 0 from the start, or the first one would be no increase
+    ANOMALIES.labels(_kind)  # starts at 0, so that the first one is an increase
 
-EVICTED = Counter(
+EVICTIONS = Counter(
     "leasehold_preemption_evictions",
-    "Pods evicted, by their namespace, why, and the namespace of the pod that gets their devices.",
+    "Pods evicted, by their namespace, the cause, and the namespace that gets their devices.",
     ["namespace", "cause", "beneficiary"],
 )
 
-
 RESIZES = Counter(
     "leasehold_resizes",
-    "Wishes of operators that a running pod's lease get another size, by what came of them.",
+    "Requests to resize the lease of a running pod, by outcome.",
     ["outcome"],
 )
 
 
-def count_resize(outcome: str) -> None:
-    """Count one wish: resized, unchanged, refused or unavailable."""
-    RESIZES.labels(outcome).inc()
+class PrometheusMetrics:
+    """Counts on /metrics."""
 
+    def count_anomaly(self, kind: str, count: int = 1) -> None:
+        """Count what was dropped, or differs between ledger and cluster."""
+        ANOMALIES.labels(kind).inc(count)
 
-class PrometheusEvictions:
-    """Evictions, on /metrics."""
+    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
+        """Count an eviction for a namespace; empty: for none in particular."""
+        EVICTIONS.labels(victim.namespace, victim.cause, beneficiary).inc()
 
-    def evicted(self, victim: Victim, beneficiary: str) -> None:
-        """Count one, for a namespace; empty: for nobody in particular."""
-        EVICTED.labels(victim.namespace, victim.cause, beneficiary).inc()
-
-
-class PrometheusTally:
-    """Counters by name, on /metrics."""
-
-    def count(self, kind: str, by: int = 1) -> None:
-        """Add to the counter called `kind`."""
-        COUNTED.labels(kind).inc(by)
+    def count_resize(self, outcome: str) -> None:
+        """Count a resize request: resized, unchanged, refused or unavailable."""
+        RESIZES.labels(outcome).inc()

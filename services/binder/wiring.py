@@ -1,98 +1,197 @@
-"""Puts a binder together from its ports; what is real and what is not is the caller's choice."""
+"""Builds the binder: its rooms from ports, and the real clients behind the ports."""
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
+from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence
-from services.binder.bind.agent_presence import Agents as BindingAgents
-from services.binder.bind.binding_sender import CONCURRENCY, PATIENCE_S, BindingSender
-from services.binder.bind.binding_sender import Pods as BindingPods
+from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.deferred_pods import DeferredPods
+from services.binder.bind.node_cordons import NodeCordons
+from services.binder.bind.pod_binder import PodBinder
+from services.binder.bind.pod_client import PodClient
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ledger_sync.node_cordons import NodeCordons
-from services.binder.ledger_sync.rebuild import Evidences, LedgerRebuild, Restoring
+from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.scheduling_gates import Pods as GatedPods
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.scheduling_gates import Store as GateStore
 from services.binder.ledger_sync.sweep import Sweeper
-from services.binder.ledger_sync.vanished_pods import Agents as EndingAgents
 from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.ports.general import Preemptor, Publishing
-from services.binder.ports.ledger import Ledger, Staging
-from services.binder.ports.metrics import Tally
-from services.binder.report import event_writer
-from services.binder.report.condition_writer import ConditionWriter, Statuses
-from services.binder.report.event_writer import EventApi, EventWriter
-from services.binder.resize.resizer import Agents as LimitingAgents
-from services.binder.resize.resizer import Annotations, Resizer
-from services.binder.resize.resizer import Ledger as ResizingLedger
-from services.binder.service import Binder
-from shared.model.clock import Clock
+from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.kubernetes import BinderPods
+from services.binder.ports.ledger import BinderLedger, BinderStaging, GatedPodStore
+from services.binder.ports.nats import NodeAgents, Publish
+from services.binder.ports.reports import BinderMetrics
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import EVENTS_PER_S, EventWriter
+from services.binder.resize.resizer import Resizer
+from services.binder.service import Binder, Binding, LedgerSync, Preemptor, Reports
+from services.binder.settings import BinderSettings
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
+from shared.ledger.staging import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
+from shared.model.clock import Clock, SystemClock
+from shared.model.events.pod_events import ResyncRequested
+from shared.nats.bus import Bus
+from shared.placing.node_fit import fit_on_node
+from shared.runtime.run import serve
 
 
-class Pods(BindingPods, EventApi, GatedPods, Statuses, Annotations, Protocol):
-    """All that the binder does with the API server."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinderPorts:
+    """The outside of a binder."""
+
+    ledger: BinderLedger
+    staging: BinderStaging
+    gated_pods: GatedPodStore
+    pods: BinderPods
+    agents: NodeAgents
+    publish: Publish
+    metrics: BinderMetrics
+    clock: Clock
 
 
-class Agents(EndingAgents, BindingAgents, LimitingAgents, Protocol):
-    """All that the binder asks of node agents."""
-
-
-class WholeLedger(Ledger, Restoring, ResizingLedger, Protocol):
-    """All that the binder does with the ledger."""
-
-
-class WholeStaging(Staging, Evidences, Protocol):
-    """All that binders collect together."""
-
-
-def assemble(
+def build_binder(
+    ports: BinderPorts,
+    build_preemptor: Callable[[EventWriter], Preemptor],
     *,
-    ledger: WholeLedger,
-    staging: WholeStaging,
-    gates: GateStore,
-    pods: Pods,
-    bus: Publishing,
-    agents: Agents,
-    clock: Clock,
-    tally: Tally,
-    preemptor: Callable[[EventWriter], Preemptor],
-    resized: Callable[[str], None],
     concurrency: int = CONCURRENCY,
-    patience_s: float = PATIENCE_S,
-    events_per_s: float = event_writer.PER_S,
+    batch_wait_s: float = BATCH_WAIT_S,
+    events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
-    """Return a binder of these parts; what takes leases back is made with its writer of Events."""
-    events = EventWriter(pods, clock, tally, per_s=events_per_s)
+    """Return a binder on these ports; its preemptor shares its writer of Events."""
+    ledger, clock, metrics = ports.ledger, ports.clock, ports.metrics
+    events = EventWriter(ports.pods, clock, metrics, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
-    sender = BindingSender(pods, clock, concurrency=concurrency, patience_s=patience_s)
-    presence, conditions = AgentPresence(agents, ledger, clock), ConditionWriter(pods, clock, tally)
-    updater = LedgerUpdater(ledger, VanishedPods(agents, clock), tally)
+    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), metrics)
+    reports = Reports(events=events, conditions=ConditionWriter(ports.pods, clock, metrics))
+    sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
+    rebuild = LedgerRebuild(
+        ledger=ledger,
+        staging=ports.staging,
+        publish=ports.publish,
+        clock=clock,
+        metrics=metrics,
+        bindings_in_flight=sender.in_flight,
+    )
+    resizer = Resizer(
+        ledger=ledger,
+        agents=ports.agents,
+        pods=ports.pods,
+        publish=ports.publish,
+        events=events,
+        clock=clock,
+        metrics=metrics,
+        capacity_freed=sweeper.capacity_freed,
+    )
     return Binder(
         ledger=ledger,
-        bus=bus,
-        sender=sender,
-        presence=presence,
-        cordons=NodeCordons(ledger, presence),
-        holder=DeferredPods(ledger, updater, conditions, events, clock),
-        updater=updater,
-        sweeper=sweeper,
-        reconciler=Reconciler(ledger, staging, pods, tally),
-        rebuild=LedgerRebuild(ledger, staging, bus, clock, tally, flights=sender),
-        events=events,
-        conditions=conditions,
-        preemptor=preemptor(events),
-        gatekeeper=SchedulingGates(gates, pods, events, clock),
-        resizer=Resizer(
-            ledger=ledger,
-            agents=agents,
-            pods=pods,
-            bus=bus,
-            events=events,
-            clock=clock,
-            counted=resized,
-            freed=sweeper.freed,
+        publish=ports.publish,
+        binding=_binding(ports, sender, updater, sweeper, reports),
+        sync=LedgerSync(
+            updater=updater,
+            sweeper=sweeper,
+            reconciler=Reconciler(ledger, ports.staging, ports.pods, metrics),
+            rebuild=rebuild,
+            gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
         ),
+        reports=reports,
+        preemptor=build_preemptor(events),
+        resizer=resizer,
         clock=clock,
     )
+
+
+def _binding(
+    ports: BinderPorts,
+    sender: BindingSender,
+    updater: LedgerUpdater,
+    sweeper: Sweeper,
+    reports: Reports,
+) -> Binding:
+    ledger, clock = ports.ledger, ports.clock
+    presence = AgentPresence(ports.agents, ledger, clock)
+    deferred = DeferredPods(
+        ledger=ledger,
+        updater=updater,
+        conditions=reports.conditions,
+        events=reports.events,
+        clock=clock,
+    )
+    pods = PodBinder(
+        ledger=ledger,
+        publish=ports.publish,
+        sender=sender,
+        presence=presence,
+        deferred=deferred,
+        conditions=reports.conditions,
+        events=reports.events,
+        capacity_freed=sweeper.capacity_freed,
+        clock=clock,
+    )
+    cordons = NodeCordons(ledger, presence)
+    return Binding(pods=pods, sender=sender, presence=presence, cordons=cordons)
+
+
+async def serve_binder(settings: BinderSettings) -> None:
+    """Build the binder with real clients and serve it until it is stopped."""
+    api_server = load_credentials(settings.kubeconfig)
+    redis_url, redis_credentials = settings.redis_url, settings.redis_client_credentials
+    clock, metrics = SystemClock(), PrometheusMetrics()
+    async with (
+        KubernetesClient(api_server, timeout_s=settings.api_timeout_s) as client,
+        Bus.connect_later(
+            settings.nats_url,
+            name="binder",
+            keys=settings.nats_client_credentials("binder"),
+            keeps_stream=True,
+            copies=settings.nats_copies,
+        ) as bus,
+        RedisLeases.connect(
+            redis_url, credentials=redis_credentials, detects_lost_writes=True
+        ) as ledger,
+        LedgerStaging.connect(redis_url, credentials=redis_credentials) as staging,
+        Preemptions.connect(redis_url, credentials=redis_credentials) as preemptions,
+        GatedPods.connect(redis_url, credentials=redis_credentials) as gated_pods,
+    ):
+
+        def build_preemptor(events: EventWriter) -> PreemptionController:
+            return PreemptionController(
+                ledger=ledger,
+                store=preemptions,
+                evictions=EvictionClient(client),
+                events=events,
+                metrics=metrics,
+                clock=clock,
+                fit=fit_on_node,
+                rules=settings.rules,
+                enabled=settings.preemption,
+            )
+
+        binder = build_binder(
+            BinderPorts(
+                ledger=ledger,
+                staging=staging,
+                gated_pods=gated_pods,
+                pods=PodClient(client),
+                agents=NodeAgentClient(bus),
+                publish=bus.publish,
+                metrics=metrics,
+                clock=clock,
+            ),
+            build_preemptor,
+            concurrency=settings.api_concurrency,
+            events_per_s=settings.events_per_s,
+        )
+
+        async def request_resync() -> None:
+            await bus.publish([ResyncRequested(reason="a binder has started")])
+
+        probes = {"redis": ledger.unready_reason}
+        await serve(
+            "binder", binder, bus=bus, settings=settings, probes=probes, begin=request_resync
+        )

@@ -1,1 +1,1 @@
-"""Sending Bindings, and whether a node may be bound to."""
+"""Sending Bindings, and whether a node may be bound to: agents, deferred pods, cordons."""

@@ -1,8 +1,8 @@
-"""Node agents, asked over the bus."""
+"""Requests to node agents over NATS."""
 
 from collections.abc import Sequence
 
-from services.binder.bind.agent_presence import NoReply
+from services.binder.ports.nats import NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import (
     BindReply,
@@ -16,48 +16,48 @@ from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus, NoRespondersError
 
-ANSWER_S = 0.9
-LIMITS_S = 3.0
-"""An agent writes its checkpoint and looks twice at what is in use before it answers."""
-MAY_BIND_S = 0.5
-"""A batch of Bindings waits for the answer."""
+TERMINATION_TIMEOUT_S = 0.9
+LIMITS_TIMEOUT_S = 3.0
+"""An agent writes its checkpoint and measures memory twice before it replies."""
+BIND_TIMEOUT_S = 0.5
+"""A batch of Bindings waits for the reply."""
 
 
 class NodeAgentClient:
-    """Questions to the agent of one node."""
+    """Requests to the agent of one node."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
     async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
-        """Tell which pods' last containers have ended; while nobody can be asked, none has.
+        """Return the pods whose last container has terminated; none while NATS is away.
 
-        Raises UnavailableError if the node's agent does not answer.
+        Raises UnavailableError if the node agent does not reply.
         """
         if not self.bus.connected:
             return set()
-        question = TerminationRequest(node=node, pod=pods[0], more_pods=tuple(pods[1:]))
-        told = await self.bus.request(question, TerminationReply, timeout_s=ANSWER_S)
-        return {*told.terminated_pods, *(pods[:1] if told.terminated else ())}
+        request = TerminationRequest(node=node, pod=pods[0], more_pods=tuple(pods[1:]))
+        reply = await self.bus.request(request, TerminationReply, timeout_s=TERMINATION_TIMEOUT_S)
+        return {*reply.terminated_pods, *(pods[:1] if reply.terminated else ())}
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        """Tell which of the pods must wait before they are bound to the node.
+        """Return which of the pods must wait before they are bound to the node.
 
-        Raises UnavailableError while NATS is away: then it is not the agent that is silent.
+        Raises UnavailableError while NATS is away: the agent is not the cause then.
         """
-        question = BindRequest(node=node, leases=tuple(leases))
+        request = BindRequest(node=node, leases=tuple(leases))
         try:
-            return await self.bus.request(question, BindReply, timeout_s=MAY_BIND_S)
+            return await self.bus.request(request, BindReply, timeout_s=BIND_TIMEOUT_S)
         except NoRespondersError as error:
-            return NoReply(str(error), has_responder=False)
+            return NoReply(reason=str(error), has_responder=False)
         except UnavailableError as error:
             if not self.bus.connected:
                 raise
-            return NoReply(str(error), has_responder=True)
+            return NoReply(reason=str(error), has_responder=True)
 
-    async def set_limits(self, question: LimitsRequest) -> LimitsReply:
-        """Have containers held to a lease, or to what it may become.
+    async def set_limits(self, request: LimitsRequest) -> LimitsReply:
+        """Enforce a lease, or what it may become.
 
-        Raises UnavailableError if the node's agent does not answer.
+        Raises UnavailableError if the node agent does not reply.
         """
-        return await self.bus.request(question, LimitsReply, timeout_s=LIMITS_S)
+        return await self.bus.request(request, LimitsReply, timeout_s=LIMITS_TIMEOUT_S)

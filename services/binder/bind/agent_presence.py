@@ -1,60 +1,43 @@
-"""May a pod be bound to its node now? The node's agent says; one that is away holds pods back.
+"""Whether a pod may be bound to its node now: the node's agent decides, and must be there.
 
-A kubelet refuses a pod for good if it comes to a node whose agent is being replaced, and lets
-everybody wait behind it if the agent hangs. Held back, its reservation goes on when the agent is
-there again, or is given up and the pod is placed elsewhere. A node at which that lasts is shut:
-placers leave it alone until its agent answers again. An agent that is there lets pods through in
-turn, a few ahead of its kubelet.
+A kubelet rejects a pod for good if it arrives while the node's agent is being replaced, and blocks
+all pods behind it if the agent hangs. A deferred pod keeps its reservation until the agent is back,
+or gives it up and is placed elsewhere. A node whose agent stays away is cordoned: placers avoid it
+until the agent replies again. An agent that is there admits pods in turn, a few ahead of its
+kubelet.
 """
 
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from services.binder.ports.ledger import ReportedNodes
+from services.binder.ports.nats import BindPermissions, NoReply
 from shared.model.clock import Clock
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
-TRUSTED_S = 0.25
-"""An agent that leaves goes on for longer than this after its last word."""
-AWAY_S = 0.5
-"""So long an agent that did not answer is not asked again: a batch is not to wait each time."""
-AWAY_MOST_S = 4.0
-"""And so long if it never answers."""
-NONE_S = 10.0
-"""So long a node that has no agent of ours is not asked again."""
-SILENCES = 2
-"""So many questions in a row without an answer shut the node: one may have been slow."""
-ASKING_MAX = 64
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresenceTiming:
+    """How long replies of node agents are trusted, and missing ones awaited."""
+
+    trusted_s: float = 0.25
+    """Validity of a reply; an agent that stops goes on for longer than this after its last one."""
+    retry_s: float = 0.5
+    """Pause after a request without a reply, so that not every batch waits; it doubles."""
+    max_retry_s: float = 4.0
+    """The longest such pause."""
+    no_agent_s: float = 10.0
+    """Pause after a request to a node that has no agent of ours."""
+    cordon_after: int = 2
+    """Requests in a row without a reply that cordon the node: one may have been slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """A question that had no answer, and why."""
-
-    text: str
-    has_responder: bool
-    """Somebody is there who should have answered."""
-
-
-class Agents(Protocol):
-    """The node agents, on the bus."""
-
-    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        """Tell which of the pods must wait. Raises UnavailableError if nobody can be asked."""
-        ...
-
-
-class Nodes(Protocol):
-    """What the ledger knows of nodes."""
-
-    async def reported_by_agent(self, node: NodeName) -> bool:
-        """Say whether it was an agent of ours that told last of the node's devices."""
-        ...
+MAX_REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,143 +45,162 @@ class Deferral:
     """Why a pod is not bound yet."""
 
     reason: str
-    soon: bool = False
-    """It comes next: ask again in a moment."""
-    shut_s: float = 0.0
-    """So long nobody may be bound to the node; 0: others may."""
+    retry_soon: bool = False
+    """Its turn comes next: a retry may succeed within milliseconds."""
+    cordoned_s: float = 0.0
+    """For how long the node has been cordoned; 0: it is not."""
 
 
 @dataclass(slots=True)
 class AgentRecord:
     """What is known of one node's agent."""
 
-    heard: bool = False
-    """There is one: it has answered, or should have."""
-    until: float = 0.0
-    """Until then it is not asked."""
-    pause_s: float = AWAY_S
-    misses: int = 0
-    """Questions in a row that had no answer."""
-    shut: str = ""
-    """Why nobody may be bound to its node; empty: somebody may."""
-    shut_at: float = 0.0
-    """When it came to be so."""
-    answers: bool = False
-    """It has said, since others were told that the node is shut, that it is not."""
+    exists: bool = False
+    """Whether it has replied, or should have."""
+    next_request_at: float = 0.0
+    pause_s: float = 0.0
+    missed_replies: int = 0
+    """Requests in a row without a reply."""
+    cordon_reason: str = ""
+    """Empty: the node is not cordoned."""
+    cordoned_at: float = 0.0
+    """When that last changed."""
+    uncordon: bool = False
+    """Whether it replied since the ledger was told of the cordon."""
 
 
 class AgentPresence:
-    """Which agents answered a moment ago, and which nodes are shut."""
+    """Which agents replied a moment ago, and which nodes are cordoned."""
 
-    def __init__(self, agents: Agents, nodes: Nodes, clock: Clock) -> None:
+    def __init__(
+        self,
+        agents: BindPermissions,
+        nodes: ReportedNodes,
+        clock: Clock,
+        timing: PresenceTiming | None = None,
+    ) -> None:
         self.agents = agents
         self.nodes = nodes
         self.clock = clock
-        self.news = asyncio.Event()
-        """Set when a node has shut or opened, or may have."""
-        self._known: dict[NodeName, AgentRecord] = {}
-        self._marked: frozenset[NodeName] = frozenset()
-        self._gate = asyncio.Semaphore(ASKING_MAX)
+        self.timing = timing or PresenceTiming()
+        self.changed = asyncio.Event()
+        """Set when a node was cordoned or uncordoned, or may have been."""
+        self._records: dict[NodeName, AgentRecord] = {}
+        self._cordoned: frozenset[NodeName] = frozenset()
+        self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
         """Return the pods that must not be bound now, each with the reason.
 
-        A node of another device plugin holds nobody back: its devices were told of by no agent.
-        Raises UnavailableError if agents cannot be asked at all, or the ledger about a silent one.
+        A node of another device plugin defers none: no agent of ours reported its devices.
+        Raises UnavailableError if no agent can be reached, or the ledger about a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
             by_node.setdefault(lease.node, []).append(lease)
-        answers = await asyncio.gather(*(self._ask(*each) for each in by_node.items()))
-        return {pod: wait for held in answers for pod, wait in held.items()}
+        found = await asyncio.gather(*(self._deferrals_on(*each) for each in by_node.items()))
+        return {pod: deferral for deferrals in found for pod, deferral in deferrals.items()}
 
-    async def look(self) -> None:
-        """Ask the agents of nodes that all binders know to be shut, each when its time has come."""
-        await asyncio.gather(*(self._ask(node, ()) for node in sorted(self._marked)))
+    async def probe_cordoned(self) -> None:
+        """Send a request to the agents of all cordoned nodes whose pause is over."""
+        await asyncio.gather(*(self._deferrals_on(node, ()) for node in sorted(self._cordoned)))
 
-    def hear(self, reports: Sequence[DeviceReported]) -> None:
-        """Learn from reports which nodes have agents of ours."""
+    def record_reports(self, reports: Sequence[DeviceReported]) -> None:
+        """Learn from device reports which nodes have agents of ours."""
         self.mark_present(report.node for report in reports if not report.other_plugin)
         self.mark_absent(report.node for report in reports if report.other_plugin)
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
-        """Record that these nodes have agents, and ask those of shut nodes at once."""
+        """Record that these nodes have agents, and have cordoned ones probed at once."""
         for node in nodes:
-            known = self._known.setdefault(node, AgentRecord())
-            if not known.heard or node in self._marked:
-                known.heard, known.until = True, 0.0
-            if node in self._marked:
-                self.news.set()
+            record = self._record(node)
+            if not record.exists or node in self._cordoned:
+                record.exists, record.next_request_at = True, 0.0
+            if node in self._cordoned:
+                self.changed.set()
 
     def mark_absent(self, nodes: Iterable[NodeName]) -> None:
-        """Open nodes that another device plugin serves: no agent of theirs is asked any more."""
+        """Uncordon nodes that another device plugin serves, and send them no more requests."""
         for node in nodes:
-            known = self._known.setdefault(node, AgentRecord())
-            known.heard, known.misses, known.until = False, 0, math.inf
-            self._shut(known, "")
-            if node in self._marked:
-                self.news.set()
+            record = self._record(node)
+            record.exists, record.missed_replies, record.next_request_at = False, 0, math.inf
+            self._set_cordon(record, "")
+            if node in self._cordoned:
+                self.changed.set()
 
-    def words(self) -> dict[NodeName, str]:
-        """Return what all others are to hear: which nodes are shut, and why; empty: it is open."""
-        shut = {
-            node: known.shut
-            for node, known in self._known.items()
-            if known.shut and node not in self._marked
+    def cordon_changes(self) -> dict[NodeName, str]:
+        """Return what the ledger lacks: nodes with the reason of their cordon; empty: uncordon."""
+        cordoned = {
+            node: record.cordon_reason
+            for node, record in self._records.items()
+            if record.cordon_reason and node not in self._cordoned
         }
-        opened = {node: "" for node in self._marked if self._known[node].answers}
-        return shut | opened
+        uncordoned = {node: "" for node in self._cordoned if self._records[node].uncordon}
+        return cordoned | uncordoned
 
-    def apply_cordons(self, nodes: frozenset[NodeName], words: Mapping[NodeName, str]) -> None:
-        """Take over which nodes are shut, `words` of ours included.
+    def apply_cordons(self, nodes: frozenset[NodeName], changes: Mapping[NodeName, str]) -> None:
+        """Take over which nodes are cordoned, our own `changes` included.
 
-        What another binder has heard in the meantime counts as much: it is looked into. Whom it
-        opened may have no agent any more.
+        What another binder found in the meantime counts as much, and is checked here: the node it
+        uncordoned may have no agent any more.
         """
-        for node in nodes ^ self._marked:
-            known = self._known.setdefault(node, AgentRecord())
-            known.answers = False
-            if node not in words:
-                known.heard, known.until, known.misses, known.shut = node in nodes, 0.0, 0, ""
-        self._marked = nodes
+        for node in nodes ^ self._cordoned:
+            record = self._record(node)
+            record.uncordon = False
+            if node not in changes:
+                record.exists, record.next_request_at = node in nodes, 0.0
+                record.missed_replies, record.cordon_reason = 0, ""
+        self._cordoned = nodes
 
-    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
-        known = self._known.setdefault(node, AgentRecord())
-        if self.clock.ticks() >= known.until:
-            async with self._gate:
-                told = await self.agents.request_bind(node, leases)
-            if isinstance(told, NoReply) and not known.heard:
-                known.heard = told.has_responder or await self.nodes.reported_by_agent(node)
-            self._learn(node, known, told)
-            if isinstance(told, BindReply):
-                wait = Deferral(told.reason, soon=told.retry_soon, shut_s=self._shut_s(known))
-                return dict.fromkeys(told.deferred_pods, wait)
-        if not known.misses and not known.shut:
+    async def _deferrals_on(
+        self, node: NodeName, leases: Sequence[Lease]
+    ) -> dict[PodUid, Deferral]:
+        record = self._record(node)
+        if self.clock.ticks() >= record.next_request_at:
+            async with self._requests:
+                reply = await self.agents.request_bind(node, leases)
+            if isinstance(reply, NoReply) and not record.exists:
+                record.exists = reply.has_responder or await self.nodes.reported_by_agent(node)
+            self._record_reply(node, record, reply)
+            if isinstance(reply, BindReply):
+                deferral = Deferral(
+                    reply.reason,
+                    retry_soon=reply.retry_soon,
+                    cordoned_s=self._cordoned_s(record),
+                )
+                return dict.fromkeys(reply.deferred_pods, deferral)
+        if not record.missed_replies and not record.cordon_reason:
             return {}
-        reason = known.shut or f"the agent of node {node} does not answer"
-        wait = Deferral(reason, shut_s=self._shut_s(known))
-        return dict.fromkeys((each.pod for each in leases), wait)
+        reason = record.cordon_reason or f"the agent of node {node} does not respond"
+        deferral = Deferral(reason, cordoned_s=self._cordoned_s(record))
+        return dict.fromkeys((lease.pod for lease in leases), deferral)
 
-    def _learn(self, node: NodeName, known: AgentRecord, told: BindReply | NoReply) -> None:
-        now = self.clock.ticks()
-        if isinstance(told, BindReply):
-            known.heard, known.misses, known.pause_s = True, 0, AWAY_S
-            known.until = now + TRUSTED_S if told.window_open else 0.0
-            self._shut(known, told.reason if told.node_closed else "")
-        elif known.heard:
-            known.misses += 1
-            known.until = now + known.pause_s
-            known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
-            if known.misses >= SILENCES:
-                self._shut(known, f"the agent of node {node} does not answer: {told.text}")
+    def _record_reply(
+        self, node: NodeName, record: AgentRecord, reply: BindReply | NoReply
+    ) -> None:
+        now, timing = self.clock.ticks(), self.timing
+        if isinstance(reply, BindReply):
+            record.exists, record.missed_replies, record.pause_s = True, 0, timing.retry_s
+            record.next_request_at = now + timing.trusted_s if reply.window_open else 0.0
+            self._set_cordon(record, reply.reason if reply.node_closed else "")
+        elif record.exists:
+            record.missed_replies += 1
+            record.next_request_at = now + record.pause_s
+            record.pause_s = min(2 * record.pause_s, timing.max_retry_s)
+            if record.missed_replies >= timing.cordon_after:
+                reason = f"the agent of node {node} does not respond: {reply.reason}"
+                self._set_cordon(record, reason)
         else:
-            known.misses, known.until = 0, now + NONE_S
+            record.missed_replies, record.next_request_at = 0, now + timing.no_agent_s
 
-    def _shut(self, known: AgentRecord, why: str) -> None:
-        if bool(why) != bool(known.shut):
-            known.shut_at = self.clock.ticks()
-            self.news.set()
-        known.shut, known.answers = why, not why
+    def _record(self, node: NodeName) -> AgentRecord:
+        return self._records.setdefault(node, AgentRecord(pause_s=self.timing.retry_s))
 
-    def _shut_s(self, known: AgentRecord) -> float:
-        return self.clock.ticks() - known.shut_at if known.shut else 0.0
+    def _set_cordon(self, record: AgentRecord, reason: str) -> None:
+        if bool(reason) != bool(record.cordon_reason):
+            record.cordoned_at = self.clock.ticks()
+            self.changed.set()
+        record.cordon_reason, record.uncordon = reason, not reason
+
+    def _cordoned_s(self, record: AgentRecord) -> float:
+        return self.clock.ticks() - record.cordoned_at if record.cordon_reason else 0.0

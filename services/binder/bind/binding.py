@@ -1,30 +1,30 @@
-"""What a Binding carries, and what the API server's answers to it mean.
+"""What a Binding carries, and what the API server's response to it means; pure.
 
-A Binding may be sent twice (a lost answer, a redelivered message), so no refusal is taken at its
-word: the pod itself is read, and where it is decides.
+A Binding may be sent twice (a lost response, a redelivered message), so an error alone decides
+nothing: the pod is read, and its node decides.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.binder.ports.observations import ObservedPod
 from shared.dialects import DIALECTS
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.names import NodeName, PodUid
 
 
 class BindingOutcome(StrEnum):
-    """What became of one Binding."""
+    """The outcome of one Binding."""
 
     BOUND = "bound"
     ELSEWHERE = "elsewhere"
-    """Somebody else bound the pod, to another node."""
+    """The pod is bound to another node."""
     GONE = "gone"
     REFUSED = "refused"
-    """The API server will not bind this pod as it stands."""
+    """The API server does not bind this pod as it stands."""
     UNKNOWN = "unknown"
-    """Nobody can say yet; the same Binding is to be sent again."""
+    """Not known yet; the same Binding must be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,62 +40,50 @@ class BindingResult:
         return self.outcome not in {BindingOutcome.BOUND, BindingOutcome.UNKNOWN}
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedPod:
-    """A pod as the API server has it now."""
-
-    uid: PodUid
-    node: NodeName | None
-    ending: bool = False
-    """Its deletion has been asked for."""
-    over: bool = False
-    """Its phase says that its containers no longer run."""
-
-
 BOUND = BindingResult(BindingOutcome.BOUND)
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return all annotations that the pod gets with its node: the dialect's, and the lease."""
+    """Return all annotations that the Binding writes: the dialect's, and the lease."""
     dialect = DIALECTS.get(lease.dialect)
-    said = dialect.binding_annotations(lease, now_s) if dialect else {}
-    return {**said, ANNOTATION: dump_lease(lease)}
+    of_dialect = dialect.binding_annotations(lease, now_s) if dialect else {}
+    return {**of_dialect, ANNOTATION: dump_lease(lease)}
 
 
 def needs_binding(lease: Lease) -> bool:
-    """Tell whether the Binding is still to be sent: an active lease's pod is on its node."""
+    """Return whether the Binding must be sent: the pod of an active lease is on its node."""
     return lease.state is not LeaseState.ACTIVE
 
 
-def judge(lease: Lease, error: LeaseholdError, seen: ObservedPod | None) -> BindingResult:
-    """Say what became of a Binding that was answered with `error`, given the pod as read after it.
+def judge(lease: Lease, error: LeaseholdError, pod: ObservedPod | None) -> BindingResult:
+    """Return the result of a Binding that failed with `error`, given the pod as read after it.
 
-    An error that leaves the write in doubt is settled by the pod's node. A pod that is still
-    unbound is to be tried again only if the API server was unavailable; any other refusal stands.
+    The pod's node settles an error that leaves the write in doubt. A pod that is not bound is
+    tried again only if the API server was unavailable; any other error is final.
     """
-    pod = f"{lease.namespace}/{lease.name}"
-    if seen is None:
-        return BindingResult(BindingOutcome.GONE, f"pod {pod} was deleted before it was bound")
-    if seen.uid == lease.pod and seen.node == lease.node and not seen.over:
+    name = f"{lease.namespace}/{lease.name}"
+    if pod is None:
+        return BindingResult(BindingOutcome.GONE, f"pod {name} was deleted before it was bound")
+    if pod.uid == lease.pod and pod.node == lease.node and not pod.terminal:
         return BOUND
-    reasons = (
+    results = (
         (
-            seen.uid != lease.pod,
+            pod.uid != lease.pod,
             BindingOutcome.GONE,
-            f"pod {pod} was replaced: its uid was {lease.pod} and is {seen.uid} now",
+            f"pod {name} was replaced: its uid was {lease.pod} and is {pod.uid} now",
         ),
         (
-            seen.over,
+            pod.terminal,
             BindingOutcome.GONE,
-            f"pod {pod} has ended: this lease was made from news older than its end",
+            f"pod {name} has terminated: its placement was decided before that",
         ),
         (
-            seen.node is not None,
+            pod.node is not None,
             BindingOutcome.ELSEWHERE,
-            f"pod {pod} is on node {seen.node} already; the lease was for {lease.node}",
+            f"pod {name} is already bound to node {pod.node}; the lease is for {lease.node}",
         ),
-        (seen.ending, BindingOutcome.GONE, f"pod {pod} is being deleted"),
+        (pod.deleting, BindingOutcome.GONE, f"pod {name} is being deleted"),
         (isinstance(error, UnavailableError), BindingOutcome.UNKNOWN, str(error)),
         (True, BindingOutcome.REFUSED, str(error)),
     )
-    return next(BindingResult(outcome, text) for holds, outcome, text in reasons if holds)
+    return next(BindingResult(outcome, text) for applies, outcome, text in results if applies)

@@ -1,166 +1,138 @@
-"""Sending Bindings: a fixed number in parallel, each pod for itself.
+"""Sends Bindings: a fixed number in parallel, each pod on its own.
 
-A batch waits for its pods only so long; what is still under way goes on, and the batch's next
-delivery finds it under way, or its verdict.
+A batch waits for its pods only so long. What is in flight then goes on, and the batch's next
+delivery finds it in flight, or its result.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.binder.bind.binding import (
     BOUND,
     BindingOutcome,
     BindingResult,
-    ObservedPod,
     binding_annotations,
     judge,
     needs_binding,
 )
+from services.binder.ports.kubernetes import PodBindings
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
 from shared.model.lease import Lease
 from shared.model.names import PodUid
 
 CONCURRENCY = 32
-PATIENCE_S = 2.0
-REMEMBERED = 8192
-"""Verdicts kept for batches that are delivered again."""
-
-
-class Pods(Protocol):
-    """Pods at the API server."""
-
-    async def bind_pod(  # noqa: PLR0917 - the API client's own order
-        self,
-        namespace: str,
-        name: str,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        labels: Mapping[str, str] | None = None,
-        traceparent: str | None = None,
-    ) -> None:
-        """Bind the pod with this uid, in one write. Raises what the answer means to us."""
-        ...
-
-    async def look(self, namespace: str, name: str) -> ObservedPod | None:
-        """Return the pod as it is now, or None if there is none."""
-        ...
+BATCH_WAIT_S = 2.0
+MAX_RESULTS = 8192
+"""Results remembered for batches that are delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _PendingBinding:
     lease: Lease
     annotations: Mapping[str, str]
     trace: str
-    landed: asyncio.Future[BindingResult]
+    result: asyncio.Future[BindingResult]
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.result.done() and self.result.result().outcome is BindingOutcome.UNKNOWN
 
 
 class BindingSender:
-    """Bindings under way and done; `work` does the sending."""
+    """Bindings in flight and done; `run` sends them."""
 
     def __init__(
         self,
-        pods: Pods,
+        pods: PodBindings,
         clock: Clock,
         *,
         concurrency: int = CONCURRENCY,
-        patience_s: float = PATIENCE_S,
+        batch_wait_s: float = BATCH_WAIT_S,
     ) -> None:
         self.pods = pods
         self.clock = clock
         self.concurrency = concurrency
-        self.patience_s = patience_s
-        self._queue: asyncio.Queue[_Flight] = asyncio.Queue()
-        self._flights: OrderedDict[tuple[PodUid, int], _Flight] = OrderedDict()
+        self.batch_wait_s = batch_wait_s
+        self._queue: asyncio.Queue[_PendingBinding] = asyncio.Queue()
+        self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 
-    async def post(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
-        """Bind the pods of these leases (each with its trace) and return their verdicts in order.
+    async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
+        """Bind the pods of these leases (each with its trace) and return the results in order.
 
-        One that is not known within `patience_s` seconds is UNKNOWN for now, and goes on.
+        A result that is not known within `batch_wait_s` seconds is UNKNOWN; its Binding goes on.
         """
-        landings = [self._depart(lease, trace) for lease, trace in leases]
-        if landings:
-            await asyncio.wait(landings, timeout=self.patience_s)
-        return [
-            landed.result()
-            if landed.done()
-            else BindingResult(BindingOutcome.UNKNOWN, "no answer yet")
-            for landed in landings
-        ]
+        results = [self._enqueue(lease, trace) for lease, trace in leases]
+        if results:
+            await asyncio.wait(results, timeout=self.batch_wait_s)
+        unknown = BindingResult(BindingOutcome.UNKNOWN, "no response yet")
+        return [result.result() if result.done() else unknown for result in results]
 
-    @property
-    def under_way(self) -> int:
-        """How many Bindings the API server has not answered yet."""
-        return sum(not flight.landed.done() for flight in self._flights.values())
+    def in_flight(self) -> int:
+        """Return how many Bindings the API server has not answered yet."""
+        return sum(not binding.result.done() for binding in self._bindings.values())
 
-    async def work(self) -> None:
-        """Send what is asked for until cancelled."""
+    async def run(self) -> None:
+        """Send queued Bindings until cancelled."""
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.concurrency):
                     workers.create_task(self._work())
         finally:
-            for flight in self._flights.values():
-                if not flight.landed.done():
-                    flight.landed.set_result(
-                        BindingResult(BindingOutcome.UNKNOWN, "sending was interrupted")
-                    )
-            self._flights.clear()
+            interrupted = BindingResult(BindingOutcome.UNKNOWN, "the binder is stopping")
+            for binding in self._bindings.values():
+                if not binding.result.done():
+                    binding.result.set_result(interrupted)
+            self._bindings.clear()
             self._queue = asyncio.Queue()
 
-    def _depart(self, lease: Lease, trace: str) -> asyncio.Future[BindingResult]:
+    def _enqueue(self, lease: Lease, trace: str) -> asyncio.Future[BindingResult]:
         key = (lease.pod, lease.version)
-        flight = self._flights.get(key)
-        if flight is None or _in_doubt(flight):
+        binding = self._bindings.get(key)
+        if binding is None or binding.in_doubt:
             annotations = binding_annotations(lease, self.clock.now())
-            landed = asyncio.get_running_loop().create_future()
-            flight = _Flight(lease, annotations, trace, landed)
-            self._flights[key] = flight
+            result = asyncio.get_running_loop().create_future()
+            binding = _PendingBinding(lease, annotations, trace, result)
+            self._bindings[key] = binding
             if needs_binding(lease):
-                self._queue.put_nowait(flight)
+                self._queue.put_nowait(binding)
             else:
-                flight.landed.set_result(BOUND)
-        return flight.landed
+                binding.result.set_result(BOUND)
+        return binding.result
 
     async def _work(self) -> None:
         while True:
-            flight = await self._queue.get()
-            flight.landed.set_result(await self._bind(flight))
-            self._forget_old()
+            binding = await self._queue.get()
+            binding.result.set_result(await self._bind(binding))
+            self._forget_oldest()
 
-    async def _bind(self, flight: _Flight) -> BindingResult:
-        lease = flight.lease
+    async def _bind(self, binding: _PendingBinding) -> BindingResult:
+        lease = binding.lease
         try:
             await self.pods.bind_pod(
                 lease.namespace,
                 lease.name,
                 lease.pod,
                 lease.node,
-                flight.annotations,
-                traceparent=flight.trace or None,
+                binding.annotations,
+                traceparent=binding.trace or None,
             )
         except LeaseholdError as error:
-            return await self._settle(lease, error)
+            return await self._resolve(lease, error)
         return BOUND
 
-    async def _settle(self, lease: Lease, error: LeaseholdError) -> BindingResult:
+    async def _resolve(self, lease: Lease, error: LeaseholdError) -> BindingResult:
         try:
-            seen = await self.pods.look(lease.namespace, lease.name)
-        except LeaseholdError as unread:
-            return BindingResult(BindingOutcome.UNKNOWN, f"{error}; and then {unread}")
-        return judge(lease, error, seen)
+            pod = await self.pods.get(lease.namespace, lease.name)
+        except LeaseholdError as read_error:
+            return BindingResult(BindingOutcome.UNKNOWN, f"{error}; and then {read_error}")
+        return judge(lease, error, pod)
 
-    def _forget_old(self) -> None:
-        while len(self._flights) > REMEMBERED:
-            key, flight = next(iter(self._flights.items()))
-            if not flight.landed.done():
+    def _forget_oldest(self) -> None:
+        while len(self._bindings) > MAX_RESULTS:
+            key, binding = next(iter(self._bindings.items()))
+            if not binding.result.done():
                 return
-            del self._flights[key]
-
-
-def _in_doubt(flight: _Flight) -> bool:
-    return flight.landed.done() and flight.landed.result().outcome is BindingOutcome.UNKNOWN
+            del self._bindings[key]

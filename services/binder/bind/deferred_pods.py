@@ -1,79 +1,95 @@
-"""What becomes of pods whose node must not be bound to now: they are told why, and not for ever."""
+"""Pods that must not be bound to their node yet: explained, and given up if the node stays away."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.binder.bind.agent_presence import Deferral
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ports.ledger import Ledger
+from services.binder.ports.ledger import LeaseLedger
+from services.binder.ports.reports import EventRecorder
 from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EventWriter
 from services.binder.report.explanations import explain_deferred, waiting_event
 from shared.model.clock import Clock
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 
-GIVE_UP_S = 5.0
-"""A reservation on a node that has been shut for so long is given up: there may be others."""
-EXPLAIN_S = 1.0
-"""A pod whose reservation is this old is told why it is not bound yet."""
-TURN_S = 10.0
-"""The same for one whose turn comes next: a burst is no reason to write to each pod of it."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferralTiming:
+    """When a deferred pod is explained, and when its reservation is given up."""
+
+    give_up_s: float = 5.0
+    """A reservation on a node that has been cordoned for this long is given up."""
+    explain_s: float = 1.0
+    """The owner of a pod whose reservation is this old learns why it is not bound yet."""
+    explain_next_s: float = 10.0
+    """The same for a pod whose turn comes next: a burst must not cause a write per pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What became of them."""
+class DeferredOutcome:
+    """What became of deferred pods."""
 
-    kept: tuple[Lease, ...] = ()
+    waiting: tuple[Lease, ...] = ()
     given_up: tuple[Lease, ...] = ()
     ended: tuple[PodUid, ...] = ()
-    """Pods whose reservation had ended by itself."""
+    """Pods whose reservation had ended before."""
 
 
 class DeferredPods:
-    """Off the hot path: there is work here only while some node has no agent."""
+    """Off the hot path: it has work only while some node's agent is away."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        *,
+        ledger: LeaseLedger,
         updater: LedgerUpdater,
         conditions: ConditionWriter,
-        events: EventWriter,
+        events: EventRecorder,
         clock: Clock,
+        timing: DeferralTiming | None = None,
     ) -> None:
         self.ledger = ledger
         self.updater = updater
         self.conditions = conditions
         self.events = events
         self.clock = clock
+        self.timing = timing or DeferralTiming()
 
-    async def hold(
-        self, waits: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
-    ) -> Held:
-        """Explain the pods that wait for their nodes; give up reservations where these stay shut.
+    async def settle(
+        self, deferrals: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
+    ) -> DeferredOutcome:
+        """Explain pods that wait for their nodes; give up reservations on cordoned nodes.
 
-        What was committed stays: its Binding may have been sent. A pod whose lease is on another
-        node by now waits for nothing here. Raises ConflictError if a reservation moved on
-        meanwhile.
+        A committed lease stays: its Binding may have been sent. A pod whose lease is now on another
+        node does not wait here. Raises ConflictError if a reservation moved on meanwhile.
         """
-        if not waits:
-            return Held()
-        stored = [lease for lease in await self.ledger.load(list(waits)) if lease is not None]
-        found = [lease for lease in stored if lease.node == nodes[lease.pod]]
-        hopeless = [
-            lease
-            for lease in found
-            if lease.state is LeaseState.RESERVED and waits[lease.pod].shut_s >= GIVE_UP_S
-        ]
-        given_up = await self.updater.release_unmoved(hopeless, reason="its node was shut")
-        over = {lease.pod for lease in given_up}
-        kept = tuple(lease for lease in found if lease.pod not in over)
-        for lease in kept:
-            wait = waits[lease.pod]
-            if self.clock.now() - lease.created_at >= (TURN_S if wait.soon else EXPLAIN_S):
-                why = explain_deferred(lease, wait.reason)
-                if self.conditions.explain(why):
-                    self.events.note(waiting_event(why))
-        ended = waits.keys() - {lease.pod for lease in stored}
-        return Held(kept=kept, given_up=tuple(given_up), ended=tuple(sorted(ended)))
+        if not deferrals:
+            return DeferredOutcome()
+        stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
+        deferred = [lease for lease in stored if lease.node == nodes[lease.pod]]
+        given_up = await self.updater.release_unmoved(
+            [lease for lease in deferred if self._is_hopeless(lease, deferrals[lease.pod])],
+            reason="its node was cordoned",
+        )
+        released = {lease.pod for lease in given_up}
+        waiting = tuple(lease for lease in deferred if lease.pod not in released)
+        self._explain(waiting, deferrals)
+        ended = deferrals.keys() - {lease.pod for lease in stored}
+        return DeferredOutcome(
+            waiting=waiting, given_up=tuple(given_up), ended=tuple(sorted(ended))
+        )
+
+    def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
+        cordoned_long = deferral.cordoned_s >= self.timing.give_up_s
+        return lease.state is LeaseState.RESERVED and cordoned_long
+
+    def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
+        timing = self.timing
+        for lease in leases:
+            deferral = deferrals[lease.pod]
+            due_s = timing.explain_next_s if deferral.retry_soon else timing.explain_s
+            if self.clock.now() - lease.created_at >= due_s:
+                explanation = explain_deferred(lease, deferral.reason)
+                if self.conditions.explain(explanation):
+                    self.events.record(waiting_event(explanation))

@@ -6,81 +6,80 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.binder.bind.binding import ObservedPod
-from services.binder.report.explanations import ObservedCondition
-from services.binder.resize.resizer import PodAnnotations
+from services.binder.ports.observations import ObservedCondition, ObservedPod, PodAnnotations
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.types import ApiPodSpec, ObjectMeta
 from shared.model.names import NodeName, PodUid
 
-TERMINAL = frozenset({"Succeeded", "Failed"})
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
-class _Condition(Struct, frozen=True):
+class _PodCondition(Struct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class _Status(Struct, frozen=True):
+class _PodStatus(Struct, frozen=True):
     phase: str = ""
-    conditions: tuple[_Condition, ...] = ()
+    conditions: tuple[_PodCondition, ...] = ()
 
 
-class _Metadata(Struct, frozen=True):
+class _PodMetadata(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
-class _Pod(Struct, frozen=True):
+class _BindablePod(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: ApiPodSpec = ApiPodSpec()
-    status: _Status = _Status()
+    status: _PodStatus = _PodStatus()
 
 
-class _Event(Struct, frozen=True):
+class _EventCount(Struct, frozen=True):
     count: int | None = None
 
 
 class PodClient:
-    """Translates between the API server's objects and the binder's own values."""
+    """Translates between the API server's objects and the binder's values."""
 
-    def __init__(self, kube: KubernetesClient) -> None:
-        self.kube = kube
-        self.bind_pod = kube.bind_pod
+    def __init__(self, client: KubernetesClient) -> None:
+        self.client = client
+        self.bind_pod = client.bind_pod
 
-    async def look(self, namespace: str, name: str) -> ObservedPod | None:
-        """Return the pod as it is now, or None if there is none."""
-        pod = await self._read(namespace, name)
+    async def get(self, namespace: str, name: str) -> ObservedPod | None:
+        """Return the pod as it is now; None: there is none."""
+        pod = await self._get(namespace, name)
         if pod is None:
             return None
         return ObservedPod(
             uid=PodUid(pod.metadata.uid),
             node=NodeName(pod.spec.node_name) or None,
-            ending=pod.metadata.deletion_timestamp is not None,
-            over=pod.status.phase in TERMINAL,
+            deleting=pod.metadata.deletion_timestamp is not None,
+            terminal=pod.status.phase in TERMINAL_PHASES,
         )
 
     async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
-        """Return the condition PodScheduled of the pod, or None if there is no such pod."""
-        pod = await self._read(namespace, name)
+        """Return the pod's condition PodScheduled; None: there is no such pod."""
+        pod = await self._get(namespace, name)
         if pod is None:
             return None
-        said = next((c for c in pod.status.conditions if c.type == "PodScheduled"), _Condition())
+        conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
+        condition = next(conditions, _PodCondition())
         return ObservedCondition(
             uid=PodUid(pod.metadata.uid),
             node=pod.spec.node_name,
             resource_version=pod.metadata.resource_version,
-            status=said.status,
-            reason=said.reason,
-            message=said.message,
+            status=condition.status,
+            reason=condition.reason,
+            message=condition.message,
         )
 
     async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
-        """Return a pod's annotations, or None if there is no such pod."""
+        """Return a pod's annotations; None: there is no such pod."""
         try:
-            pod = await self.kube.read(pod_path(namespace, name), _Metadata)
+            pod = await self.client.read(pod_path(namespace, name), _PodMetadata)
         except NotFoundError:
             return None
         return PodAnnotations(
@@ -92,50 +91,54 @@ class PodClient:
     async def annotate(
         self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
     ) -> None:
-        """Add to them, in one write. Raises ConflictError if the pod has changed since."""
+        """Add annotations, in one write. Raises ConflictError if the pod has changed since."""
         metadata = {
             "uid": read.uid,
             "resourceVersion": read.resource_version,
             "annotations": annotations,
         }
-        await self.kube.patch_merge(pod_path(namespace, name), {"metadata": metadata})
+        await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        """Apply a strategic patch to `pods/status`. Raises ConflictError if the pod moved on."""
-        await self.kube.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
+        """Apply a strategic merge patch to `pods/status`.
 
-    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
-        """Take a scheduling gate off the pod of exactly this uid; False if that pod is gone."""
+        Raises ConflictError if the pod's resource version has changed.
+        """
+        await self.client.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
+
+    async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        """Remove a scheduling gate from the pod with this uid; False if that pod is gone."""
         gates = [{"$patch": "delete", "name": gate}]
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
-            await self.kube.patch_strategic(pod_path(namespace, name), patch)
+            await self.client.patch_strategic(pod_path(namespace, name), patch)
         except (NotFoundError, KubernetesConflictError):
             return False
         return True
 
     async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
         """Create an Event. Raises ConflictError if there is one of that name."""
-        await self.kube.create(_events(namespace), body)
+        await self.client.create(_events_path(namespace), body)
 
     async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        """Change an Event. Raises RequestError if there is none (any more)."""
-        await self.kube.patch_merge(f"{_events(namespace)}/{quote(name, safe='')}", patch)
+        """Change an Event. Raises RequestError if there is none."""
+        await self.client.patch_merge(_events_path(namespace, name), patch)
 
-    async def event_count(self, namespace: str, name: str) -> int:
-        """Return how often it happened so far, as stored; 0 if there is none."""
+    async def get_event_count(self, namespace: str, name: str) -> int:
+        """Return the stored count of an Event; 0 if there is none."""
         try:
-            event = await self.kube.read(f"{_events(namespace)}/{quote(name, safe='')}", _Event)
+            event = await self.client.read(_events_path(namespace, name), _EventCount)
         except NotFoundError:
             return 0
         return event.count or 1
 
-    async def _read(self, namespace: str, name: str) -> _Pod | None:
+    async def _get(self, namespace: str, name: str) -> _BindablePod | None:
         try:
-            return await self.kube.read(pod_path(namespace, name), _Pod)
+            return await self.client.read(pod_path(namespace, name), _BindablePod)
         except NotFoundError:
             return None
 
 
-def _events(namespace: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+def _events_path(namespace: str, name: str = "") -> str:
+    events = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    return f"{events}/{quote(name, safe='')}" if name else events

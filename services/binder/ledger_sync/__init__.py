@@ -1,1 +1,1 @@
-"""Keeping the ledger in step with the cluster: leases, inventory, rebuild, expiry."""
+"""Keeping the ledger in sync with the cluster: leases, inventory, rebuild, expiry, gates."""

@@ -1,7 +1,7 @@
-"""Comparing the ledger with a complete listing of the cluster's bound pods: which leases are over.
+"""Where the ledger and a complete listing of bound pods differ; pure.
 
-Kubernetes wins: a lease whose pod is gone ends. The other way round nothing is made up: a pod that
-carries a lease which the ledger does not have is reported.
+Kubernetes wins: a lease whose pod is gone ends. The reverse creates nothing: a pod that carries a
+lease which the ledger does not have is reported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,19 +12,19 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 GRACE_S = 5.0
-"""A lease made or changed this shortly before the listing may be missing from it."""
+"""A lease that is younger than this at the time of the listing may be missing from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMismatch:
-    """What the ledger and the cluster do not agree on."""
+    """What differs between the ledger and the cluster."""
 
     orphans: tuple[Lease, ...] = ()
-    """Leases whose pods are not there."""
+    """Leases whose pods are missing."""
     unleased: tuple[BoundPod, ...] = ()
     """Pods that carry a lease which the ledger does not have."""
     moved: tuple[tuple[Lease, BoundPod], ...] = ()
-    """Leases of another node than the one their pod is on."""
+    """Leases for another node than their pod's."""
 
 
 def compare(
@@ -50,5 +50,5 @@ def compare(
 
 
 def _should_be_listed(lease: Lease, listed_at: float) -> bool:
-    held = lease.state in {LeaseState.BOUND, LeaseState.ACTIVE}
-    return held and lease.created_at < listed_at - GRACE_S
+    committed = lease.state in {LeaseState.BOUND, LeaseState.ACTIVE}
+    return committed and lease.created_at < listed_at - GRACE_S

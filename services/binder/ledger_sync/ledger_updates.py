@@ -1,12 +1,12 @@
-"""Keeping the ledger in step: inventory in, allocations noted, leases ended with their pods."""
+"""Updates of the ledger: inventory, activations, and leases that end with their pods."""
 
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
 from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.ports.ledger import Ledger
-from services.binder.ports.metrics import Tally
+from services.binder.ports.ledger import LeaseLedger
+from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
@@ -22,14 +22,16 @@ TERMINAL = frozenset({"Succeeded", "Failed"})
 class LedgerUpdater:
     """Writes facts into the ledger; several binders may do so at once."""
 
-    def __init__(self, ledger: Ledger, vanished_pods: VanishedPods, tally: Tally) -> None:
+    def __init__(
+        self, ledger: LeaseLedger, vanished_pods: VanishedPods, metrics: BinderMetrics
+    ) -> None:
         self.ledger = ledger
         self.vanished_pods = vanished_pods
-        self.tally = tally
+        self.metrics = metrics
         self._activated: dict[NodeName, frozenset[PodUid]] = {}
 
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
-        """Save the newest facts of each node, or take it out."""
+        """Save the newest facts of each node, or remove it."""
         newest: dict[NodeName, NodeChanged] = {}
         for event in events:
             known = newest.get(event.node.name)
@@ -43,7 +45,7 @@ class LedgerUpdater:
                 await self.ledger.save_node(event.node, seen_at=event.observed_at)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
-        """Save each node's newest report, and activate what its agent says it has activated."""
+        """Save each node's newest report, and activate the leases that it lists as active."""
         newest: dict[NodeName, DeviceReported] = {}
         for event in events:
             known = newest.get(event.node)
@@ -51,15 +53,15 @@ class LedgerUpdater:
                 newest[event.node] = event
         for event in newest.values():
             await self.ledger.save_devices(event)
-        await self._repair(newest.values())
+        await self._activate_reported(newest.values())
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:
-        """Record what the kubelet was told."""
+        """Record that the kubelet has these pods' devices."""
         pods = sorted({event.allocation.pod for event in events})
         self._report_unleased(pods, await self.ledger.activate(pods))
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        """End the leases of pods that their node refused before any container of them started."""
+        """End the leases of pods that their node refused before any container started."""
         nodes = {event.pod: event.node for event in events if event.pod is not None}
         leases = [
             lease
@@ -71,42 +73,31 @@ class LedgerUpdater:
         return await self.release_unmoved(leases, reason="its node refused the pod")
 
     async def end_terminated(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
-        """End the leases of pods that are gone; where one may still run, start asking its agent."""
+        """End the leases of pods that are gone; ask the node agent where one may still run."""
         phases = {event.pod: event.phase for event in events}
         await self.ledger.waiting_pods.remove(list(phases))
-        over = [pod for pod, phase in phases.items() if phase in TERMINAL]
-        ended = await self.ledger.release(over, reason="the pod is over") if over else []
-        self.vanished_pods.settle(over)
+        terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
+        ended = []
+        if terminal:
+            ended += await self.ledger.release(terminal, reason="the pod has terminated")
+        self.vanished_pods.remove(terminal)
         vanished = [pod for pod, phase in phases.items() if phase not in TERMINAL]
         ended += await self._end_vanished(vanished)
         return lease_changes(ended)
 
     async def end_confirmed(self) -> list[LeaseChanged]:
-        """End the leases whose agents say, by now, that nothing of the pod runs any more."""
-        leases = await self.vanished_pods.ask()
+        """End the leases of vanished pods whose node agents confirm that nothing runs any more."""
+        leases = await self.vanished_pods.find_terminated()
         if not leases:
             return []
         pods = [lease.pod for lease in leases]
-        ended = await self.ledger.release(pods, reason="the pod was deleted and has ended")
-        self.vanished_pods.settle(pods)
+        ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
+        self.vanished_pods.remove(pods)
         return lease_changes(ended)
 
-    def forget(self) -> None:
-        """Forget what was already noted: the ledger is a new one."""
+    def reset(self) -> None:
+        """Forget which activations were recorded: the ledger is a new one."""
         self._activated.clear()
-
-    async def _end_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
-        if not pods:
-            return []
-        ending: list[Lease] = []
-        for lease in await self.ledger.load(pods):
-            if lease is None:
-                continue
-            if lease.state is LeaseState.RESERVED:
-                ending.append(lease)
-            else:  # the kubelet may have been told, and the word of it may be on its way
-                self.vanished_pods.add(lease)
-        return await self.release_unmoved(ending, reason="the pod was deleted before it was bound")
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read. Raises ConflictError if one of them has moved on since."""
@@ -118,49 +109,62 @@ class LedgerUpdater:
         )
         released = [lease for batch in ended for lease in batch]
         if len(released) < len(leases):
-            left = {lease.pod for lease in leases} - {lease.pod for lease in released}
-            now = await self.ledger.load(sorted(left))
-            if any(now):
-                raise ConflictError(f"{len(left)} leases moved on while they were being ended")
+            others = {lease.pod for lease in leases} - {lease.pod for lease in released}
+            if any(await self.ledger.load(sorted(others))):
+                raise ConflictError(f"{len(others)} leases moved on while they were being ended")
         return released
 
-    async def _repair(self, reports: Iterable[DeviceReported]) -> None:
-        """Activate what agents say is active, whenever that set has changed."""
-        news: list[PodUid] = []
+    async def _end_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
+        if not pods:
+            return []
+        reserved: list[Lease] = []
+        for lease in await self.ledger.load(pods):
+            if lease is None:
+                continue
+            if lease.state is LeaseState.RESERVED:
+                reserved.append(lease)
+            else:  # the kubelet may have the devices, and the report of it may be on its way
+                self.vanished_pods.add(lease)
+        return await self.release_unmoved(
+            reserved, reason="the pod was deleted before it was bound"
+        )
+
+    async def _activate_reported(self, reports: Iterable[DeviceReported]) -> None:
+        """Activate the leases that agents report as active, whenever that set has changed."""
+        new: list[PodUid] = []
         current: dict[NodeName, frozenset[PodUid]] = {}
         for report in reports:
-            active = frozenset(each.pod for each in report.allocations)
-            known = self._activated.get(report.node, frozenset())
+            active = frozenset(allocation.pod for allocation in report.allocations)
             current[report.node] = active
-            news += active - known
-        if not news:
+            new += active - self._activated.get(report.node, frozenset())
+        if not new:
             self._activated.update(current)
             return
         try:
-            found = await self.ledger.activate(news)
-        except UnavailableError:  # the ledger is being rebuilt, and will ask agents itself
+            leases = await self.ledger.activate(new)
+        except UnavailableError:  # the ledger is being rebuilt, which takes all reports anew
             return
         self._activated.update(current)
-        self._report_unleased(news, found)
+        self._report_unleased(new, leases)
 
-    def _report_unleased(self, activated: Sequence[PodUid], found: Sequence[Lease | None]) -> None:
-        missing = [
+    def _report_unleased(self, pods: Sequence[PodUid], leases: Sequence[Lease | None]) -> None:
+        unleased = [
             f"pod {pod} is active without a lease"
-            for pod, lease in zip(activated, found, strict=True)
+            for pod, lease in zip(pods, leases, strict=True)
             if lease is None
         ]
-        if missing:
-            self.tally.count("active_without_lease", len(missing))
-            logger.warning("%s", summarize(missing))
+        if unleased:
+            self.metrics.count_anomaly("active_without_lease", len(unleased))
+            logger.warning("%s", summarize(unleased))
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
-    """Return what the nodes' agents are to hear of leases that ended."""
+    """Return the events by which node agents learn of leases that ended."""
     return [LeaseChanged(lease=lease) for lease in leases]
 
 
 def binding_failed(lease: Lease, reason: str, trace: str) -> BindingFailed:
-    """Return what is said of a pod that will not be bound with this lease."""
+    """Return the event for a pod that will not be bound with this lease."""
     return BindingFailed(
         pod=lease.pod,
         namespace=lease.namespace,

@@ -1,113 +1,115 @@
-"""Ends leases whose pods are no longer there, whoever forgot to say so; reports what is odd."""
+"""Ends leases whose pods are gone, although no event said so; reports ledger mismatches."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from services.binder.bind.binding import ObservedPod
 from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
-from services.binder.ports.ledger import Ledger, Staging
-from services.binder.ports.metrics import Tally
+from services.binder.ports.kubernetes import PodReader
+from services.binder.ports.ledger import LeaseLedger, ListingStaging
+from services.binder.ports.observations import ObservedPod
+from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
 from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
 from shared.model.lease import Lease, LeaseState
 
 logger = logging.getLogger(__name__)
 
-LOOKS_MAX = 16
-
-
-class Looking(Protocol):
-    """Pods at the API server."""
-
-    async def look(self, namespace: str, name: str) -> ObservedPod | None:
-        """Return the pod as it is now, or None if there is none."""
-        ...
+MAX_READS = 16
+"""Pods read from the API server at once."""
 
 
 class Reconciler:
-    """Compares complete listings with the ledger; the pod itself has the last word."""
+    """Compares complete listings with the ledger; a read of the pod itself decides."""
 
-    def __init__(self, ledger: Ledger, staging: Staging, pods: Looking, tally: Tally) -> None:
+    def __init__(
+        self,
+        ledger: LeaseLedger,
+        staging: ListingStaging,
+        pods: PodReader,
+        metrics: BinderMetrics,
+    ) -> None:
         self.ledger = ledger
         self.staging = staging
         self.pods = pods
-        self.tally = tally
-        self._gate = asyncio.Semaphore(LOOKS_MAX)
+        self.metrics = metrics
+        self._reads = asyncio.Semaphore(MAX_READS)
 
-    async def hear(self, events: Sequence[PodsListed]) -> list[PodTerminated | PlacementChosen]:
-        """Take in pieces of listings; compare with those that are complete now."""
-        answers: list[PodTerminated | PlacementChosen] = []
+    async def reconcile(
+        self, chunks: Sequence[PodsListed]
+    ) -> list[PodTerminated | PlacementChosen]:
+        """Stage chunks of listings, and compare the ledger with listings that are complete now."""
+        corrections: list[PodTerminated | PlacementChosen] = []
         ready = await self.ledger.generation() is not None
-        for piece in events:
-            pods = await self.staging.save_chunk(_slim(piece) if ready else piece)
+        for chunk in chunks:
+            pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
             if pods is not None and ready:
-                answers += await self.compare(pods, listed_at=piece.listed_at)
-        return answers
+                corrections += await self.compare(pods, listed_at=chunk.listed_at)
+        return corrections
 
     async def compare(
         self, pods: Sequence[BoundPod], *, listed_at: float
     ) -> list[PodTerminated | PlacementChosen]:
-        """Return what has to be said about leases without pods; report pods without leases."""
+        """Return events for leases without pods; report pods without leases."""
         leases = [lease async for page in self.ledger.load_all() for lease in page]
-        found = compare(leases, pods, listed_at=listed_at)
-        self._report(found)
-        suspects = [*found.orphans, *(lease for lease, _ in found.moved)]
-        judged = await asyncio.gather(*(self._look_after(lease, listed_at) for lease in suspects))
-        return [event for event in judged if event is not None]
+        mismatch = compare(leases, pods, listed_at=listed_at)
+        self._report(mismatch)
+        suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
+        events = await asyncio.gather(*(self._check(lease, listed_at) for lease in suspects))
+        return [event for event in events if event is not None]
 
-    async def _look_after(
+    async def _check(
         self, lease: Lease, listed_at: float
     ) -> PodTerminated | PlacementChosen | None:
-        async with self._gate:
-            seen = await self.pods.look(lease.namespace, lease.name)
-        return answer_to(lease, seen, listed_at=listed_at)
+        async with self._reads:
+            pod = await self.pods.get(lease.namespace, lease.name)
+        return correction_for(lease, pod, listed_at=listed_at)
 
-    def _report(self, found: LedgerMismatch) -> None:
+    def _report(self, mismatch: LedgerMismatch) -> None:
         texts = [
             f"pod {pod.namespace}/{pod.name} ({pod.pod}) on {pod.node} carries a lease that the "
             "ledger does not have"
-            for pod in found.unleased
+            for pod in mismatch.unleased
         ]
         texts += [
             f"the lease of pod {lease.namespace}/{lease.name} ({lease.pod}) is for {lease.node}, "
             f"and the pod is on {pod.node}"
-            for lease, pod in found.moved
+            for lease, pod in mismatch.moved
         ]
-        self.tally.count("pods_without_lease", len(found.unleased))
-        self.tally.count("leases_elsewhere", len(found.moved))
+        self.metrics.count_anomaly("pods_without_lease", len(mismatch.unleased))
+        self.metrics.count_anomaly("leases_elsewhere", len(mismatch.moved))
         if texts:
-            logger.error("%s", summarize(texts))
+            logger.error("ledger mismatch: %s", summarize(texts))
 
 
-def _slim(piece: PodsListed) -> PodsListed:
-    """Leave out the leases' texts, which only a rebuild reads."""
-    pods = tuple(replace(pod, lease=pod.lease and "yes") for pod in piece.pods)
-    return replace(piece, pods=pods)
+def _without_leases(chunk: PodsListed) -> PodsListed:
+    """Drop the leases' texts, which only a rebuild reads."""
+    pods = tuple(replace(pod, lease=pod.lease and "yes") for pod in chunk.pods)
+    return replace(chunk, pods=pods)
 
 
-def answer_to(
-    lease: Lease, seen: ObservedPod | None, *, listed_at: float
+def correction_for(
+    lease: Lease, pod: ObservedPod | None, *, listed_at: float
 ) -> PodTerminated | PlacementChosen | None:
-    """Say what a lease needs whose pod was missing from the listing, given the pod as it is now.
+    """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
-    A committed lease whose pod is still unbound has lost its Binding: it is sent for again.
+    A committed lease whose pod is not bound has lost its Binding, which must be sent again.
     """
-    if seen is not None and seen.uid == lease.pod and not seen.over:
-        if seen.node == lease.node:
+    same_pod = pod is not None and pod.uid == lease.pod
+    if pod is not None and same_pod and not pod.terminal:
+        if pod.node == lease.node:
             return None
-        if not seen.node:
-            unsent = lease.state is LeaseState.BOUND and not seen.ending
+        if not pod.node:
+            unsent = lease.state is LeaseState.BOUND and not pod.deleting
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
-    over = seen is not None and seen.uid == lease.pod and seen.over
+    terminal = pod is not None and same_pod and pod.terminal
     return PodTerminated(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
         node=lease.node,
-        phase="Failed" if over else "",
+        phase="Failed" if terminal else "",
         trace=lease.trace,
         noticed_at=listed_at,
     )

@@ -1,10 +1,10 @@
-"""What an emptied ledger must hold again, from what agents and pods say.
+"""Which leases an empty ledger gets back, from agents' reports and pods' annotations; pure.
 
-An agent's activation is what the kubelet was told, so it comes first; a bound pod's annotation is a
-copy that anybody could have edited, so it counts only where no agent speaks, and only if it names
-this very pod and its node. What an agent says of a pod that is not listed comes last: the pod may
-still run, or it is over and its place is another's by now. The ledger itself refuses what would not
-fit.
+An agent's activation is what the kubelet was given, so it comes first. A bound pod's annotation is
+a copy that anybody could have edited, so it counts only where no agent reports, and only if it
+names this pod and its node. An activation of a pod that is not listed comes last: the pod may still
+run, or it has terminated and another pod has its place by now. The ledger itself refuses what would
+not fit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,63 +32,58 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Leases to restore, in the order of their claim, and what could not be believed."""
+    """Leases to restore, those with the best evidence first, and evidence that was rejected."""
 
     leases: tuple[Lease, ...]
     problems: tuple[str, ...] = ()
     lagging: tuple[Lease, ...] = ()
-    """Those of them whose pods carry copies of another size: a resize was under way."""
+    """Those of them whose pods' annotations have another size: a resize was under way."""
 
 
 def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
-    """Return the nodes that hold a pod with a lease and have not reported."""
-    holding = {pod.node for pod in evidence.pods if pod.lease}
-    return frozenset(holding.difference(evidence.allocations))
+    """Return the nodes that have a pod with a lease and have not reported."""
+    leased = {pod.node for pod in evidence.pods if pod.lease}
+    return frozenset(leased.difference(evidence.allocations))
 
 
 def recover(evidence: Evidence) -> Recovery:
-    """Decide which leases the ledger gets back."""
+    """Return the leases that the ledger gets back."""
     nodes = {pod.pod: pod.node for pod in evidence.pods}
-    active, problems = _told_by_agents(evidence.allocations, nodes)
-    bound: list[Lease] = []
+    active, problems = _leases_of_agents(evidence.allocations, nodes)
+    annotated: list[Lease] = []
+    lagging: list[Lease] = []
     for pod in evidence.pods:
-        if not pod.lease or pod.pod in active:
+        if not pod.lease:
             continue
-        match _told_by_pod(pod):
-            case Lease() as lease:
-                bound.append(lease)
-            case problem:
+        match _lease_of_pod(pod), active.get(pod.pod):
+            case Lease() as lease, None:
+                annotated.append(lease)
+            case str() as problem, None:
                 problems.append(problem)
-    bound.sort(key=lambda lease: lease.created_at)
+            case Lease() as copy, Lease() as lease if copy.shares != lease.shares:
+                lagging.append(lease)
+    annotated.sort(key=lambda lease: lease.created_at)
     listed = [lease for lease in active.values() if lease.pod in nodes]
     unlisted = [lease for lease in active.values() if lease.pod not in nodes]
     return Recovery(
-        leases=(*listed, *bound, *unlisted),
+        leases=(*listed, *annotated, *unlisted),
         problems=tuple(problems),
-        lagging=tuple(
-            active[pod.pod]
-            for pod in evidence.pods
-            if pod.lease and pod.pod in active and _lags(_told_by_pod(pod), active[pod.pod])
-        ),
+        lagging=tuple(lagging),
     )
 
 
-def _lags(told: Lease | str, lease: Lease) -> bool:
-    return isinstance(told, Lease) and told.shares != lease.shares
-
-
-def _told_by_agents(
+def _leases_of_agents(
     allocations: Mapping[NodeName, Iterable[Allocation]], nodes: Mapping[PodUid, NodeName]
 ) -> tuple[dict[PodUid, Lease], list[str]]:
-    """Return the newest lease that an agent honoured for each pod, as an active one."""
+    """Return the newest lease that an agent activated for each pod, and what is inconsistent."""
     active: dict[PodUid, Lease] = {}
     problems: list[str] = []
-    for node, told in allocations.items():
-        for activation in told:
-            lease = activation.lease
-            if lease.pod != activation.pod or lease.node != node:
+    for node, of_node in allocations.items():
+        for allocation in of_node:
+            lease = allocation.lease
+            if lease.pod != allocation.pod or lease.node != node:
                 problems.append(
-                    f"node {node} reports for pod {activation.pod} a lease of pod {lease.pod} "
+                    f"node {node} reports for pod {allocation.pod} a lease of pod {lease.pod} "
                     f"on node {lease.node}"
                 )
             elif nodes.get(lease.pod, node) != node:
@@ -101,13 +96,13 @@ def _told_by_agents(
     return active, problems
 
 
-def _told_by_pod(pod: BoundPod) -> Lease | str:
-    """Return the lease that the pod carries, or what is wrong with it."""
-    who = f"pod {pod.namespace}/{pod.name} ({pod.pod}) on node {pod.node}"
+def _lease_of_pod(pod: BoundPod) -> Lease | str:
+    """Return the lease in the pod's annotation, or what is wrong with it."""
+    subject = f"pod {pod.namespace}/{pod.name} ({pod.pod}) on node {pod.node}"
     try:
         lease = load_lease(pod.lease, namespace=pod.namespace, name=pod.name)
     except RequestError as error:
-        return f"{who}: {error}"
+        return f"{subject}: {error}"
     if (lease.pod, lease.node) != (pod.pod, pod.node):
-        return f"{who} carries a lease of pod {lease.pod} on node {lease.node}"
+        return f"{subject} carries a lease of pod {lease.pod} on node {lease.node}"
     return lease

@@ -1,94 +1,82 @@
-"""Pods that vanished without their kubelet's word: their leases end when their processes have.
+"""Pods deleted without their kubelet's confirmation: their leases end with their processes.
 
 A pod deleted by force is gone from the API server while its containers may still run. Its node's
-agent is asked every second; only an agent's lasting silence counts as the end of the node.
+agent gets a request every second; only an agent that stays silent counts as the end of the node.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from services.binder.ports.nats import Terminations
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
-ASK_EVERY_S = 1.0
 SILENCE_S = 25.0
-"""An agent that says nothing for this long is taken for dead, and its pods with it."""
-SILENCES = 10
-"""So many questions must have had no answer: a binder that slept heard nobody."""
-ASKING_MAX = 64
-PODS_MAX = 1000
-"""Pods in one question."""
-
-
-class Agents(Protocol):
-    """The node agents, on the bus."""
-
-    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
-        """Tell which pods' last containers have ended.
-
-        Raises UnavailableError if the node's agent does not answer.
-        """
-        ...
+"""An agent that has not replied for this long counts as dead, and its pods as terminated."""
+MIN_MISSED_REPLIES = 10
+"""And so many requests must have had no reply: a suspended binder received none either."""
+MAX_REQUESTS = 64
+PODS_PER_REQUEST = 1000
 
 
 @dataclass(slots=True)
 class VanishedPod:
-    """A lease whose pod is gone, when its agent was last heard (or first asked), and since then."""
+    """The lease of a vanished pod, and how its agent has replied since."""
 
     lease: Lease
-    heard_at: float
-    unanswered: int = 0
-    """Questions that had no answer."""
+    replied_at: float
+    """Of the agent's latest reply, or when the pod vanished."""
+    missed_replies: int = 0
 
 
 class VanishedPods:
-    """Leases whose pods are gone and may still run."""
+    """Leases whose pods are gone but may still run."""
 
-    def __init__(self, agents: Agents, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, agents: Terminations, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
         self.agents = agents
         self.clock = clock
         self.silence_s = silence_s
-        self._vanishing: dict[PodUid, VanishedPod] = {}
-        self._gate = asyncio.Semaphore(ASKING_MAX)
+        self._pods: dict[PodUid, VanishedPod] = {}
+        self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
     def add(self, lease: Lease) -> None:
-        """Ask about this lease's pod from now on; asking twice changes nothing."""
-        self._vanishing.setdefault(lease.pod, VanishedPod(lease, self.clock.ticks()))
+        """Watch this lease's pod from now on; adding it twice changes nothing."""
+        self._pods.setdefault(lease.pod, VanishedPod(lease, self.clock.ticks()))
 
-    def settle(self, pods: Sequence[PodUid]) -> None:
-        """Ask no more about these: their leases have ended."""
+    def remove(self, pods: Sequence[PodUid]) -> None:
+        """Stop watching these pods: their leases have ended."""
         for pod in pods:
-            self._vanishing.pop(pod, None)
+            self._pods.pop(pod, None)
 
-    async def ask(self) -> list[Lease]:
-        """Ask each node once, and return the leases that can end now."""
+    async def find_terminated(self) -> list[Lease]:
+        """Send each node's agent a request, and return the leases that can end now."""
         by_node: dict[NodeName, list[VanishedPod]] = {}
-        for vanished in self._vanishing.values():
-            by_node.setdefault(vanished.lease.node, []).append(vanished)
-        asked = await asyncio.gather(
+        for pod in self._pods.values():
+            by_node.setdefault(pod.lease.node, []).append(pod)
+        found = await asyncio.gather(
             *(
-                self._ended(node, gone[at : at + PODS_MAX])
-                for node, gone in by_node.items()
-                for at in range(0, len(gone), PODS_MAX)
+                self._terminated_on(node, pods[first : first + PODS_PER_REQUEST])
+                for node, pods in by_node.items()
+                for first in range(0, len(pods), PODS_PER_REQUEST)
             )
         )
-        return [lease for ended in asked for lease in ended]
+        return [lease for leases in found for lease in leases]
 
-    async def _ended(self, node: NodeName, asked: Sequence[VanishedPod]) -> list[Lease]:
-        async with self._gate:
+    async def _terminated_on(self, node: NodeName, pods: Sequence[VanishedPod]) -> list[Lease]:
+        async with self._requests:
             try:
-                ended = await self.agents.list_terminated(node, [each.lease.pod for each in asked])
+                uids = [pod.lease.pod for pod in pods]
+                terminated = await self.agents.list_terminated(node, uids)
             except UnavailableError:
-                return [each.lease for each in asked if self._is_silent(each)]
-        for each in asked:
-            each.heard_at, each.unanswered = self.clock.ticks(), 0
-        return [each.lease for each in asked if each.lease.pod in ended]
+                return [pod.lease for pod in pods if self._is_silent(pod)]
+        for pod in pods:
+            pod.replied_at, pod.missed_replies = self.clock.ticks(), 0
+        return [pod.lease for pod in pods if pod.lease.pod in terminated]
 
-    def _is_silent(self, vanished: VanishedPod) -> bool:
-        vanished.unanswered += 1
-        silent_s = self.clock.ticks() - vanished.heard_at
-        return vanished.unanswered >= SILENCES and silent_s >= self.silence_s
+    def _is_silent(self, pod: VanishedPod) -> bool:
+        pod.missed_replies += 1
+        silent_s = self.clock.ticks() - pod.replied_at
+        return pod.missed_replies >= MIN_MISSED_REPLIES and silent_s >= self.silence_s

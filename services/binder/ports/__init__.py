@@ -1,1 +1,1 @@
-"""Interfaces that the binder needs; adapters and tests implement them."""
+"""Ports: what the binder needs of the ledger, Kubernetes, NATS and metrics, with their values."""

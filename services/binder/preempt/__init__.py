@@ -1,1 +1,1 @@
-"""Preemption: plans, rules, eviction and its announcements."""
+"""Preemption: rules, plans, steps, evictions and their announcements."""

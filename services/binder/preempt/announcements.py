@@ -1,6 +1,7 @@
-"""What pods' owners and the journal are told about preemption."""
+"""What pods' owners and the journal of evictions learn about a preemption; pure."""
 
-from services.binder.report.explanations import KubernetesEvent, cut, stamp
+from services.binder.ports.reports import KubernetesEvent
+from services.binder.report.explanations import cut, stamp
 from shared.model.names import PodUid
 from shared.model.preemption import (
     EvictionOutcome,
@@ -10,53 +11,55 @@ from shared.model.preemption import (
     Victim,
 )
 
-RECLAIM = "GPUBudgetPreempt"
-PREEMPT = "GPUPriorityPreempt"
+BUDGET = "GPUBudgetPreempt"
+PRIORITY = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
-REASONS = {PreemptionCause.PRIORITY: PREEMPT, PreemptionCause.VIOLATION: VIOLATION}
-"""Of Events; all other causes are a matter of budgets."""
+REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
+"""Of Events; all other causes concern budgets."""
 
 
-def announced(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:
-    """Tell a pod that it will be evicted."""
-    text = f"will be evicted at {stamp(at)}: {_why(victim, preemption)}"
-    return _note(victim, text)
+def announced_event(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:
+    """Return the Event of a victim that will be evicted."""
+    return _victim_event(victim, f"will be evicted at {stamp(at)}: {_cause(victim, preemption)}")
 
 
-def evicted(victim: Victim, preemption: Preemption) -> KubernetesEvent:
-    """Tell a pod that it was evicted."""
-    return _note(victim, f"evicted: {_why(victim, preemption)}")
+def evicted_event(victim: Victim, preemption: Preemption) -> KubernetesEvent:
+    """Return the Event of a victim that was evicted."""
+    return _victim_event(victim, f"evicted: {_cause(victim, preemption)}")
 
 
-def makes_room(preemption: Preemption) -> KubernetesEvent:
-    """Tell the pod in need who makes room for it, and when."""
-    names = ", ".join(f"{each.namespace}/{each.name}" for each in preemption.victims)
-    count = len(preemption.victims)
-    pods = "1 pod is" if count == 1 else f"{count} pods are"
+def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
+    """Return the Event of the pending pod, with the pods that are evicted for it, and when."""
+    victims = preemption.victims
+    names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in victims)
+    pods = "1 pod is" if len(victims) == 1 else f"{len(victims)} pods are"
     at = stamp(preemption.evict_at)
-    text = f"{pods} evicted for it on {preemption.victims[0].node} at {at}: {names}"
-    return _for_need(preemption, text, warning=False)
+    text = f"{pods} evicted for it on {victims[0].node} at {at}: {names}"
+    return _pending_event(preemption, text, warning=False)
 
 
-def called_off(preemption: Preemption, why: str) -> list[KubernetesEvent]:
-    """Tell everybody concerned that nobody else is evicted."""
-    found = [
-        _note(victim, f"not evicted after all: {why}", warning=False) for victim in preemption.left
+def cancelled_events(preemption: Preemption, reason: str) -> list[KubernetesEvent]:
+    """Return the Events of all pods concerned: no more pods are evicted."""
+    events = [
+        _victim_event(victim, f"not evicted after all: {reason}", warning=False)
+        for victim in preemption.left
     ]
     if preemption.wanted is not None:
-        found.append(_for_need(preemption, f"no room is made for it: {why}", warning=True))
-    return found
+        text = f"no pod is evicted for it: {reason}"
+        events.append(_pending_event(preemption, text, warning=True))
+    return events
 
 
-def record_of(
+def eviction_record(
     victim: Victim,
     preemption: Preemption,
     outcome: EvictionOutcome,
-    note: KubernetesEvent,
+    event: KubernetesEvent,
     now: float,
 ) -> EvictionRecord:
-    """Return the line of the journal about an eviction."""
+    """Return the journal's record of an eviction."""
     wanted = preemption.wanted
+    evicted = outcome is EvictionOutcome.EVICTED
     return EvictionRecord(
         at=now,
         preemption=preemption.id,
@@ -72,39 +75,38 @@ def record_of(
         for_pod=wanted.pod if wanted else "",
         for_namespace=wanted.namespace if wanted else "",
         for_name=wanted.name if wanted else "",
-        event=f"{note.namespace}/{note.event_name}" if outcome is EvictionOutcome.EVICTED else "",
+        event=f"{event.namespace}/{event.event_name}" if evicted else "",
     )
 
 
-def _why(victim: Victim, preemption: Preemption) -> str:
+def _cause(victim: Victim, preemption: Preemption) -> str:
     wanted = preemption.wanted
     if victim.cause is PreemptionCause.VIOLATION:
         return f"its node reports {preemption.reason}"
+    budget = f"the GPU budget of namespace {victim.namespace} is {victim.budget}"
     if wanted is None:
-        return f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and says so"
+        return f"{budget}, and its policy is to evict"
     pod = f"pod {wanted.namespace}/{wanted.name}"
     if victim.cause is PreemptionCause.PRIORITY:
         return (
-            f"{pod} of priority {preemption.priority} needs its share; its own is {victim.priority}"
+            f"{pod} of priority {preemption.priority} needs its share; its own priority is "
+            f"{victim.priority}"
         )
-    return (
-        f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and {pod}, whose "
-        "namespace has budget left, needs its share"
-    )
+    return f"{budget}, and {pod}, whose namespace has budget left, needs its share"
 
 
-def _note(victim: Victim, text: str, *, warning: bool = True) -> KubernetesEvent:
+def _victim_event(victim: Victim, text: str, *, warning: bool = True) -> KubernetesEvent:
     return KubernetesEvent(
         pod=victim.pod,
         namespace=victim.namespace,
         name=victim.name,
-        reason=REASONS.get(victim.cause, RECLAIM),
+        reason=REASONS.get(victim.cause, BUDGET),
         message=cut(text),
         warning=warning,
     )
 
 
-def _for_need(preemption: Preemption, text: str, *, warning: bool) -> KubernetesEvent:
+def _pending_event(preemption: Preemption, text: str, *, warning: bool) -> KubernetesEvent:
     wanted = preemption.wanted
     if wanted is None:
         raise ValueError(f"preemption {preemption.id} is for no pod")
@@ -113,7 +115,7 @@ def _for_need(preemption: Preemption, text: str, *, warning: bool) -> Kubernetes
         pod=PodUid(wanted.pod),
         namespace=wanted.namespace,
         name=wanted.name,
-        reason=PREEMPT if by_priority else RECLAIM,
+        reason=PRIORITY if by_priority else BUDGET,
         message=cut(text),
         warning=warning,
     )

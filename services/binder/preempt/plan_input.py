@@ -1,24 +1,25 @@
-"""From what was read to what a plan is made from: who needs, who may have to leave."""
+"""From the cluster as it was read to the input of a plan: pending pods and candidates; pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.binder.preempt.plan import PlanInput, PreemptionPlan, lost_by
+from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.preempt.plan import PlanInput, PreemptionPlan, used_gpu_s
 from services.binder.preempt.rules import (
-    DisruptionBudget,
     PendingPod,
-    PodFacts,
     PreemptionRules,
     VictimCandidate,
     allowance,
     cause_for,
-    class_of,
     exclusion_reason,
     is_worthwhile,
+    lease_class,
     tier_of,
     victim_of,
 )
+from shared.model.device import Device
 from shared.model.events.pod_events import PodQueued
+from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
 from shared.model.names import PodUid
 from shared.model.placement import Placement
@@ -27,90 +28,106 @@ from shared.model.preemption import PreemptionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """What was read of nodes and pods at about one moment."""
+    """Nodes and pods, read at about one moment."""
 
-    accounts: Sequence[NodeTotals]
+    nodes: Sequence[NodeTotals]
     pods: Mapping[PodUid, PodFacts]
-    disruptions: Sequence[DisruptionBudget] = ()
+    disruption_budgets: Sequence[DisruptionBudget] = ()
 
 
 def pending_pods(
-    waiting: Sequence[WaitingPod], affairs: PreemptionState, rules: PreemptionRules, now: float
+    waiting: Sequence[WaitingPod], state: PreemptionState, rules: PreemptionRules, now: float
 ) -> list[WaitingPod]:
-    """Return the pods for which something may be taken back, those in best standing first.
+    """Return the pods for which leases may be preempted, the best lease class first.
 
     Not those of gangs: room for one of them would be held while the others still wait.
     """
-    open_for = {each.preemption.id for each in affairs.open}
-    found = []
-    for each in waiting:
-        request = each.queued.request
-        alone = request.gang is None or request.gang.min_member <= 1
-        own = affairs.budget_of(each.queued.namespace)
-        if (
-            request.containers
-            and alone
-            and not (each.refusal.permanent or each.refusal.quota)
-            and each.queued.pod not in open_for
-            and is_worthwhile(own, rules, now)
-        ):
-            found.append(each)
+    open_for = {each.preemption.id for each in state.open}
 
-    def rank(each: WaitingPod) -> tuple[int, int, float, str]:
-        queued = each.queued
-        standing = class_of(affairs.budget_of(queued.namespace))
-        return (standing, -queued.request.priority, each.waiting_since, queued.pod)
+    def rank(pod: WaitingPod) -> tuple[int, int, float, str]:
+        queued = pod.queued
+        own_class = lease_class(state.budget_of(queued.namespace))
+        return (own_class, -queued.request.priority, pod.waiting_since, queued.pod)
 
-    return sorted(found, key=rank)
+    return sorted(
+        (
+            pod
+            for pod in waiting
+            if pod.queued.pod not in open_for
+            and _could_use_devices(pod)
+            and is_worthwhile(state.budget_of(pod.queued.namespace), rules, now)
+        ),
+        key=rank,
+    )
+
+
+def _could_use_devices(pod: WaitingPod) -> bool:
+    """Return whether devices alone would let the pod run."""
+    request = pod.queued.request
+    in_gang = request.gang is not None and request.gang.min_member > 1
+    return bool(request.containers) and not (in_gang or pod.refusal.permanent or pod.refusal.quota)
 
 
 def plan_input(
-    need: PendingPod,
+    pending: PendingPod,
     cluster: ClusterSnapshot,
-    affairs: PreemptionState,
+    state: PreemptionState,
     rules: PreemptionRules,
     *,
     now: float,
     without: Collection[PodUid] = (),
 ) -> PlanInput:
-    """Return what a plan for the pod in need is made from; `without` these victims."""
+    """Return what a plan for the pending pod is made from, `without` these victims."""
     candidates: list[VictimCandidate] = []
-    pods = cluster.pods
-    for account in cluster.accounts:
-        devices = [device for device, _ in account.node.devices]
-        for lease in account.leases:
-            pod, theirs = pods.get(lease.pod), affairs.budget_of(lease.namespace)
-            if pod is None or lease.pod in without or lease.pod == need.pod:
+    for node in cluster.nodes:
+        devices = [device for device, _ in node.node.devices]
+        for lease in node.leases:
+            if lease.pod in without or lease.pod == pending.pod:
                 continue
-            cause = cause_for(need, theirs, affairs.budget_of(need.namespace), pod.priority)
-            if cause is None or exclusion_reason(lease, pod, affairs, rules, now) is not None:
-                continue
-            victim = victim_of(lease, pod, cause, theirs)
-            candidates.append(
-                VictimCandidate(
-                    lease=lease,
-                    victim=victim,
-                    tier=tier_of(victim, pod, theirs),
-                    lost=lost_by(lease, devices, now),
-                )
-            )
+            candidate = _candidate(lease, devices, pending, cluster, state, rules, now)
+            if candidate is not None:
+                candidates.append(candidate)
     return PlanInput(
-        accounts=cluster.accounts,
+        nodes=cluster.nodes,
         candidates=candidates,
-        ending=frozenset(uid for uid, pod in pods.items() if pod.ending),
-        disruptions=cluster.disruptions,
-        allowance=allowance(affairs, rules, now),
+        leaving=frozenset(uid for uid, pod in cluster.pods.items() if pod.deleting),
+        disruption_budgets=cluster.disruption_budgets,
+        allowance=allowance(state, rules, now),
     )
 
 
-def reservation_of(queued: PodQueued, found: PreemptionPlan) -> Reservation:
-    """Return what the pod in need will ask the ledger for."""
+def _candidate(  # noqa: PLR0917 - each is a different kind
+    lease: Lease,
+    devices: Sequence[Device],
+    pending: PendingPod,
+    cluster: ClusterSnapshot,
+    state: PreemptionState,
+    rules: PreemptionRules,
+    now: float,
+) -> VictimCandidate | None:
+    pod, theirs = cluster.pods.get(lease.pod), state.budget_of(lease.namespace)
+    if pod is None:
+        return None
+    cause = cause_for(pending, theirs, state.budget_of(pending.namespace), pod.priority)
+    if cause is None or exclusion_reason(lease, pod, state, rules, now) is not None:
+        return None
+    victim = victim_of(lease, pod, cause, theirs)
+    return VictimCandidate(
+        lease=lease,
+        victim=victim,
+        tier=tier_of(victim, pod, theirs),
+        used_gpu_s=used_gpu_s(lease, devices, now),
+    )
+
+
+def reservation_of(queued: PodQueued, plan: PreemptionPlan) -> Reservation:
+    """Return the reservation that the pending pod gets by a plan."""
     request = queued.request
     return Reservation(
         pod=queued.pod,
         namespace=queued.namespace,
         name=queued.name,
-        candidates=(Placement(node=found.node, shares=found.shares),),
+        candidates=(Placement(node=plan.node, shares=plan.shares),),
         dialect=request.dialect,
         resources=request.resources,
         anti_affinity_groups=request.anti_affinity_groups,

@@ -1,6 +1,6 @@
-"""What is to be done next about a preemption, from what is true now: a table, read from the top.
+"""The next step of a preemption, by what is true now: a table, read from the top; pure.
 
-Whoever leads decides afresh every time, so that a binder that died anywhere is simply replaced.
+The leader decides afresh every time, so a binder that died at any point is simply replaced.
 """
 
 from collections.abc import Collection
@@ -19,40 +19,40 @@ from shared.model.preemption import (
 )
 
 SLACK_S = 30.0
-"""How much longer than notice and grace a preemption may last."""
+"""How much longer than notice and grace period a preemption may last."""
 
 
 class Step(StrEnum):
-    """What to do."""
+    """What to do next."""
 
-    TELL = "tell"
-    """Ask the API server whether all may be evicted, and tell them that they will be."""
+    ANNOUNCE = "announce"
+    """Check by a dry run whether all victims may be evicted, and announce it to them."""
     WAIT = "wait"
     EVICT = "evict"
-    HAND_OVER = "hand over"
-    """Reserve for the pod in need, on what is free now."""
-    SAY = "say"
-    """Have the lease bound."""
+    RESERVE = "reserve"
+    """Reserve the freed devices for the pending pod."""
+    BIND = "bind"
+    """Publish the placement of the pending pod."""
     CLOSE = "close"
-    """It is done."""
-    CALL_OFF = "call off"
-    """Who was not evicted stays, and the devices are open to all again."""
+    """The preemption is done."""
+    CANCEL = "cancel"
+    """Victims that were not evicted stay, and the devices are free for all pods again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedPreemption:
     """What is true of a preemption's pods now."""
 
-    waits: bool
-    """The pod in need waits."""
+    waiting: bool
+    """Whether the pending pod waits."""
     lease: Lease | None
-    """What it holds."""
-    leased: Collection[PodUid]
-    """Victims whose leases live."""
+    """The pending pod's lease."""
+    leased_victims: Collection[PodUid]
+    """Victims whose leases are live."""
 
 
-def need_of(preemption: Preemption) -> PendingPod | None:
-    """Return the pod in need."""
+def pending_pod_of(preemption: Preemption) -> PendingPod | None:
+    """Return the pod that the preemption is for; None: for none."""
     if preemption.wanted is None:
         return None
     return PendingPod(
@@ -64,45 +64,49 @@ def need_of(preemption: Preemption) -> PendingPod | None:
 
 
 def next_step(
-    read: StoredPreemption, seen: Seen, affairs: PreemptionState, now: float
+    read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> tuple[Step, str]:
-    """Return the next step, and why where it is called off."""
-    preemption = read.preemption
-    holds = preemption.wanted is not None and seen.lease is not None
-    reserved = seen.lease is not None and seen.lease.state is LeaseState.RESERVED
-    why = "" if preemption.stage is PreemptionStage.HANDED else _over(read, seen, affairs, now)
+    """Return the next step, and the reason if it is to cancel."""
+    preemption, lease = read.preemption, observed.lease
+    has_lease = preemption.wanted is not None and lease is not None
+    reserved = lease is not None and lease.state is LeaseState.RESERVED
+    handed = preemption.stage is PreemptionStage.HANDED
+    reason = "" if handed else _cancel_reason(read, observed, state, now)
+    announced = preemption.stage is PreemptionStage.ANNOUNCED
     table = (
-        (holds and bool(preemption.left), Step.CALL_OFF),
-        (holds and reserved, Step.SAY),
-        (holds or preemption.stage is PreemptionStage.HANDED, Step.CLOSE),
-        (bool(why), Step.CALL_OFF),
-        (preemption.stage is PreemptionStage.OPENED, Step.TELL),
-        (preemption.stage is PreemptionStage.ANNOUNCED and now < preemption.evict_at, Step.WAIT),
+        (has_lease and bool(preemption.left), Step.CANCEL),
+        (has_lease and reserved, Step.BIND),
+        (has_lease or handed, Step.CLOSE),
+        (bool(reason), Step.CANCEL),
+        (preemption.stage is PreemptionStage.OPENED, Step.ANNOUNCE),
+        (announced and now < preemption.evict_at, Step.WAIT),
         (bool(preemption.left), Step.EVICT),
         (preemption.wanted is None, Step.CLOSE),
-        (bool(seen.leased), Step.WAIT),
-        (True, Step.HAND_OVER),
+        (bool(observed.leased_victims), Step.WAIT),
+        (True, Step.RESERVE),
     )
-    return next((step, why) for holds_now, step in table if holds_now)
+    return next((step, reason) for applies, step in table if applies)
 
 
-def _over(read: StoredPreemption, seen: Seen, affairs: PreemptionState, now: float) -> str:
-    """Say why a preemption has become pointless, or nothing."""
-    preemption, need = read.preemption, need_of(read.preemption)
-    if need is not None and seen.lease is not None:
-        return "the pod in need has found another place"
-    if need is not None and not seen.waits:
-        return "the pod in need is gone"
-    if need is not None and not read.claimed:
+def _cancel_reason(
+    read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
+) -> str:
+    """Return why a preemption has become pointless; empty: it has not."""
+    preemption, pending = read.preemption, pending_pod_of(read.preemption)
+    if pending is not None and observed.lease is not None:
+        return "the pending pod was placed elsewhere"
+    if pending is not None and not observed.waiting:
+        return "the pending pod is gone"
+    if pending is not None and not read.claimed:
         return "the ledger was rebuilt meanwhile"
     if now >= preemption.expires_at:
         return "it took too long"
-    spared = [each for each in preemption.left if not may_still_evict(each, need, affairs, now)]
+    spared = [each for each in preemption.left if not may_still_evict(each, pending, state, now)]
     if spared:
-        return f"{spared[0].namespace}/{spared[0].name} may keep what it holds after all"
+        return f"{spared[0].namespace}/{spared[0].name} may keep its lease after all"
     return ""
 
 
 def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
-    """Return when a preemption is given up: after notice, the longest grace, and some slack."""
+    """Return when a preemption is given up: after notice, the longest grace period, and slack."""
     return now + notice_s + max((each.grace_s for each in victims), default=0.0) + SLACK_S

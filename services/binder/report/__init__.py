@@ -1,1 +1,1 @@
-"""What pods and nodes show: conditions and core/v1 Events."""
+"""What kubectl shows about pods and nodes: conditions and core/v1 Events."""

@@ -1,50 +1,64 @@
-"""Writes core/v1 Events off the hot path: merged, limited, and dropped rather than piled up.
+"""Writes core/v1 Events off the hot path: merged, rate-limited, and dropped rather than piled up.
 
-Equal notes about one pod are one Event with a count. Warnings go before the rest, so that no burst
-of bindings can delay the explanation of a pod that waits.
+Equal Events about one pod are one Event with a count. Warnings go first, so that no burst of
+bindings can delay the explanation of a waiting pod.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import KubernetesEvent, event_body, recount
-from services.binder.report.token_bucket import TokenBucket
+from services.binder.ports.kubernetes import EventApi
+from services.binder.ports.reports import BinderMetrics, KubernetesEvent
+from services.binder.report.explanations import count_patch, event_body
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
 
-WAITING_MAX = 4096
-REMEMBERED = 8192
+MAX_QUEUED = 4096
+MAX_REMEMBERED = 8192
 WRITERS = 4
-PER_S = 50.0
+EVENTS_PER_S = 50.0
 BURST = 100.0
 POD_BURST = 25.0
-POD_PER_S = 1 / 60
-PAUSE_S = 1.0
-
-
-class EventApi(Protocol):
-    """Events at the API server."""
-
-    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
-        """Create one. Raises ConflictError if there is one of that name."""
-        ...
-
-    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        """Change one. Raises RequestError if there is none (any more)."""
-        ...
-
-    async def event_count(self, namespace: str, name: str) -> int:
-        """Return how often it happened so far, as stored; 0 if there is none."""
-        ...
+POD_EVENTS_PER_S = 1 / 60
+RETRY_S = 1.0
 
 
 @dataclass(slots=True)
-class _Tale:
+class EventBudget:
+    """A token bucket, full at first: at most `burst` tokens, and `per_s` new ones a second."""
+
+    per_s: float
+    burst: float
+    tokens: float
+    at: float
+
+    @classmethod
+    def full(cls, *, per_s: float, burst: float, now: float) -> "EventBudget":
+        """Return a full bucket."""
+        return cls(per_s=per_s, burst=burst, tokens=burst, at=now)
+
+    def take(self, now: float) -> bool:
+        """Take a token if there is one."""
+        self._fill(now)
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+    def wait_s(self, now: float) -> float:
+        """Return how long until there is a token."""
+        self._fill(now)
+        return max(0.0, (1 - self.tokens) / self.per_s)
+
+    def _fill(self, now: float) -> None:
+        self.tokens = min(self.burst, self.tokens + max(0.0, now - self.at) * self.per_s)
+        self.at = max(self.at, now)
+
+
+@dataclass(slots=True)
+class _Occurrences:
     """How often something happened since it was last written."""
 
     count: int
@@ -53,112 +67,111 @@ class _Tale:
 
 
 class EventWriter:
-    """Notes that wait to be written; `work` writes them."""
+    """Queued Events; `run` writes them."""
 
     def __init__(
         self,
-        log: EventApi,
+        api: EventApi,
         clock: Clock,
-        tally: Tally,
+        metrics: BinderMetrics,
         *,
-        per_s: float = PER_S,
+        per_s: float = EVENTS_PER_S,
         burst: float = BURST,
     ) -> None:
-        self.log = log
+        self.api = api
         self.clock = clock
-        self.tally = tally
-        self.bucket = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
-        self._lanes: tuple[
-            OrderedDict[KubernetesEvent, _Tale], OrderedDict[KubernetesEvent, _Tale]
-        ] = (
-            OrderedDict(),
-            OrderedDict(),
-        )
+        self.metrics = metrics
+        self.budget = EventBudget.full(per_s=per_s, burst=burst, now=clock.ticks())
+        self._warnings: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
+        self._others: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()
-        self._buckets: OrderedDict[PodUid, TokenBucket] = OrderedDict()
+        self._pod_budgets: OrderedDict[PodUid, EventBudget] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
-        """Ask for a note to be written; a note `once` said is not counted up."""
-        lane = self._lanes[0 if note.warning else 1]
-        if once and (note in lane or note in self._counts):
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        """Queue an Event; `once`: do not count an equal one up."""
+        if once and (event in self._queue_of(event) or event in self._counts):
             return
         now, ticks = self.clock.now(), self.clock.ticks()
-        if once or self._bucket_of(note.pod, ticks).take(ticks):
-            self._add(note, _Tale(1, now, now))
+        if once or self._pod_budget(event.pod, ticks).take(ticks):
+            self._add(event, _Occurrences(1, now, now))
         else:
-            self.tally.count("events_dropped")
+            self.metrics.count_anomaly("events_dropped")
 
-    async def work(self) -> None:
-        """Write what is asked for until cancelled."""
+    async def run(self) -> None:
+        """Write queued Events until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
 
-    def _add(self, note: KubernetesEvent, tale: _Tale) -> None:
-        lane = self._lanes[0 if note.warning else 1]
-        there = lane.get(note)
-        if there is not None:
-            there.count += tale.count
-            there.last_at = max(there.last_at, tale.last_at)
-        elif len(lane) >= WAITING_MAX:
-            self.tally.count("events_dropped", tale.count)
+    def _queue_of(self, event: KubernetesEvent) -> OrderedDict[KubernetesEvent, _Occurrences]:
+        return self._warnings if event.warning else self._others
+
+    def _add(self, event: KubernetesEvent, new: _Occurrences) -> None:
+        queue = self._queue_of(event)
+        queued = queue.get(event)
+        if queued is not None:
+            queued.count += new.count
+            queued.last_at = max(queued.last_at, new.last_at)
+        elif len(queue) >= MAX_QUEUED:
+            self.metrics.count_anomaly("events_dropped", new.count)
         else:
-            lane[note] = tale
+            queue[event] = new
             self._wake.set()
 
     async def _write_all(self) -> None:
         while True:
-            note, tale = await self._next()
+            event, occurrences = await self._next()
             try:
-                await self._write(note, tale)
+                await self._write(event, occurrences)
             except (UnavailableError, ConflictError):
-                self._add(note, tale)
-                await self.clock.sleep(PAUSE_S)
-            except RequestError:  # the namespace is going, or Events are not ours to write
-                self.tally.count("events_dropped", tale.count)
+                self._add(event, occurrences)
+                await self.clock.sleep(RETRY_S)
+            except RequestError:  # the namespace is being deleted, or RBAC forbids it
+                self.metrics.count_anomaly("events_dropped", occurrences.count)
 
-    async def _next(self) -> tuple[KubernetesEvent, _Tale]:
+    async def _next(self) -> tuple[KubernetesEvent, _Occurrences]:
         while True:
             now = self.clock.ticks()
-            if not any(self._lanes):
+            queue = self._warnings or self._others
+            if not queue:
                 self._wake.clear()
                 await self._wake.wait()
-            elif self.bucket.take(now):
-                return next(lane for lane in self._lanes if lane).popitem(last=False)
+            elif self.budget.take(now):
+                return queue.popitem(last=False)
             else:
-                await self.clock.sleep(self.bucket.wait_s(now))
+                await self.clock.sleep(self.budget.wait_s(now))
 
-    async def _write(self, note: KubernetesEvent, tale: _Tale) -> None:
-        namespace, name = note.namespace, note.event_name
-        known = self._counts.get(note, 0)
-        if known:
+    async def _write(self, event: KubernetesEvent, new: _Occurrences) -> None:
+        namespace, name = event.namespace, event.event_name
+        count = self._counts.get(event, 0)
+        if count:
             try:
-                await self.log.patch_event(
-                    namespace, name, recount(known + tale.count, tale.last_at)
-                )
-                return self._remember(note, known + tale.count)
-            except RequestError:  # it was too old and is gone
-                known = 0
-        body = event_body(note, count=tale.count, first_at=tale.first_at, last_at=tale.last_at)
+                patch = count_patch(count + new.count, new.last_at)
+                await self.api.patch_event(namespace, name, patch)
+                return self._remember(event, count + new.count)
+            except RequestError:  # it has expired
+                count = 0
+        body = event_body(event, count=new.count, first_at=new.first_at, last_at=new.last_at)
         try:
-            await self.log.create_event(namespace, body)
-        except ConflictError:  # written by another replica, or before we were started
-            known = await self.log.event_count(namespace, name)
-            await self.log.patch_event(namespace, name, recount(known + tale.count, tale.last_at))
-        self._remember(note, known + tale.count)
+            await self.api.create_event(namespace, body)
+        except ConflictError:  # written by another replica, or before this one was started
+            count = await self.api.get_event_count(namespace, name)
+            patch = count_patch(count + new.count, new.last_at)
+            await self.api.patch_event(namespace, name, patch)
+        self._remember(event, count + new.count)
         return None
 
-    def _remember(self, note: KubernetesEvent, count: int) -> None:
-        self._counts[note] = count
-        while len(self._counts) > REMEMBERED:
+    def _remember(self, event: KubernetesEvent, count: int) -> None:
+        self._counts[event] = count
+        while len(self._counts) > MAX_REMEMBERED:
             self._counts.popitem(last=False)
 
-    def _bucket_of(self, pod: PodUid, now: float) -> TokenBucket:
-        bucket = self._buckets.get(pod)
-        if bucket is None:
-            bucket = TokenBucket.full(per_s=POD_PER_S, burst=POD_BURST, now=now)
-            self._buckets[pod] = bucket
-            if len(self._buckets) > REMEMBERED:
-                self._buckets.popitem(last=False)
-        return bucket
+    def _pod_budget(self, pod: PodUid, now: float) -> EventBudget:
+        budget = self._pod_budgets.get(pod)
+        if budget is None:
+            budget = EventBudget.full(per_s=POD_EVENTS_PER_S, burst=POD_BURST, now=now)
+            self._pod_budgets[pod] = budget
+            if len(self._pod_budgets) > MAX_REMEMBERED:
+                self._pod_budgets.popitem(last=False)
+        return budget

@@ -1,15 +1,16 @@
-"""What a pod's owner is told: the condition PodScheduled and core/v1 Events, as kubectl shows them.
+"""Why a pod waits and what happened to it, as conditions and core/v1 Events; pure.
 
 Reasons and wording are kube-scheduler's where it has any (`FailedScheduling`, `Scheduled`), so that
-what people grep for still works. https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
+searches for them still work. https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 """
 
 import datetime
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.binder.ports.observations import ObservedCondition
+from services.binder.ports.reports import KubernetesEvent
 from shared.model.events.node_events import HealthChanged, ShareRefused, ViolationFound
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
@@ -17,34 +18,12 @@ from shared.model.names import Namespace, PodUid
 
 COMPONENT = "leasehold"
 MAX_MESSAGE = 1024
-"""The API server refuses Events whose message is longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesEvent:
-    """One thing to tell about a pod, or a node; equal notes are one Event with a count.
-
-    Of a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
-    """
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    reason: str
-    message: str
-    warning: bool = True
-    kind: str = "Pod"
-
-    @property
-    def event_name(self) -> str:
-        """The Event's name: the same for the same note, whoever writes it."""
-        text = "\n".join((self.pod, self.reason, self.message))
-        return f"{self.name}.{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"
+"""The API server rejects Events with a longer message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a pod waits, as its condition PodScheduled is to say it."""
+    """Why a pod waits: the message of its condition PodScheduled."""
 
     pod: PodUid
     namespace: Namespace
@@ -52,44 +31,32 @@ class Explanation:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedCondition:
-    """A pod's condition PodScheduled as read, with the version it was read at."""
-
-    uid: PodUid
-    node: str
-    resource_version: str
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-
 def explain(event: PlacementRefused | PodRejected) -> Explanation:
-    """Say why the pod waits."""
+    """Return why the pod waits."""
     message = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
     return Explanation(
         pod=event.pod, namespace=event.namespace, name=event.name, message=cut(message)
     )
 
 
-def explain_deferred(lease: Lease, why: str) -> Explanation:
-    """Say why a pod with a reservation is not bound yet."""
+def explain_deferred(lease: Lease, reason: str) -> Explanation:
+    """Return why a pod with a reservation is not bound yet."""
     return Explanation(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
-        message=cut(f"its share is reserved on node {lease.node}, which must wait: {why}"),
+        message=cut(f"its share is reserved on node {lease.node}, but it must wait: {reason}"),
     )
 
 
-def waiting_event(why: Explanation) -> KubernetesEvent:
+def waiting_event(explanation: Explanation) -> KubernetesEvent:
     """Return the Event of a pod that waits."""
     return KubernetesEvent(
-        pod=why.pod,
-        namespace=why.namespace,
-        name=why.name,
+        pod=explanation.pod,
+        namespace=explanation.namespace,
+        name=explanation.name,
         reason="FailedScheduling",
-        message=why.message,
+        message=explanation.message,
     )
 
 
@@ -118,7 +85,7 @@ def lease_event(
 
 
 def share_event(event: ShareRefused) -> KubernetesEvent | None:
-    """Return the Event of a container that its node refused, if it is known whose it is."""
+    """Return the Event of a container that its node refused; None: its pod is not known."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
     return KubernetesEvent(
@@ -149,7 +116,7 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
         advice = ""
     else:
         reason, message = "GpuCordoned", f"{device} is cordoned: {event.fault}"
-        advice = "; the lease stays, and what runs there may fail: to move, delete the pod"
+        advice = "; the lease stays, and its containers may fail: delete the pod to move it"
     node = KubernetesEvent(
         pod=PodUid(event.node),
         namespace=Namespace("default"),
@@ -174,51 +141,54 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
 
 
 def cut(message: str) -> str:
-    """Shorten a message to what the API server takes."""
+    """Shorten a message to what the API server accepts."""
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 
 
-def condition_patch(why: Explanation, seen: ObservedCondition | None, now_s: float) -> Any:
-    """Return the patch of `pods/status` that says why the pod waits, or None if nothing is to do.
+def condition_patch(
+    explanation: Explanation, observed: ObservedCondition | None, now_s: float
+) -> Mapping[str, Any] | None:
+    """Return the patch of `pods/status` with why the pod waits; None: there is nothing to change.
 
-    It names the version that was read, so that it can never undo a binding made meanwhile.
+    It names the resource version that was read, so that it can never undo a binding made meanwhile.
     """
-    if seen is None or seen.uid != why.pod or seen.node:
+    if observed is None or observed.uid != explanation.pod or observed.node:
         return None
-    if (seen.status, seen.reason, seen.message) == ("False", "Unschedulable", why.message):
+    message = explanation.message
+    if (observed.status, observed.reason, observed.message) == ("False", "Unschedulable", message):
         return None
     condition: dict[str, Any] = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
-        "message": why.message,
+        "message": message,
     }
-    if seen.status != "False":
+    if observed.status != "False":
         condition["lastTransitionTime"] = stamp(now_s)
     return {
-        "metadata": {"uid": why.pod, "resourceVersion": seen.resource_version},
+        "metadata": {"uid": explanation.pod, "resourceVersion": observed.resource_version},
         "status": {"conditions": [condition]},
     }
 
 
 def event_body(
-    note: KubernetesEvent, *, count: int, first_at: float, last_at: float
+    event: KubernetesEvent, *, count: int, first_at: float, last_at: float
 ) -> Mapping[str, Any]:
-    """Return the core/v1 Event of a note that was made `count` times."""
+    """Return the core/v1 Event for something that happened `count` times."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": note.event_name, "namespace": note.namespace},
+        "metadata": {"name": event.event_name, "namespace": event.namespace},
         "involvedObject": {
             "apiVersion": "v1",
-            "kind": note.kind,
-            **({"namespace": note.namespace} if note.kind == "Pod" else {}),
-            "name": note.name,
-            "uid": note.pod,
+            "kind": event.kind,
+            **({"namespace": event.namespace} if event.kind == "Pod" else {}),
+            "name": event.name,
+            "uid": event.pod,
         },
-        "reason": note.reason,
-        "message": note.message,
-        "type": "Warning" if note.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message,
+        "type": "Warning" if event.warning else "Normal",
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "reportingInstance": "",
@@ -228,17 +198,17 @@ def event_body(
     }
 
 
-def recount(count: int, last_at: float) -> Mapping[str, Any]:
-    """Return the patch of an Event that happened again."""
+def count_patch(count: int, last_at: float) -> Mapping[str, Any]:
+    """Return the patch of an Event for something that happened again."""
     return {"count": count, "lastTimestamp": stamp(last_at)}
 
 
 def stamp(at: float) -> str:
-    """Write Unix seconds as Kubernetes writes times."""
+    """Format Unix seconds as Kubernetes formats times."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def summarize(reports: Sequence[str], shown: int = 5) -> str:
+def summarize(findings: Sequence[str], shown: int = 5) -> str:
     """Join findings for one log line."""
-    more = f" and {len(reports) - shown} more" if len(reports) > shown else ""
-    return "; ".join(reports[:shown]) + more
+    more = f" and {len(findings) - shown} more" if len(findings) > shown else ""
+    return "; ".join(findings[:shown]) + more

@@ -1,7 +1,7 @@
-"""May a running lease have another size, and what is it then? Its own facts decide; pure.
+"""Whether a running lease can have another size, by its own facts; pure.
 
-Whether the device and the quota have room is the ledger's to say, and whether a smaller one is
-enough for what is in use the node agent's.
+The ledger decides whether the device and the quota have room, and the node agent whether a smaller
+size is enough for the memory in use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from shared.model.names import DeviceUuid
 from shared.model.quota import QuotaExcess
 from shared.model.request import SharingPolicy
 
-MOST_CORES = 99
-"""All cores of a device come with the device."""
+MAX_CORES = 99
+"""All cores of a device need the whole device."""
 _NOWHERE = Paths(library="/", preload="/", containers="/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRefusal:
-    """It cannot be, and what to try instead."""
+    """Why a lease cannot be resized, and what to try instead."""
 
     reason: str
     hint: str = ""
@@ -58,60 +58,60 @@ class SizeChange:
 
     @property
     def shrinks(self) -> bool:
-        """Whether some device's memory is given back: its node has to be asked first."""
+        """Whether some device's memory is released: its node must agree first."""
         pairs = zip(self.before, self.after, strict=True)
         return any(new.memory_mib < old.memory_mib for old, new in pairs)
 
 
 def decide(
-    lease: Lease | None, asked: ResizeRequest, node: LedgerNode | None
+    lease: Lease | None, request: ResizeRequest, node: LedgerNode | None
 ) -> SizeChange | SizeUnchanged | ResizeRefusal:
-    """Decide on a wish. `node` is the lease's, with its devices."""
+    """Decide on a request. `node` is the lease's, with its devices."""
     if lease is None:
         return ResizeRefusal(
-            reason="it holds no lease",
-            hint="`leasehold explain` says why; a pod that waits gets what its spec asks for",
+            reason="it has no lease",
+            hint="`leasehold explain` says why; a pod that waits gets what its spec requests",
         )
-    container = _container_of(lease, asked)
+    container = _container_of(lease, request)
     if isinstance(container, ResizeRefusal):
         return container
     shares = lease.shares_of(container)
     devices = {device.uuid: device for device, _ in node.devices} if node else {}
-    refused = next(_fixed(lease, shares), None) or next(_wrong(asked, shares, devices), None)
+    refused = next(_fixed(lease, shares), None) or next(_wrong(request, shares, devices), None)
     if refused is not None:
         return refused
     sized = tuple(
-        _sized(share, asked) if share.container == container else share for share in lease.shares
+        _sized(share, request) if share.container == container else share for share in lease.shares
     )
     if sized == lease.shares:
         return SizeUnchanged(container=container, shares=shares)
     change = SizeChange(
         container=container, lease=structs.replace(lease, shares=sized), before=shares
     )
-    return next(_unheld(lease, change, node, devices), change)
+    return next(_unenforceable(lease, change, node, devices), change)
 
 
-def _container_of(lease: Lease, asked: ResizeRequest) -> str | ResizeRefusal:
+def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeRefusal:
     names = tuple(dict.fromkeys(share.container for share in lease.shares))
     listed = ", ".join(names)
     if not names:
         return ResizeRefusal(reason="its lease has no share of a GPU")
-    if asked.container and asked.container not in names:
+    if request.container and request.container not in names:
         return ResizeRefusal(
-            reason=f"its container {asked.container} has no share; these have: {listed}",
+            reason=f"its container {request.container} has no share; these have: {listed}",
             hint=f"-c {names[0]}",
         )
-    if not asked.container and len(names) > 1:
+    if not request.container and len(names) > 1:
         return ResizeRefusal(
             reason=f"{len(names)} of its containers have shares: {listed}",
             hint=f"name one of them: -c {names[0]}",
         )
-    return asked.container or names[0]
+    return request.container or names[0]
 
 
 def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
-    """Say why shares have the size they have for as long as they last."""
-    anew = "delete the pod, and create it with the size that it is to have"
+    """Yield why shares cannot change their size."""
+    recreate = "delete the pod, and create it with the new size"
     first = shares[0]
     if lease.state is not LeaseState.ACTIVE:
         yield ResizeRefusal(
@@ -122,28 +122,28 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
         yield ResizeRefusal(
             reason=f"container {first.container} has MIG instance {first.mig.profile} of GPU "
             f"{first.index}, whose size the hardware fixes",
-            hint=f"{anew}: it gets an instance that fits",
+            hint=f"{recreate}: it gets an instance that fits",
         )
     if any(share.whole for share in shares):
         yield ResizeRefusal(
-            reason=f"container {first.container} has GPU {first.index} whole, and nothing holds it "
-            "to less",
-            hint=anew,
+            reason=f"container {first.container} has GPU {first.index} whole, and no limit can be "
+            "enforced",
+            hint=recreate,
         )
     if any(share.init for share in shares):
         yield ResizeRefusal(
-            reason=f"container {first.container} is an init container: its share is for the time "
+            reason=f"container {first.container} is an init container: its share ends "
             "before the others start",
-            hint="name a container that runs, with -c",
+            hint="name a running container with -c",
         )
 
 
 def _wrong(
-    asked: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
+    request: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeRefusal]:
-    """Say what of a wish no device could grant."""
-    if asked.memory_mib is None and asked.cores_percent is None:
-        yield ResizeRefusal(reason="nothing is asked for", hint="--memory 6Gi, --cores 30, or both")
+    """Yield what no device could grant."""
+    if request.memory_mib is None and request.cores_percent is None:
+        yield ResizeRefusal(reason="no size is requested", hint="--memory 6Gi, --cores 30, or both")
     for share in shares:
         device = devices.get(share.device)
         if device is None:
@@ -152,8 +152,8 @@ def _wrong(
                 hint="`leasehold doctor` looks for what is wrong with the node",
             )
             return
-        yield from _wrong_memory(asked.memory_mib, share, device)
-        yield from _wrong_cores(asked.cores_percent, share)
+        yield from _wrong_memory(request.memory_mib, share, device)
+        yield from _wrong_cores(request.cores_percent, share)
 
 
 def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[ResizeRefusal]:
@@ -161,7 +161,9 @@ def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Itera
         return
     unit = share.unit_mib
     if memory_mib < 1:
-        yield ResizeRefusal(reason=f"{memory_mib} MiB is no size", hint="--memory 1Gi, say")
+        yield ResizeRefusal(
+            reason=f"{memory_mib} MiB is not a size", hint="--memory 1Gi, for example"
+        )
     elif memory_mib % unit:
         below = memory_mib // unit * unit
         yield ResizeRefusal(
@@ -171,8 +173,8 @@ def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Itera
         )
     elif memory_mib > device.memory_mib:
         yield ResizeRefusal(
-            reason=f"GPU {device.index} has {device.memory_mib} MiB in all, and {memory_mib} are "
-            "asked for",
+            reason=f"GPU {device.index} has {device.memory_mib} MiB in all, and {memory_mib} "
+            "are requested",
             hint="delete the pod, and create it for a larger model or for more GPUs",
         )
 
@@ -180,22 +182,22 @@ def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Itera
 def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeRefusal]:
     if cores_percent is None or cores_percent == share.cores_percent:
         return
-    if not 1 <= cores_percent <= MOST_CORES:
+    if not 1 <= cores_percent <= MAX_CORES:
         yield ResizeRefusal(
-            reason=f"cores must be 1 to {MOST_CORES} percent of each device, got {cores_percent}",
-            hint="a pod that asks for all cores when it is created gets a device to itself",
+            reason=f"cores must be 1 to {MAX_CORES} percent of each device, got {cores_percent}",
+            hint="a pod that requests all cores when it is created gets a device to itself",
         )
     elif share.sharing is SharingPolicy.EXCLUSIVE:
         yield ResizeRefusal(
             reason=f"container {share.container} has GPU {share.index} to itself, with all of its "
             "cores",
-            hint="--memory alone can be changed; for fewer cores create the pod anew",
+            hint="--memory alone can be changed; for fewer cores recreate the pod",
         )
 
 
-def _sized(share: Share, asked: ResizeRequest) -> Share:
-    memory = share.memory_mib if asked.memory_mib is None else asked.memory_mib
-    cores = share.cores_percent if asked.cores_percent is None else asked.cores_percent
+def _sized(share: Share, request: ResizeRequest) -> Share:
+    memory = share.memory_mib if request.memory_mib is None else request.memory_mib
+    cores = share.cores_percent if request.cores_percent is None else request.cores_percent
     size, was = ShareSize(memory_mib=memory, cores_percent=cores), _size_of(share)
     if size == was:
         return share
@@ -219,13 +221,13 @@ def _size_of(share: Share) -> ShareSize:
     return ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
 
 
-def _unheld(
+def _unenforceable(
     lease: Lease, change: SizeChange, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeRefusal]:
-    """Say why a container cannot be held to another size while it runs."""
+    """Yield why another size cannot be enforced while the container runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
-        yield ResizeRefusal(reason=f"nobody here speaks {lease.dialect!r}, in which it asked")
+        yield ResizeRefusal(reason=f"its dialect {lease.dialect!r} is not known")
         return
     for resource in sorted(dialect.served.intersection(node.served)):
         before, after = (
@@ -235,25 +237,27 @@ def _unheld(
         if before != after:
             yield ResizeRefusal(
                 reason=f"its kubelet counts {resource} in {before} device IDs that the container "
-                f"was given when it started, and it would need {after}",
-                hint="delete the pod, and create it with the size that it is to have",
+                f"got when it started, and it would need {after}",
+                hint="delete the pod, and create it with the new size",
             )
-    for each, when in ((lease, "has"), (change.lease, "would have")):
+    for sized, verb in ((lease, "has"), (change.lease, "would have")):
         try:
-            held = is_limited(dialect.container_setup(each, change.container, devices, _NOWHERE))
+            limited = is_limited(
+                dialect.container_setup(sized, change.container, devices, _NOWHERE)
+            )
         except RequestError as error:
             yield ResizeRefusal(reason=str(error))
             return
-        if not held:
+        if not limited:
             yield ResizeRefusal(
-                reason=f"container {change.container} {when} a share that HAMi-core does not hold "
-                f"it to, as {lease.dialect} has it",
-                hint="delete the pod, and create it with the size that it is to have",
+                reason=f"container {change.container} {verb} a share that HAMi-core does not "
+                f"enforce in the dialect {lease.dialect}",
+                hint="delete the pod, and create it with the new size",
             )
 
 
-def full_text(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeRefusal:
-    """Say why the ledger has no room for what a lease was to have more."""
+def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeRefusal:
+    """Return why the ledger has no room for the new size."""
     if full.quotas:
         return _over_quota(change.lease, full.quotas[0])
     code, _, uuid = full.reason.partition(" of ")
@@ -273,22 +277,22 @@ def full_text(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeR
         "memory": (
             f"{gpu} has {device.memory_mib} MiB, {free_mib} of them free, and {more_mib} more are "
             "needed",
-            f"`leasehold gpus` shows who has the rest; --memory {most}Mi would fit now",
+            f"`leasehold gpus` shows the other leases; --memory {most}Mi would fit now",
         ),
         "cores": (
             f"{free_cores} % of the cores of {gpu} are free, and {more_cores} % more are needed",
-            "`leasehold gpus` shows who has the rest",
+            "`leasehold gpus` shows the other leases",
         ),
         "claimed": (
-            f"{gpu} is kept for a pod for which others make room",
-            "`leasehold preemptions` shows for whom; try again when that is over",
+            f"{gpu} is reserved for a pod for which other pods are evicted",
+            "`leasehold preemptions` shows which; try again when that is over",
         ),
         "device-unhealthy": (
-            f"{gpu} is unhealthy: {device.fault or 'it gives nothing more'}",
+            f"{gpu} is unhealthy: {device.fault or 'no new lease can use it'}",
             "a smaller size is possible; to move, delete the pod",
         ),
         "device-closed": (
-            f"an annotation of its node closes {gpu} to more",
+            f"an annotation of its node closes {gpu} to new leases",
             "a smaller size is possible; to move, delete the pod",
         ),
     }
@@ -300,7 +304,7 @@ def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
     of_model = f" of model {excess.model}" if excess.model else ""
     return ResizeRefusal(
         reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
-        f"{excess.measure}{of_model}; {excess.held} are held besides this lease, and it would "
-        f"count as {excess.asked}",
+        f"{excess.measure}{of_model}; other leases have {excess.held}, and this one would "
+        f"have {excess.asked}",
         hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or ask for less",
     )

@@ -81,10 +81,12 @@ async def _planned(
     rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
     if not pending_pods(waiting, affairs, rules, now):
         return Answer(pod=name, found=NoPlan(reason=_no_need(waiting[0])))
-    pods, disruptions = await EvictionClient(reader.kube).everybody()
+    pods, disruptions = await EvictionClient(reader.kube).list_pods()
     if pod.pod not in pods:
         return f"pod {name} has just gone"
-    cluster = ClusterSnapshot(accounts=await reader.accounts(), pods=pods, disruptions=disruptions)
+    cluster = ClusterSnapshot(
+        nodes=await reader.accounts(), pods=pods, disruption_budgets=disruptions
+    )
     need = PendingPod(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -116,7 +118,7 @@ def _kept(
     now: float,
 ) -> Iterator[tuple[str, str]]:
     chosen = {each.lease.pod for each in seen.candidates}
-    for account in cluster.accounts:
+    for account in cluster.nodes:
         for lease in account.leases:
             pod, theirs = cluster.pods.get(lease.pod), affairs.budget_of(lease.namespace)
             if pod is None or lease.pod == need.pod:
@@ -127,7 +129,7 @@ def _kept(
             why = exclusion_reason(lease, pod, affairs, rules, now)
             if why is not None:
                 yield name, why
-            for budget in cluster.disruptions:
+            for budget in cluster.disruption_budgets:
                 if lease.pod in chosen and lease.pod in budget.pods and budget.allowed < 1:
                     yield name, f"PodDisruptionBudget {budget.name} allows no eviction now"
 
@@ -158,9 +160,9 @@ def plan_shape(found: PreemptionPlan) -> dict[str, Any]:
                 "cause": str(each.victim.cause),
                 "budget": each.victim.budget,
                 "priority": each.victim.priority,
-                "bare": each.tier.bare,
-                "overdraft_permille": -each.tier.undrawn,
-                "gpu_s_lost": round(each.lost, 3),
+                "bare": each.tier.unowned,
+                "overdraft_permille": -each.tier.overdraft,
+                "gpu_s_lost": round(each.used_gpu_s, 3),
                 "devices": list(each.victim.devices),
             }
             for each in found.victims
@@ -179,11 +181,11 @@ def answer_text(answer: Answer) -> str:
         gets = ", ".join(f"{each.memory_mib} MiB of GPU {each.index}" for each in found.shares)
         lines.append(f"plan        {gets} on {found.node}, once these are evicted:")
         for each in found.victims:
-            bare = ", nobody makes another" if each.tier.bare else ""
+            bare = ", nobody makes another" if each.tier.unowned else ""
             lines.append(
                 f"            {each.lease.namespace}/{each.lease.name}: {each.victim.cause}, "
                 f"budget {each.victim.budget}, priority {each.victim.priority}, "
-                f"{each.lost:.0f} GPU-seconds{bare}"
+                f"{each.used_gpu_s:.0f} GPU-seconds{bare}"
             )
     lines += [f"stays       {pod}: {why}" for pod, why in answer.kept]
     return "\n".join(lines)

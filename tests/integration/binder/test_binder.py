@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from services.binder.bind.pod_client import PodClient
-from services.binder.metrics import PrometheusTally
+from services.binder.metrics import PrometheusMetrics
 from services.binder.service import Binder
-from services.binder.wiring import assemble
+from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
@@ -40,7 +40,6 @@ from shared.model.request import GpuRequest, PodRequest
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.binder.resizing import uncounted
 from tests.support.binder.world import NoPreemptor, PermissiveAgents
 from tests.support.build import devices, facts
 from tests.support.servers.nats import nats_server
@@ -152,17 +151,18 @@ async def staged() -> AsyncIterator[Stage]:
             LedgerStaging.connect(valkey.url) as staging,
             GatedPods.connect(valkey.url) as gates,
         ):
-            binder = assemble(
-                ledger=ledger,
-                staging=staging,
-                gates=gates,
-                pods=PodClient(kube),
-                bus=bus,
-                agents=PermissiveAgents(bus),
-                clock=SystemClock(),
-                tally=PrometheusTally(),
-                preemptor=lambda _: NoPreemptor(),
-                resized=uncounted,
+            binder = build_binder(
+                BinderPorts(
+                    ledger=ledger,
+                    staging=staging,
+                    gated_pods=gates,
+                    pods=PodClient(kube),
+                    agents=PermissiveAgents(bus),
+                    publish=bus.publish,
+                    metrics=PrometheusMetrics(),
+                    clock=SystemClock(),
+                ),
+                lambda _: NoPreemptor(),
             )
             runner = Runner("binder", binder, bus, Tracing("binder", None))
             stage = Stage(api, kube, bus, ledger, binder, runner, devices(8, NODE))

@@ -108,7 +108,7 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         await at.stands("a")
         await at.waits("new")
 
-        binder = at.binder(victims=Unaware(at.kube))
+        binder = at.binder(evictions=Unaware(at.kube))
         await binder.step()
         at.clock.advance(30)
         await binder.step()
@@ -164,8 +164,8 @@ class Unaware(EvictionClient):
     def __init__(self, kube: KubernetesClient) -> None:
         super().__init__(kube)
 
-    async def everybody(self) -> Any:
-        pods, _ = await super().everybody()
+    async def list_pods(self) -> Any:
+        pods, _ = await super().list_pods()
         return pods, []
 
 
@@ -288,7 +288,7 @@ async def test_gpusharing_31_everybody_has_the_notice_and_their_grace(at: Scene)
     binder = at.binder()
 
     await binder.step()
-    said = at.told.of("one") + at.told.of("two")
+    said = at.reports.of("one") + at.reports.of("two")
     at.clock.advance(29.9)
     await at.steps(binder, 3)
 
@@ -302,7 +302,7 @@ async def test_gpusharing_31_everybody_has_the_notice_and_their_grace(at: Scene)
         pod = await at.look(name)
         assert pod is not None
         assert pod["metadata"]["deletionGracePeriodSeconds"] == 45
-    assert any("evicted for it" in message for message in at.told.of("new"))
+    assert any("evicted for it" in message for message in at.reports.of("new"))
 
 
 async def test_gpusharing_32_the_same_workload_is_left_alone_for_a_while(at: Scene) -> None:
@@ -345,7 +345,7 @@ async def test_gpusharing_33_a_refilled_budget_calls_it_off(at: Scene) -> None:
     [still] = await at.ledger.load([old.pod])
     assert still == old
     assert await at.thief() == ""
-    assert any("not evicted after all" in message for message in at.told.of("old"))
+    assert any("not evicted after all" in message for message in at.reports.of("old"))
 
 
 @pytest.mark.parametrize("when", ["told", "evicted"])
@@ -385,7 +385,7 @@ async def test_it_is_given_up_when_a_victim_does_not_end(at: Scene) -> None:
     await binder.step()
 
     assert await stage_of(at) == []
-    assert any("took too long" in message for message in at.told.of("new"))
+    assert any("took too long" in message for message in at.reports.of("new"))
 
 
 async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
@@ -407,9 +407,9 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     )
     assert (line.for_pod, line.for_namespace, line.for_name) == (pod, "b", "new")
     assert line.devices == (uuid("a", 0),)
-    [note] = [each for each in at.told.notes if each.message.startswith("evicted")]
+    [note] = [each for each in at.reports.events if each.message.startswith("evicted")]
     assert line.event == f"a/{note.event_name}"
-    assert at.told.counted == [("a", "expired", "b")]
+    assert at.reports.evictions == [("a", "expired", "b")]
 
 
 async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> None:
@@ -428,7 +428,7 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> No
     [chosen] = await binder.step()
 
     assert chosen.lease.pod == pod
-    assert any(note.reason == "GPUPriorityPreempt" for note in at.told.notes)
+    assert any(note.reason == "GPUPriorityPreempt" for note in at.reports.events)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from services.binder.bind.pod_client import PodClient
-from services.binder.metrics import EVICTED, PrometheusEvictions, PrometheusTally
+from services.binder.metrics import EVICTIONS, PrometheusMetrics
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import EventWriter
-from services.binder.wiring import assemble
+from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.staging import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
@@ -22,7 +22,6 @@ from shared.placing.node_fit import fit_on_node
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.preemption import Scene, scene, standing
-from tests.support.binder.resizing import uncounted
 from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import nats_server
@@ -50,9 +49,9 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
         return PreemptionController(
             ledger=at.ledger,
             store=at.preemptions,
-            victims=EvictionClient(at.kube),
+            evictions=EvictionClient(at.kube),
             events=events,
-            counts=PrometheusEvictions(),
+            metrics=PrometheusMetrics(),
             clock=SystemClock(),
             fit=fit_on_node,
             rules=at.rules,
@@ -63,17 +62,18 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
         LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
         GatedPods.connect(redis, prefix=at.ledger._connection.prefix) as gates,
     ):
-        made = assemble(
-            ledger=at.ledger,
-            staging=staging,
-            gates=gates,
-            pods=PodClient(at.kube),
-            bus=bus,
-            agents=PermissiveAgents(bus),
-            clock=SystemClock(),
-            tally=PrometheusTally(),
-            preemptor=preemptor,
-            resized=uncounted,
+        made = build_binder(
+            BinderPorts(
+                ledger=at.ledger,
+                staging=staging,
+                gated_pods=gates,
+                pods=PodClient(at.kube),
+                agents=PermissiveAgents(bus),
+                publish=bus.publish,
+                metrics=PrometheusMetrics(),
+                clock=SystemClock(),
+            ),
+            preemptor,
         )
         runner = Runner("binder", made, bus, Tracing("binder", None))
         started = asyncio.Event()
@@ -96,7 +96,7 @@ async def until(wanted: Callable[[], Awaitable[object]], limit_s: float = 40) ->
 
 async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeyServer) -> None:
     await server.ready()
-    before = EVICTED.labels("a", "reclaimable", "b")._value.get()
+    before = EVICTIONS.labels("a", "reclaimable", "b")._value.get()
     async with (
         nats_server() as nats,
         scene(server.url) as at,
@@ -118,7 +118,7 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
 
         [lease] = [each async for page in at.ledger.load_all() for each in page]
         assert lease.name == "new"
-        assert EVICTED.labels("a", "reclaimable", "b")._value.get() == before + 1
+        assert EVICTIONS.labels("a", "reclaimable", "b")._value.get() == before + 1
         assert at.writes("old")["delete/eviction"] == 1
 
 

@@ -71,7 +71,7 @@ async def test_another_binder_goes_on_wherever_one_is_killed(
     two = await at.running("two", mib=8_000)
     await at.stands("a")
     pod = await at.waits("new", mib=16_000)
-    binder = at.binder(victims=Mortal(at.kube, at=call, after=after))
+    binder = at.binder(evictions=Mortal(at.kube, at=call, after=after))
     with pytest.raises(KilledError):
         await _told_and_evicted(at, binder)
     heir = at.binder()

@@ -85,10 +85,10 @@ async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scen
         EvictionOutcome.EVICTED,
         "",
     )
-    assert {note.reason for note in at.told.notes} == {"GPUViolationEvict"}
+    assert {note.reason for note in at.reports.events} == {"GPUViolationEvict"}
     said = "its node reports GpuLimitTampered: container main has changed its limits"
-    assert [said in text for text in at.told.of("bad")] == [True, True]
-    assert at.told.counted == [("a", "violation", "")]
+    assert [said in text for text in at.reports.of("bad")] == [True, True]
+    assert at.reports.evictions == [("a", "violation", "")]
 
 
 async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
@@ -128,7 +128,7 @@ async def test_what_is_no_reason_or_not_believed_evicts_nobody(
 
 async def test_pods_of_spared_namespaces_stay(at: Scene) -> None:
     lease = await at.running("system")
-    binder = at.binder(**EVICTED, spared=frozenset({"a"}))
+    binder = at.binder(**EVICTED, spared_namespaces=frozenset({"a"}))
 
     await binder.evict_violators([seen(at, lease)])
 
@@ -146,7 +146,7 @@ async def test_a_disruption_budget_protects_violators_and_they_are_told_so(at: S
     assert await open_takings(at) == []
     assert not await at.ending("bad")
     assert await at.notice("bad") is None
-    assert "not evicted after all" in at.told.of("bad")[-1]
+    assert "not evicted after all" in at.reports.of("bad")[-1]
 
 
 async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) -> None:
@@ -165,7 +165,7 @@ async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) ->
     await at.steps(binder, 3)
 
     assert len(ending) == 2
-    assert "2 pods of a namespace are evicted in an hour at most" in at.told.of(late[0].name)[0]
+    assert "at most 2 pods of a namespace are evicted in an hour" in at.reports.of(late[0].name)[0]
     assert all([await at.ending(lease.name) for lease in leases])
 
 

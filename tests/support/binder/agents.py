@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.binder.bind.agent_presence import NoReply
+from services.binder.ports.nats import NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
@@ -36,5 +36,5 @@ class Agents:
         self.questions += 1
         if self.cut_off:
             raise UnavailableError("NATS is away")
-        silent = NoReply("nobody answered", has_responder=node in self.hanging)
+        silent = NoReply(reason="no reply", has_responder=node in self.hanging)
         return self.there.get(node, silent)

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
-from services.binder.bind.agent_presence import AgentPresence, NoReply
+from services.binder.bind.agent_presence import AgentPresence
+from services.binder.ports.nats import NoReply
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease, LeaseState, Share
@@ -27,7 +28,7 @@ class Agents:
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         if self.at.agent is None:
-            return NoReply("nobody is there", has_responder=False)
+            return NoReply(reason="no responders", has_responder=False)
         return await self.at.agent.may_bind(BindRequest(node=node, leases=tuple(leases)))
 
     async def reported_by_agent(self, node: NodeName) -> bool:

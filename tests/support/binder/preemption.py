@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.binder.ports.reports import KubernetesEvent
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
-from services.binder.report.explanations import KubernetesEvent
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -66,21 +66,27 @@ def waiting_pod(
 
 
 @dataclass
-class Told:
-    """Events and metrics, kept."""
+class RecordedReports:
+    """Events and metrics, in lists."""
 
-    notes: list[KubernetesEvent] = field(default_factory=list)
-    counted: list[tuple[str, str, str]] = field(default_factory=list)
+    events: list[KubernetesEvent] = field(default_factory=list)
+    evictions: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
-        self.notes.append(note)
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        self.events.append(event)
 
-    def evicted(self, victim: Victim, beneficiary: str) -> None:
-        self.counted.append((victim.namespace, victim.cause, beneficiary))
+    def count_anomaly(self, kind: str, count: int = 1) -> None:
+        """Anomalies are of no interest."""
+
+    def count_resize(self, outcome: str) -> None:
+        """Resizes neither."""
+
+    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
+        self.evictions.append((victim.namespace, victim.cause, beneficiary))
 
     def of(self, name: str) -> list[str]:
         """Messages of a pod's Events about preemption."""
-        return [note.message for note in self.notes if note.name == name]
+        return [event.message for event in self.events if event.name == name]
 
 
 @dataclass
@@ -93,16 +99,16 @@ class Scene:
     preemptions: Preemptions
     clock: FakeClock
     rules: PreemptionRules = RULES
-    told: Told = field(default_factory=Told)
+    reports: RecordedReports = field(default_factory=RecordedReports)
 
     def binder(self, **changes: Any) -> PreemptionController:
         """A replica of its own."""
         return PreemptionController(
             ledger=self.ledger,
             store=self.preemptions,
-            victims=changes.pop("victims", EvictionClient(self.kube)),
-            events=self.told,
-            counts=self.told,
+            evictions=changes.pop("evictions", EvictionClient(self.kube)),
+            events=self.reports,
+            metrics=self.reports,
             clock=self.clock,
             fit=fit_on_node,
             rules=replace(self.rules, **changes),

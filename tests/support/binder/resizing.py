@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.binder.resize.resizer import PodAnnotations
+from services.binder.ports.observations import PodAnnotations
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -138,7 +138,3 @@ class FakeAnnotations:
             resource_version=f"{now.resource_version}+",
             annotations={**now.annotations, **annotations},
         )
-
-
-def uncounted(_: str) -> None:
-    """Count nothing."""

@@ -10,11 +10,10 @@ from typing import Any
 from msgspec import structs
 
 from services.binder.bind.agent_client import NodeAgentClient
-from services.binder.bind.agent_presence import NoReply
-from services.binder.bind.binding import ObservedPod
-from services.binder.report.explanations import ObservedCondition
+from services.binder.ports.nats import NoReply
+from services.binder.ports.observations import ObservedCondition, ObservedPod
 from services.binder.service import Binder
-from services.binder.wiring import assemble
+from services.binder.wiring import BinderPorts, build_binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported, ViolationFound
@@ -31,6 +30,7 @@ from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.preemption import Victim
 from shared.model.quota import Quota
 from tests.support.binder.resizing import FakeAnnotations, FakeLimits, FakeResizes
 from tests.support.clock import FakeClock
@@ -270,12 +270,12 @@ class FakePods(FakeAnnotations):
             raise ConflictError("pod is already assigned")
         self.seen[name] = ObservedPod(PodUid(uid), NodeName(node))
 
-    async def look(self, namespace: str, name: str) -> ObservedPod | None:
+    async def get(self, namespace: str, name: str) -> ObservedPod | None:
         if self.away:
             raise UnavailableError("no answer")
         return self.seen.get(name)
 
-    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+    async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         return True
 
     async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
@@ -303,7 +303,7 @@ class FakePods(FakeAnnotations):
         self.event_writes += 1
         self.events[name] |= patch
 
-    async def event_count(self, namespace: str, name: str) -> int:
+    async def get_event_count(self, namespace: str, name: str) -> int:
         return int(self.events.get(name, {}).get("count", 0))
 
 
@@ -347,9 +347,9 @@ class PermissiveAgents(NodeAgentClient):
 
 
 class NoPreemptor:
-    """Takes nothing back."""
+    """Preempts nothing."""
 
-    async def hear(self, events: Sequence[BudgetChanged]) -> None:
+    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Budgets are of no interest."""
 
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
@@ -359,11 +359,22 @@ class NoPreemptor:
         return []
 
 
-class FakeTally(Counter[str]):
-    """Counters in a dictionary."""
+class FakeMetrics:
+    """Metrics in dictionaries and lists."""
 
-    def count(self, kind: str, by: int = 1) -> None:
-        self[kind] += by
+    def __init__(self) -> None:
+        self.anomalies: Counter[str] = Counter()
+        self.evictions: list[tuple[Victim, str]] = []
+        self.resizes: list[str] = []
+
+    def count_anomaly(self, kind: str, count: int = 1) -> None:
+        self.anomalies[kind] += count
+
+    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
+        self.evictions.append((victim, beneficiary))
+
+    def count_resize(self, outcome: str) -> None:
+        self.resizes.append(outcome)
 
 
 class FakeGates:
@@ -389,7 +400,7 @@ class World:
     """A binder among stand-ins."""
 
     def __init__(
-        self, *leases: Lease, patience_s: float = 2.0, clock: FakeClock | None = None
+        self, *leases: Lease, batch_wait_s: float = 2.0, clock: FakeClock | None = None
     ) -> None:
         self.clock = clock or FakeClock(NOW)
         self.ledger = FakeLedger(*leases)
@@ -397,20 +408,20 @@ class World:
         self.bus = FakeBus()
         self.agents = FakeAgents()
         self.gates = FakeGates()
-        self.tally = FakeTally()
-        self.resizes: list[str] = []
-        self.binder: Binder = assemble(
-            ledger=self.ledger,
-            staging=self.ledger,
-            gates=self.gates,
-            pods=self.pods,
-            bus=self.bus,
-            agents=self.agents,
-            clock=self.clock,
-            tally=self.tally,
-            preemptor=lambda _: NoPreemptor(),
-            resized=self.resizes.append,
-            patience_s=patience_s,
+        self.metrics = FakeMetrics()
+        self.binder: Binder = build_binder(
+            BinderPorts(
+                ledger=self.ledger,
+                staging=self.ledger,
+                gated_pods=self.gates,
+                pods=self.pods,
+                agents=self.agents,
+                publish=self.bus.publish,
+                metrics=self.metrics,
+                clock=self.clock,
+            ),
+            lambda _: NoPreemptor(),
+            batch_wait_s=batch_wait_s,
         )
 
 

@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.bind.agent_presence import (
-    AWAY_MOST_S,
-    AWAY_S,
-    NONE_S,
-    TRUSTED_S,
-    AgentPresence,
-)
-from services.binder.service import TURNS_S
+from services.binder.bind.agent_presence import AgentPresence, PresenceTiming
+from services.binder.bind.pod_binder import BatchTiming
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodBound
 from shared.model.events.request_reply import BindReply
@@ -22,13 +16,16 @@ from tests.support.binder.agents import N1, N2, Agents, away
 from tests.support.binder.world import NOW, World, chosen, lease, running
 from tests.support.clock import FakeClock
 
+PRESENCE = PresenceTiming()
+BATCH = BatchTiming()
+
 
 async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
     world = World(lease("p1"), lease("p2", node="n2"))
     world.agents.told = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
             await world.binder.bind_pods(batch)
         states = {each.name: each.state for each in world.ledger.leases.values()}
@@ -47,7 +44,7 @@ async def test_pods_that_come_next_are_asked_for_again_in_the_same_batch() -> No
     clock.each_sleep = lambda: world.agents.told.update({N1: next_in_turn(*turns.pop(0))})
     clock.each_sleep()
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         await world.binder.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
 
     assert [name for name, *_ in world.pods.posts] == ["p1", "p2", "p3"]
@@ -62,7 +59,7 @@ async def test_a_batch_makes_room_for_others_if_turns_take_long() -> None:
     with pytest.raises(UnavailableError, match="the kubelet is busy"):
         await world.binder.bind_pods(chosen(lease("p1")))
 
-    assert TURNS_S < clock.slept < 2 * TURNS_S
+    assert BATCH.wait_s < clock.slept < 2 * BATCH.wait_s
     assert [each.state for each in world.ledger.leases.values()] == [LeaseState.RESERVED]
 
 
@@ -99,7 +96,7 @@ async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
     presence = AgentPresence(agents, agents, clock)
 
     held = [await presence.deferrals([lease()]) for _ in range(3)]
-    clock.advance(NONE_S)
+    clock.advance(PRESENCE.no_agent_s)
     held.append(await presence.deferrals([lease()]))
 
     assert held == [{}] * 4
@@ -114,11 +111,11 @@ async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_
     held = []
     for _ in range(60):
         held.append(await presence.deferrals([lease()]))
-        clock.advance(AWAY_S)
+        clock.advance(PRESENCE.retry_s)
     agents.there[N1] = BindReply()
-    clock.advance(AWAY_MOST_S)
+    clock.advance(PRESENCE.max_retry_s)
 
-    assert all("does not answer" in each[lease().pod].reason for each in held)
+    assert all("does not respond" in each[lease().pod].reason for each in held)
     assert await presence.deferrals([lease()]) == {}
 
 
@@ -144,15 +141,15 @@ async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() 
     assert await presence.deferrals([lease()]) == {}
     del agents.there[N1]
     assert await presence.deferrals([lease()]) == {}, "it was there a moment ago"
-    clock.advance(TRUSTED_S)
+    clock.advance(PRESENCE.trusted_s)
     gone = await presence.deferrals([lease()])
     asked = agents.questions
     await presence.deferrals([lease("p2")])
     assert agents.questions == asked, "a batch is not to wait for it each time"
     agents.there[N1] = BindReply()
-    clock.advance(AWAY_S)
+    clock.advance(PRESENCE.retry_s)
 
-    assert "the agent of node n1 does not answer" in gone[lease().pod].reason
+    assert "the agent of node n1 does not respond" in gone[lease().pod].reason
     assert await presence.deferrals([lease()]) == {}
 
 
@@ -162,7 +159,7 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
     agents.there[N1] = BindReply()
     await presence.deferrals([lease()])
     agents.there.clear()
-    clock.advance(TRUSTED_S)
+    clock.advance(PRESENCE.trusted_s)
 
     for _ in range(600):
         assert_held = await presence.deferrals([lease()])
@@ -171,7 +168,7 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
         assert assert_held
 
     asked_in_a_minute = agents.questions - 1
-    assert 60 / AWAY_MOST_S <= asked_in_a_minute <= 60 / AWAY_MOST_S + 4
+    assert 60 / PRESENCE.max_retry_s <= asked_in_a_minute <= 60 / PRESENCE.max_retry_s + 4
 
 
 async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
@@ -190,7 +187,7 @@ async def test_who_listens_and_does_not_answer_holds_back_from_the_first() -> No
     agents.hanging.add(N1)
     presence = AgentPresence(agents, agents, FakeClock())
 
-    assert "does not answer" in (await presence.deferrals([lease()]))[lease().pod].reason
+    assert "does not respond" in (await presence.deferrals([lease()]))[lease().pod].reason
 
 
 async def test_without_nats_no_agent_is_to_blame() -> None:
@@ -202,7 +199,7 @@ async def test_without_nats_no_agent_is_to_blame() -> None:
         with pytest.raises(UnavailableError, match="NATS is away"):
             await presence.deferrals([lease()])
 
-    assert presence.words() == {}
+    assert presence.cordon_changes() == {}
 
 
 async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() -> None:
@@ -213,7 +210,7 @@ async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() 
 
     held = await presence.deferrals([lease()])
 
-    assert "does not answer" in held[lease().pod].reason
+    assert "does not respond" in held[lease().pod].reason
 
 
 async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_before() -> None:
@@ -238,7 +235,7 @@ async def test_a_clock_that_is_set_changes_nothing_in_how_long_agents_are_truste
     clock.set_by = jump_s
     await presence.deferrals([lease()])
     trusted = agents.questions
-    clock.advance(TRUSTED_S)
+    clock.advance(PRESENCE.trusted_s)
     await presence.deferrals([lease()])
 
     assert (trusted, agents.questions) == (1, 2)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from services.binder.bind.binding import ObservedPod
+from services.binder.ports.observations import ObservedPod
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
@@ -17,7 +17,7 @@ from tests.support.binder.world import World, chosen, lease, running, until
 async def test_a_placement_is_bound_with_all_annotations_in_one_post() -> None:
     world = World(lease())
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
     ((name, node, annotations),) = world.pods.posts
@@ -34,7 +34,7 @@ async def test_the_node_hears_of_the_lease_before_the_post() -> None:
         event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
     )
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         await world.binder.bind_pods(chosen(lease()))
 
     assert heard == [LeaseState.BOUND]
@@ -43,7 +43,7 @@ async def test_the_node_hears_of_the_lease_before_the_post() -> None:
 async def test_an_expired_lease_is_never_posted_and_its_pod_told_of_again() -> None:
     world = World()
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
     assert [type(event) for event in said] == [BindingFailed]
@@ -55,7 +55,7 @@ async def test_the_same_batch_twice_is_one_binding() -> None:
     world = World(lease("p1"), lease("p2"))
     batch = chosen(lease("p1"), lease("p2"))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         first = await world.binder.bind_pods(batch)
         again = await world.binder.bind_pods(batch)
 
@@ -67,7 +67,7 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     world = World(lease())
     world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
     assert [type(event) for event in said] == [PodBound]
@@ -79,10 +79,10 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     [
         (None, "deleted"),
         (ObservedPod(PodUid("other"), None), "replaced"),
-        (ObservedPod(lease().pod, NodeName("n2")), "n2 already"),
-        (ObservedPod(lease().pod, None, ending=True), "being deleted"),
+        (ObservedPod(lease().pod, NodeName("n2")), "to node n2"),
+        (ObservedPod(lease().pod, None, deleting=True), "being deleted"),
         (ObservedPod(lease().pod, None), "scheduling gates"),
-        (ObservedPod(lease().pod, NodeName("n1"), over=True), "has ended"),
+        (ObservedPod(lease().pod, NodeName("n1"), terminal=True), "has terminated"),
     ],
 )
 async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
@@ -92,7 +92,7 @@ async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
     world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
     world.pods.seen["p1"] = seen
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         failed, changed = await world.binder.bind_pods(chosen(lease()))
 
     assert isinstance(failed, BindingFailed)
@@ -107,7 +107,7 @@ async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
     world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
     world.pods.seen["p1"] = ObservedPod(lease().pod, None)
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         failed, _ = await world.binder.bind_pods(chosen(lease()))
 
     assert isinstance(failed, BindingFailed)
@@ -119,7 +119,7 @@ async def test_a_lost_answer_to_a_binding_that_happened_is_a_success() -> None:
     world.pods.errors["p1"] = [UnavailableError("connection lost")]
     world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
     assert [type(event) for event in said] == [PodBound]
@@ -130,7 +130,7 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
     world.pods.errors["p1"] = [UnavailableError("503")]
     world.pods.seen["p1"] = ObservedPod(lease().pod, None)
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError):
             await world.binder.bind_pods(chosen(lease()))
         world.pods.seen["p1"] = None
@@ -144,7 +144,7 @@ async def test_while_the_api_server_is_away_leases_are_kept() -> None:
     world = World(lease())
     world.pods.away = True
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match="1 of 1"):
             await world.binder.bind_pods(chosen(lease()))
 
@@ -152,11 +152,11 @@ async def test_while_the_api_server_is_away_leases_are_kept() -> None:
 
 
 async def test_a_pod_that_hangs_holds_up_nobody_and_is_not_posted_twice() -> None:
-    world = World(lease("slow"), lease("quick"), patience_s=0.05)
+    world = World(lease("slow"), lease("quick"), batch_wait_s=0.05)
     world.pods.hanging["slow"] = asyncio.Event()
     batch = chosen(lease("slow"), lease("quick"))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError):
             await world.binder.bind_pods(batch)
         early = [event.lease.name for event in world.bus.published if isinstance(event, PodBound)]
@@ -172,7 +172,7 @@ async def test_a_failing_pod_fails_no_other() -> None:
     world = World(lease("bad"), lease("good"))
     world.pods.errors["bad"] = [RequestError("404")]
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))
 
     bound = [event.lease.name for event in said if isinstance(event, PodBound)]
@@ -183,7 +183,7 @@ async def test_a_failing_pod_fails_no_other() -> None:
 async def test_an_active_lease_needs_no_binding() -> None:
     world = World(structs.replace(lease(), state=LeaseState.ACTIVE))
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
     assert not world.pods.posts
@@ -194,7 +194,7 @@ async def test_bindings_under_way_when_sending_stops_are_unknown_not_lost() -> N
     world = World(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
-    async with running(world.binder.post_bindings):
+    async with running(world.binder.send_bindings):
         waiting = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
         await until(lambda: world.pods.posts)
 

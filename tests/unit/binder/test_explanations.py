@@ -3,24 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
+from services.binder.ports.observations import ObservedCondition
+from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import WAITING_MAX, EventWriter
+from services.binder.report.event_writer import MAX_QUEUED, EventBudget, EventWriter
 from services.binder.report.explanations import (
-    KubernetesEvent,
-    ObservedCondition,
     bound_event,
     condition_patch,
     explain,
 )
-from services.binder.report.token_bucket import TokenBucket
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from tests.support.binder.world import (
     NOW,
+    FakeMetrics,
     FakePods,
-    FakeTally,
     World,
     chosen,
     lease,
@@ -45,7 +44,7 @@ def seen(name: str = "p1", **changes: Any) -> ObservedCondition:
     )
 
 
-def note(text: str = "no room", name: str = "p1", *, warning: bool = True) -> KubernetesEvent:
+def event(text: str = "no room", name: str = "p1", *, warning: bool = True) -> KubernetesEvent:
     return KubernetesEvent(
         pod=PodUid(f"uid-{name}"),
         namespace=Namespace("default"),
@@ -98,16 +97,17 @@ def test_a_bound_pod_is_never_called_unschedulable() -> None:
 def test_the_condition_holds_only_for_the_version_that_was_read() -> None:
     patch = condition_patch(explain(refused()), seen(), NOW)
 
+    assert patch is not None
     assert patch["metadata"] == {"uid": "uid-p1", "resourceVersion": "7"}
 
 
 async def test_a_condition_that_met_a_conflict_is_decided_afresh() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = ConditionWriter(pods, clock, FakeTally())
+    writer = ConditionWriter(pods, clock, FakeMetrics())
     pods.conditions["p1"] = seen()
     pods.errors["p1"] = [ConflictError("moved on")]
 
-    async with running(writer.work):
+    async with running(writer.run):
         writer.explain(explain(refused()))
         await until(lambda: not pods.errors["p1"])
         clock.advance(1.0)
@@ -119,10 +119,10 @@ async def test_a_condition_that_met_a_conflict_is_decided_afresh() -> None:
 
 async def test_a_text_that_changes_all_the_time_is_written_every_5_s_only() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = ConditionWriter(pods, clock, FakeTally())
+    writer = ConditionWriter(pods, clock, FakeMetrics())
     pods.conditions["p1"] = seen()
 
-    async with running(writer.work):
+    async with running(writer.run):
         writer.explain(explain(refused("first")))
         await until(lambda: len(pods.patches) == 1)
         for text in ("second", "third", "fourth"):
@@ -135,41 +135,41 @@ async def test_a_text_that_changes_all_the_time_is_written_every_5_s_only() -> N
     assert "fourth" in pods.patches[1][1]["status"]["conditions"][0]["message"]
 
 
-async def test_equal_notes_are_one_event_with_a_count() -> None:
+async def test_equal_events_are_one_event_with_a_count() -> None:
     pods = FakePods()
-    writer = EventWriter(pods, FakeClock(), FakeTally())
+    writer = EventWriter(pods, FakeClock(), FakeMetrics())
 
-    async with running(writer.work):
-        writer.note(note())
+    async with running(writer.run):
+        writer.record(event())
         await until(lambda: pods.event_writes == 1)
-        writer.note(note())
-        writer.note(note())
+        writer.record(event())
+        writer.record(event())
         await until(lambda: pods.event_writes == 2)
 
-    (event,) = pods.events.values()
-    assert event["count"] == 3
+    (written,) = pods.events.values()
+    assert written["count"] == 3
 
 
 async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
     pods = FakePods()
     for _ in range(2):
-        writer = EventWriter(pods, FakeClock(), FakeTally())
-        written = pods.event_writes
-        async with running(writer.work):
-            writer.note(note())
-            await until(lambda before=written: pods.event_writes > before)  # type: ignore[misc]
+        writer = EventWriter(pods, FakeClock(), FakeMetrics())
+        writes = pods.event_writes
+        async with running(writer.run):
+            writer.record(event())
+            await until(lambda before=writes: pods.event_writes > before)  # type: ignore[misc]
 
-    (event,) = pods.events.values()
-    assert event["count"] == 2
+    (written,) = pods.events.values()
+    assert written["count"] == 2
 
 
 async def test_events_outlive_an_api_server_that_is_away() -> None:
     pods, clock = FakePods(), FakeClock()
     pods.away = True
-    writer = EventWriter(pods, clock, FakeTally())
+    writer = EventWriter(pods, clock, FakeMetrics())
 
-    async with running(writer.work):
-        writer.note(note())
+    async with running(writer.run):
+        writer.record(event())
         await until(lambda: clock.sleepers)
         pods.away = False
         clock.advance(1.0)
@@ -178,41 +178,41 @@ async def test_events_outlive_an_api_server_that_is_away() -> None:
 
 async def test_warnings_go_before_the_rest() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = EventWriter(pods, clock, FakeTally(), per_s=1, burst=1)
+    writer = EventWriter(pods, clock, FakeMetrics(), per_s=1, burst=1)
     for number in range(10):
-        writer.note(note(name=f"bound-{number}", warning=False))
-    writer.note(note(name="waits"))
+        writer.record(event(name=f"bound-{number}", warning=False))
+    writer.record(event(name="waits"))
 
-    async with running(writer.work):
+    async with running(writer.run):
         await until(lambda: pods.events)
 
     assert next(iter(pods.events)).startswith("waits.")
 
 
 def test_a_pod_that_is_too_loud_is_dropped_and_counted() -> None:
-    tally = FakeTally()
-    writer = EventWriter(FakePods(), FakeClock(), tally)
+    metrics = FakeMetrics()
+    writer = EventWriter(FakePods(), FakeClock(), metrics)
 
     for number in range(30):
-        writer.note(note(f"reason {number}"))
+        writer.record(event(f"reason {number}"))
 
-    assert tally["events_dropped"] == 5
+    assert metrics.anomalies["events_dropped"] == 5
 
 
-def test_too_many_notes_are_dropped_and_counted() -> None:
-    tally = FakeTally()
-    writer = EventWriter(FakePods(), FakeClock(), tally)
+def test_too_many_events_are_dropped_and_counted() -> None:
+    metrics = FakeMetrics()
+    writer = EventWriter(FakePods(), FakeClock(), metrics)
 
-    for number in range(WAITING_MAX + 7):
-        writer.note(note(name=f"p{number}"))
+    for number in range(MAX_QUEUED + 7):
+        writer.record(event(name=f"p{number}"))
 
-    assert tally["events_dropped"] == 7
+    assert metrics.anomalies["events_dropped"] == 7
 
 
 async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
     world = World(lease())
 
-    async with running(world.binder.post_bindings, world.binder.write_events):
+    async with running(world.binder.send_bindings, world.binder.write_events):
         await world.binder.bind_pods(chosen(lease()))
         await world.binder.bind_pods(chosen(lease()))
         await until(lambda: world.pods.events)
@@ -224,7 +224,7 @@ async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
 
 
 def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:
-    bucket = TokenBucket.full(per_s=2, burst=3, now=0)
+    bucket = EventBudget.full(per_s=2, burst=3, now=0)
 
     assert [bucket.take(0) for _ in range(4)] == [True, True, True, False]
     assert bucket.wait_s(0) == 0.5

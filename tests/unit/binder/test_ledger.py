@@ -72,7 +72,7 @@ async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_en
     world.agents.answers[pod] = False
 
     assert not await world.binder.end_leases([gone()])
-    async with running(world.binder.ask_endings):
+    async with running(world.binder.end_vanished):
         await until(lambda: world.agents.asked)
         for _ in range(60):
             await until(asked_once_more(world))
@@ -93,10 +93,10 @@ async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
 
     for _ in range(24):
         world.clock.advance(1.0)
-        assert not await world.binder.updater.end_confirmed()
+        assert not await world.binder.sync.updater.end_confirmed()
     world.clock.advance(1.0)
 
-    assert len(await world.binder.updater.end_confirmed()) == 1
+    assert len(await world.binder.sync.updater.end_confirmed()) == 1
 
 
 async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> None:
@@ -105,7 +105,7 @@ async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> No
     await world.binder.end_leases([gone(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
-    ended = await world.binder.updater.end_confirmed()
+    ended = await world.binder.sync.updater.end_confirmed()
 
     assert len(ended) == 49
     assert world.agents.questions == 1
@@ -117,10 +117,10 @@ async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
     await world.binder.end_leases([gone()])
 
     world.clock.advance(60.0)
-    assert not await world.binder.updater.end_confirmed()
+    assert not await world.binder.sync.updater.end_confirmed()
     world.agents.answers[lease().pod] = True
 
-    assert len(await world.binder.updater.end_confirmed()) == 1
+    assert len(await world.binder.sync.updater.end_confirmed()) == 1
 
 
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
@@ -165,7 +165,7 @@ async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> No
     world = World()
 
     for _ in range(5):
-        await world.binder.sweeper.offer()
+        await world.binder.sync.sweeper.offer()
 
     assert world.ledger.waiting_pods.scans == 1
 
@@ -175,7 +175,7 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> 
     stale = structs.replace(in_state(LeaseState.BOUND), version=1)
 
     with pytest.raises(ConflictError):
-        await world.binder.updater.release_unmoved([stale], reason="test")
+        await world.binder.sync.updater.release_unmoved([stale], reason="test")
 
     assert lease().pod in world.ledger.leases
 
@@ -198,7 +198,7 @@ async def test_activations_are_noted_from_events_and_from_reports() -> None:
     await world.binder.activate_shares(
         [ShareActivated(node=first.node, allocation=activation(first))]
     )
-    await world.binder.keep_devices([report("n1", activation(second))])
+    await world.binder.save_devices([report("n1", activation(second))])
 
     assert [each.state for each in world.ledger.leases.values()] == [LeaseState.ACTIVE] * 2
 
@@ -206,16 +206,16 @@ async def test_activations_are_noted_from_events_and_from_reports() -> None:
 async def test_an_activation_without_a_lease_is_counted_once() -> None:
     world = World()
 
-    await world.binder.keep_devices([report("n1", activation(lease()))])
-    await world.binder.keep_devices([report("n1", activation(lease()))])
+    await world.binder.save_devices([report("n1", activation(lease()))])
+    await world.binder.save_devices([report("n1", activation(lease()))])
 
-    assert world.tally["active_without_lease"] == 1
+    assert world.metrics.anomalies["active_without_lease"] == 1
 
 
 async def test_only_the_newest_report_of_a_node_is_saved() -> None:
     world = World()
 
-    await world.binder.keep_devices([report(at=NOW), report(at=NOW - 5)])
+    await world.binder.save_devices([report(at=NOW), report(at=NOW - 5)])
 
     assert world.ledger.devices[NodeName("n1")].reported_at == NOW
 
@@ -224,9 +224,9 @@ async def test_nodes_come_and_go() -> None:
     world = World()
     facts = NodeFacts(name=NodeName("n1"))
 
-    await world.binder.keep_nodes([NodeChanged(node=facts)])
+    await world.binder.save_nodes([NodeChanged(node=facts)])
     assert facts.name in world.ledger.nodes
-    await world.binder.keep_nodes([NodeChanged(node=facts, deleted=True)])
+    await world.binder.save_nodes([NodeChanged(node=facts, deleted=True)])
 
     assert not world.ledger.nodes
 
@@ -242,7 +242,7 @@ async def test_a_share_that_its_node_refused_is_given_back() -> None:
         container="c",
     )
 
-    (changed,) = await world.binder.give_back_refused([refused])
+    (changed,) = await world.binder.release_refused([refused])
 
     assert changed.lease.state is LeaseState.RELEASED
 
@@ -251,14 +251,14 @@ async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
     world = World(in_state(LeaseState.BOUND))
     forged = ShareRefused(node=NodeName("stolen"), reason="because", pod=lease().pod)
 
-    assert await world.binder.give_back_refused([forged]) == []
+    assert await world.binder.release_refused([forged]) == []
 
 
 async def test_a_node_is_told_only_its_own_leases() -> None:
     world = World(lease("p1", "n1"), lease("p2", "n2"))
 
-    told = await world.binder.tell_leases(LeasesRequest(node=NodeName("n1")))
+    told = await world.binder.list_leases(LeasesRequest(node=NodeName("n1")))
     asked = LeasesRequest(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
 
     assert [each.name for each in told.leases] == ["p1"]
-    assert await world.binder.tell_leases(asked) == told
+    assert await world.binder.list_leases(asked) == told

@@ -4,16 +4,10 @@ import asyncio
 
 import pytest
 
-from services.binder.bind.agent_presence import (
-    AWAY_MOST_S,
-    AWAY_S,
-    NONE_S,
-    TRUSTED_S,
-    AgentPresence,
-)
-from services.binder.bind.deferred_pods import EXPLAIN_S, GIVE_UP_S
-from services.binder.ledger_sync.node_cordons import NodeCordons
-from services.binder.report.explanations import ObservedCondition
+from services.binder.bind.agent_presence import AgentPresence, PresenceTiming
+from services.binder.bind.deferred_pods import DeferralTiming
+from services.binder.bind.node_cordons import NodeCordons
+from services.binder.ports.observations import ObservedCondition
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
@@ -21,6 +15,9 @@ from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
 from tests.support.binder.world import NOW, World, chosen, lease, running, until
 from tests.support.clock import FakeClock
+
+PRESENCE = PresenceTiming()
+DEFERRAL = DeferralTiming()
 
 
 def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
@@ -35,17 +32,17 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
     await it.presence.deferrals([lease()])
     await it.step()
     slow = dict(world.ledger.cordoned)
-    clock.advance(AWAY_S)
+    clock.advance(PRESENCE.retry_s)
     await it.presence.deferrals([lease()])
     await it.step()
     shut = dict(world.ledger.cordoned)
     agents.there[N1] = BindReply()
-    clock.advance(AWAY_MOST_S)
+    clock.advance(PRESENCE.max_retry_s)
     await it.step()
 
     assert slow == {}
     assert list(shut) == [N1]
-    assert "does not answer" in shut[N1]
+    assert "does not respond" in shut[N1]
     assert world.ledger.cordoned == {}
 
 
@@ -67,7 +64,7 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
     for _ in range(8):
         await it.presence.deferrals([lease()])
         await it.step()
-        clock.advance(AWAY_MOST_S)
+        clock.advance(PRESENCE.max_retry_s)
     await it.step()
     agents.there[N1] = BindReply()
 
@@ -88,10 +85,10 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
     for it in (one, two):
         await it.presence.deferrals([lease()])
     agents.there.clear()
-    clock.advance(TRUSTED_S)
+    clock.advance(PRESENCE.trusted_s)
     for _ in range(2):
         await one.presence.deferrals([lease()])
-        clock.advance(AWAY_S)
+        clock.advance(PRESENCE.retry_s)
     for it in (one, two):
         await it.step()
     shut = dict(world.ledger.cordoned)
@@ -100,7 +97,7 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
     for it in (one, two):
         await it.step()
     asked = agents.questions
-    clock.advance(NONE_S)
+    clock.advance(PRESENCE.no_agent_s)
 
     assert list(shut) == [N1]
     assert world.ledger.cordoned == {}
@@ -121,14 +118,14 @@ async def test_binders_open_what_another_has_shut_only_after_they_were_answered(
     agents.hanging.add(N1)
     for _ in range(2):
         await one.presence.deferrals([lease()])
-        clock.advance(AWAY_S)
+        clock.advance(PRESENCE.retry_s)
     await one.step()
 
     await two.step()
     assert N1 in world.ledger.cordoned
     assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
-    clock.advance(AWAY_MOST_S)
+    clock.advance(PRESENCE.max_retry_s)
     await two.step()
     assert world.ledger.cordoned == {}
     await one.step()
@@ -149,18 +146,18 @@ async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere
     async with running(world.binder.write_conditions):
         await asyncio.sleep(0)
     assert not world.pods.patches, "an agent that is replaced costs no write per pod"
-    world.clock.advance(EXPLAIN_S)
+    world.clock.advance(DEFERRAL.explain_s)
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(batch)
     async with running(world.binder.write_conditions):
         await until(lambda: world.pods.patches)
-    world.clock.advance(GIVE_UP_S)
+    world.clock.advance(DEFERRAL.give_up_s)
     said = await world.binder.bind_pods(batch)
 
     [(_, patch)] = world.pods.patches
     [condition] = patch["status"]["conditions"]
     assert condition["message"] == (
-        "its share is reserved on node n1, which must wait: its agent is being stopped"
+        "its share is reserved on node n1, but it must wait: its agent is being stopped"
     )
     assert [type(event) for event in said] == [LeaseChanged, BindingFailed]
     assert world.ledger.leases == {}
@@ -174,7 +171,7 @@ async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut(
     for _ in range(3):
         with pytest.raises(UnavailableError, match="being stopped"):
             await world.binder.bind_pods(chosen(bound))
-        world.clock.advance(GIVE_UP_S)
+        world.clock.advance(DEFERRAL.give_up_s)
 
     assert list(world.ledger.leases) == [bound.pod]
 

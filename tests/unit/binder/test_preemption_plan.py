@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.binder.ports.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.plan import (
-    Cost,
     NoPlan,
     PlanInput,
+    PreemptionCost,
     PreemptionPlan,
     allowed,
     cost_of,
@@ -20,9 +21,7 @@ from services.binder.preempt.plan import (
 )
 from services.binder.preempt.rules import (
     Allowance,
-    DisruptionBudget,
     EvictionTier,
-    PodFacts,
     VictimCandidate,
     victim_of,
 )
@@ -69,21 +68,21 @@ def candidate(
     of: Lease,
     *,
     cause: PreemptionCause = PreemptionCause.RECLAIMABLE,
-    lost: float = 1.0,
+    used_gpu_s: float = 1.0,
     **tier: int,
 ) -> VictimCandidate:
     pod = PodFacts(pod=of.pod, namespace=of.namespace, name=of.name, owner="r")
     known = {
-        "bare": False,
+        "unowned": False,
         "cause": list(PreemptionCause).index(cause),
-        "undrawn": 0,
+        "overdraft": 0,
         "priority": 0,
     }
     return VictimCandidate(
         lease=of,
         victim=victim_of(of, pod, cause, None),
         tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
-        lost=lost,
+        used_gpu_s=used_gpu_s,
     )
 
 
@@ -105,13 +104,13 @@ def names(found: PreemptionPlan | NoPlan) -> list[str]:
 
 def test_gpusharing_29_devices_are_looked_at_never_a_nodes_sum() -> None:
     held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    seen = PlanInput(accounts=[account("a", 2, held)], candidates=[candidate(held[0])])
+    seen = PlanInput(nodes=[account("a", 2, held)], candidates=[candidate(held[0])])
 
     assert names(plan(wants(16_000), seen, fit_on_node)) == ["p0"]
     kept = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
     seen = PlanInput(
-        accounts=[account("a", 2, [*kept, *small])], candidates=[candidate(each) for each in small]
+        nodes=[account("a", 2, [*kept, *small])], candidates=[candidate(each) for each in small]
     )
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
     assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
@@ -123,9 +122,9 @@ def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
     candidates = [candidate(held[0])]
 
     assert isinstance(
-        plan(wants(4_000), PlanInput(accounts=accounts, candidates=candidates), fit_on_node), NoPlan
+        plan(wants(4_000), PlanInput(nodes=accounts, candidates=candidates), fit_on_node), NoPlan
     )
-    leaving = PlanInput(accounts=accounts, candidates=candidates, ending=frozenset({PodUid("p1")}))
+    leaving = PlanInput(nodes=accounts, candidates=candidates, leaving=frozenset({PodUid("p1")}))
     assert isinstance(plan(wants(16_000), leaving, fit_on_node), NoPlan)
 
 
@@ -133,13 +132,13 @@ def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
     ("first", "second"),
     [
         ({"cause": PreemptionCause.EXPIRED}, {"cause": PreemptionCause.RECLAIMABLE}),
-        ({"undrawn": -500}, {"undrawn": -100}),
+        ({"overdraft": -500}, {"overdraft": -100}),
         ({"priority": -5}, {"priority": 0}),
-        ({"lost": 1.0}, {"lost": 9.0}),
-        ({}, {"bare": 1}),
+        ({"used_gpu_s": 1.0}, {"used_gpu_s": 9.0}),
+        ({}, {"unowned": 1}),
         (
-            {"cause": PreemptionCause.EXPIRED, "lost": 9.0},
-            {"cause": PreemptionCause.RECLAIMABLE, "lost": 1.0},
+            {"cause": PreemptionCause.EXPIRED, "used_gpu_s": 9.0},
+            {"cause": PreemptionCause.RECLAIMABLE, "used_gpu_s": 1.0},
         ),
     ],
 )
@@ -149,27 +148,27 @@ def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, An
 
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(held[cheap], **first), candidate(held[dear], **second)]
-        found = plan(wants(8_000), PlanInput(accounts=accounts, candidates=candidates), fit_on_node)
+        found = plan(wants(8_000), PlanInput(nodes=accounts, candidates=candidates), fit_on_node)
         assert names(found) == [f"p{cheap}"]
 
 
 def test_one_large_victim_rather_than_two_small_ones() -> None:
     held = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
-    candidates = [candidate(held[0], lost=50), candidate(held[1]), candidate(held[2])]
+    candidates = [candidate(held[0], used_gpu_s=50), candidate(held[1]), candidate(held[2])]
 
-    seen = PlanInput(accounts=[account("a", 2, held)], candidates=candidates)
+    seen = PlanInput(nodes=[account("a", 2, held)], candidates=candidates)
 
     assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
 
 
 def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
-    candidates = [candidate(each, lost=float(n)) for n, each in enumerate(held)]
+    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(held)]
     candidates[2] = candidate(held[2], priority=9)
     seen = PlanInput(
-        accounts=[account("a", 2, held)],
+        nodes=[account("a", 2, held)],
         candidates=candidates,
-        disruptions=[
+        disruption_budgets=[
             DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
         ],
     )
@@ -181,9 +180,9 @@ def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
 def test_more_than_the_limits_allow_are_never_chosen() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
     seen = PlanInput(
-        accounts=[account("a", 1, held)],
+        nodes=[account("a", 1, held)],
         candidates=[candidate(each) for each in held],
-        allowance=Allowance(everywhere=5, per_namespace=1),
+        allowance=Allowance(total=5, per_namespace=1),
     )
 
     assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
@@ -193,7 +192,7 @@ def test_many_candidates_are_planned_for_in_bounded_work() -> None:
     held = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
     for gpu in range(8):
         held += [lease(f"q{gpu}", "a", gpu, 9_600)]
-    candidates = [candidate(each, lost=float(n)) for n, each in enumerate(held)]
+    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(held)]
     trials = 0
 
     def counting(request: PodRequest, node: LedgerNode) -> object:
@@ -201,17 +200,17 @@ def test_many_candidates_are_planned_for_in_bounded_work() -> None:
         trials += 1
         return fit_on_node(request, node)
 
-    seen = PlanInput(accounts=[account("a", 8, held)], candidates=candidates)
+    seen = PlanInput(nodes=[account("a", 8, held)], candidates=candidates)
     found = plan(wants(16_000, gpus=4), seen, counting)  # type: ignore[arg-type]
 
     assert len(names(found)) == 20
     assert trials < 4_000
 
 
-def brute(request: PodRequest, seen: PlanInput) -> tuple[Cost, str] | None:
+def brute(request: PodRequest, seen: PlanInput) -> tuple[PreemptionCost, str] | None:
     """Try all sets on every node."""
-    best: tuple[Cost, str] | None = None
-    for each in seen.accounts:
+    best: tuple[PreemptionCost, str] | None = None
+    for each in seen.nodes:
         here = [c for c in seen.candidates if c.lease.node == each.node.facts.name]
         for size in range(1, len(here) + 1):
             for victims in combinations(here, size):
@@ -243,8 +242,8 @@ def situations(draw: st.DrawFn) -> PlanInput:
                         cause=draw(
                             st.sampled_from([PreemptionCause.EXPIRED, PreemptionCause.RECLAIMABLE])
                         ),
-                        lost=float(draw(st.integers(0, 3))),
-                        undrawn=-draw(st.integers(0, 2)),
+                        used_gpu_s=float(draw(st.integers(0, 3))),
+                        overdraft=-draw(st.integers(0, 2)),
                         priority=draw(st.integers(0, 1)),
                     )
                 )
@@ -254,14 +253,14 @@ def situations(draw: st.DrawFn) -> PlanInput:
     budgets = [
         DisruptionBudget(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))
     ]
-    return PlanInput(accounts=accounts, candidates=candidates, disruptions=budgets)
+    return PlanInput(nodes=accounts, candidates=candidates, disruption_budgets=budgets)
 
 
 @settings(max_examples=200, deadline=None)
 @given(situations(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
 def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: PlanInput, mib: int, gpus: int) -> None:
     request = wants(mib, gpus)
-    fits_anyway = any(fit_on_node(request, each.node) for each in seen.accounts)
+    fits_anyway = any(fit_on_node(request, each.node) for each in seen.nodes)
 
     found = plan(request, seen, fit_on_node)
 
@@ -271,7 +270,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: PlanInput, mib: int,
         return
     assert isinstance(found, PreemptionPlan)
     assert allowed(found.victims, seen)
-    [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
+    [node] = [each for each in seen.nodes if each.node.facts.name == found.node]
     assert fit_on_node(request, without(node, {v.lease.pod for v in found.victims})) == found.shares
     assert found.cost == best[0]
     assert plan(request, seen, fit_on_node) == found
@@ -283,7 +282,7 @@ def test_whole_devices_are_freed_wholly(seen: PlanInput) -> None:
     found = plan(wants(0, whole=True), seen, fit_on_node)
 
     if isinstance(found, PreemptionPlan):
-        [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
+        [node] = [each for each in seen.nodes if each.node.facts.name == found.node]
         on_it = {
             each.pod
             for each in node.leases

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.preempt.eviction_client import _Selector as Selector
+from services.binder.preempt.eviction_client import _LabelSelector as Selector
 from services.binder.preempt.eviction_client import selects
 from services.binder.preempt.rules import (
     PendingPod,
@@ -14,9 +14,9 @@ from services.binder.preempt.rules import (
     cause_for,
     cooldown_until,
     overdraft_permille,
-    violations_of,
+    parse_violations,
 )
-from services.binder.preempt.steps import Seen, Step, next_step
+from services.binder.preempt.steps import ObservedPreemption, Step, next_step
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.node_events import ViolationReason
@@ -175,33 +175,33 @@ EVICTED = replace(
     victims=(victim(outcome=EvictionOutcome.EVICTED),),
     evict_at=NOW,
 )
-WAITS = Seen(waits=True, lease=None, leased={PodUid("v")})
-ENDED = replace(WAITS, leased=())
-RESERVED = replace(WAITS, waits=False, lease=lease("p"))
+WAITS = ObservedPreemption(waiting=True, lease=None, leased_victims={PodUid("v")})
+ENDED = replace(WAITS, leased_victims=())
+RESERVED = replace(WAITS, waiting=False, lease=lease("p"))
 BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
 
 
 @pytest.mark.parametrize(
     ("preemption", "seen", "after_s", "step"),
     [
-        (replace(TOLD, stage=PreemptionStage.OPENED), WAITS, 0, Step.TELL),
+        (replace(TOLD, stage=PreemptionStage.OPENED), WAITS, 0, Step.ANNOUNCE),
         (TOLD, WAITS, 29, Step.WAIT),
         (TOLD, WAITS, 30, Step.EVICT),
-        (TOLD, WAITS, 90, Step.CALL_OFF),
-        (TOLD, replace(WAITS, waits=False), 0, Step.CALL_OFF),
-        (TOLD, RESERVED, 0, Step.CALL_OFF),
-        (TOLD, BOUND, 0, Step.CALL_OFF),
+        (TOLD, WAITS, 90, Step.CANCEL),
+        (TOLD, replace(WAITS, waiting=False), 0, Step.CANCEL),
+        (TOLD, RESERVED, 0, Step.CANCEL),
+        (TOLD, BOUND, 0, Step.CANCEL),
         (EVICTED, WAITS, 1, Step.WAIT),
-        (EVICTED, ENDED, 1, Step.HAND_OVER),
-        (EVICTED, RESERVED, 1, Step.SAY),
+        (EVICTED, ENDED, 1, Step.RESERVE),
+        (EVICTED, RESERVED, 1, Step.BIND),
         (EVICTED, BOUND, 1, Step.CLOSE),
-        (EVICTED, WAITS, 91, Step.CALL_OFF),
-        (replace(EVICTED, stage=PreemptionStage.HANDED), RESERVED, 1, Step.SAY),
+        (EVICTED, WAITS, 91, Step.CANCEL),
+        (replace(EVICTED, stage=PreemptionStage.HANDED), RESERVED, 1, Step.BIND),
         (replace(EVICTED, stage=PreemptionStage.HANDED), ENDED, 1, Step.CLOSE),
     ],
 )
 def test_the_next_step_follows_from_what_is_true(
-    preemption: Preemption, seen: Seen, after_s: float, step: Step
+    preemption: Preemption, seen: ObservedPreemption, after_s: float, step: Step
 ) -> None:
     read = StoredPreemption(preemption=preemption, version=1, claimed=True)
     affairs = PreemptionState(budgets={A: standing("a")})
@@ -222,7 +222,7 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
         NOW,
     )
 
-    assert (step, lost) == (Step.CALL_OFF, Step.CALL_OFF)
+    assert (step, lost) == (Step.CANCEL, Step.CANCEL)
     assert "a/v may keep" in why
 
 
@@ -232,7 +232,7 @@ def test_stages_follow_one_another() -> None:
 
 
 def test_what_pods_are_evicted_for_is_named_exactly() -> None:
-    assert violations_of(["GpuLimitTampered"]) == {ViolationReason.TAMPERED}
-    assert violations_of([]) == frozenset()
+    assert parse_violations(["GpuLimitTampered"]) == {ViolationReason.TAMPERED}
+    assert parse_violations([]) == frozenset()
     with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
-        violations_of(["all"])
+        parse_violations(["all"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.binder.bind.binding import ObservedPod
+from services.binder.ports.observations import ObservedPod
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,
@@ -20,7 +20,7 @@ from tests.support.binder.world import NOW, World, chosen, lease, running, until
 async def test_a_lease_whose_pod_is_not_listed_is_ended_like_a_deleted_pods() -> None:
     world = World(in_state(LeaseState.BOUND))
 
-    (said,) = await world.binder.compare_listing([listing()])
+    (said,) = await world.binder.reconcile_listing([listing()])
 
     assert said == replace(gone(), trace="", noticed_at=NOW)
     assert said.event_id != gone().event_id, "the stream would drop it as told already"
@@ -29,8 +29,8 @@ async def test_a_lease_whose_pod_is_not_listed_is_ended_like_a_deleted_pods() ->
 async def test_a_listing_counts_only_when_it_is_complete() -> None:
     world = World(in_state(LeaseState.BOUND))
 
-    first = await world.binder.compare_listing([listing(piece=0, pieces=2)])
-    second = await world.binder.compare_listing([listing(piece=1, pieces=2)])
+    first = await world.binder.reconcile_listing([listing(piece=0, pieces=2)])
+    second = await world.binder.reconcile_listing([listing(piece=1, pieces=2)])
 
     assert not first
     assert len(second) == 1
@@ -39,7 +39,7 @@ async def test_a_listing_counts_only_when_it_is_complete() -> None:
 async def test_a_young_lease_is_no_orphan() -> None:
     world = World(structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
 
-    assert not await world.binder.compare_listing([listing()])
+    assert not await world.binder.reconcile_listing([listing()])
 
 
 async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> None:
@@ -47,7 +47,7 @@ async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> 
     world = World(held)
     world.pods.seen["p1"] = ObservedPod(held.pod, None)
 
-    (said,) = await world.binder.compare_listing([listing()])
+    (said,) = await world.binder.reconcile_listing([listing()])
 
     assert said == PlacementChosen(lease=held)
 
@@ -55,9 +55,9 @@ async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> 
 async def test_a_pod_with_a_lease_that_the_ledger_lacks_is_reported_not_made_up() -> None:
     world = World()
 
-    assert not await world.binder.compare_listing([listing(bound(lease()))])
+    assert not await world.binder.reconcile_listing([listing(bound(lease()))])
 
-    assert world.tally["pods_without_lease"] == 1
+    assert world.metrics.anomalies["pods_without_lease"] == 1
     assert not world.ledger.leases
 
 
@@ -76,9 +76,9 @@ async def test_an_emptied_ledger_gets_back_what_agents_and_pods_say() -> None:
     async with running(world.binder.rebuild_ledger):
         await wanted(world)
         later = world.clock.now() + 1
-        await world.binder.keep_devices([report("n1", activation(active), at=later)])
-        await world.binder.keep_devices([report("n2", at=later)])
-        assert not await world.binder.compare_listing(
+        await world.binder.save_devices([report("n1", activation(active), at=later)])
+        await world.binder.save_devices([report("n2", at=later)])
+        assert not await world.binder.reconcile_listing(
             [listing(bound(active), bound(silent), at=later)]
         )
         while not world.ledger.is_ready:
@@ -94,7 +94,7 @@ async def test_a_rebuild_lists_pods_only_when_the_bindings_under_way_have_landed
     world = World(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
-    async with running(world.binder.post_bindings, world.binder.rebuild_ledger):
+    async with running(world.binder.send_bindings, world.binder.rebuild_ledger):
         binding = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
         await until(lambda: world.pods.posts)
         world.ledger.is_ready = False
@@ -116,7 +116,7 @@ async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:
 
     async with running(world.binder.rebuild_ledger):
         await wanted(world)
-        await world.binder.compare_listing([listing(bound(lease()), at=world.clock.now() + 1)])
+        await world.binder.reconcile_listing([listing(bound(lease()), at=world.clock.now() + 1)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
@@ -133,11 +133,11 @@ async def test_what_cannot_be_restored_is_reported() -> None:
 
     async with running(world.binder.rebuild_ledger):
         await wanted(world)
-        await world.binder.keep_devices([report("n1")])
+        await world.binder.save_devices([report("n1")])
         pods = (forged, bound(lease("p2")))
-        await world.binder.compare_listing([listing(*pods, at=world.clock.now() + 1)])
+        await world.binder.reconcile_listing([listing(*pods, at=world.clock.now() + 1)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
 
-    assert world.tally["not_restored"] == 2
+    assert world.metrics.anomalies["not_restored"] == 2

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
+from services.binder.resize.rules import (
+    ResizeRefusal,
+    SizeChange,
+    SizeUnchanged,
+    decide,
+    no_capacity,
+)
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
 from shared.model.events.request_reply import ResizeRequest
@@ -104,7 +110,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
 @pytest.mark.parametrize(
     ("held", "asked", "reason", "hint"),
     [
-        (None, wish(1), "holds no lease", "explain"),
+        (None, wish(1), "has no lease", "explain"),
         (running(state=LeaseState.BOUND), wish(1), "its lease is bound", "once the pod runs"),
         (
             running(share(mig=MigPlacement(layout="l", position=0, profile="1g.5gb"))),
@@ -114,8 +120,8 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         ),
         (running(share(whole=True)), wish(1_000), "has GPU 0 whole", "delete the pod"),
         (running(share(init=True)), wish(1_000), "is an init container", "-c"),
-        (running(), wish(), "nothing is asked for", "--memory 6Gi"),
-        (running(), wish(0), "0 MiB is no size", "--memory"),
+        (running(), wish(), "no size is requested", "--memory 6Gi"),
+        (running(), wish(0), "0 MiB is not a size", "--memory"),
         (running(), wish(V100_MIB + 1), f"{V100_MIB} MiB in all", "larger model"),
         (running(), wish(cores=100), "1 to 99 percent", "device to itself"),
         (running(), wish(cores=0), "1 to 99 percent", "device to itself"),
@@ -130,10 +136,10 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         (
             running(share(memory_mib=4_000), dialect="volcano-gpushare"),
             wish(2_000),
-            "HAMi-core does not hold it to",
+            "HAMi-core does not enforce",
             "delete the pod",
         ),
-        (running(dialect="klingon"), wish(2_000), "speaks 'klingon'", ""),
+        (running(dialect="klingon"), wish(2_000), "dialect 'klingon'", ""),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason_and_what_to_try(
@@ -171,7 +177,7 @@ def test_koordinators_terms_and_annotation_follow() -> None:
     written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
     reason, _ = refused(held, wish(V100_MIB))
-    assert "would have a share that HAMi-core does not hold" in reason
+    assert "would have a share that HAMi-core does not enforce" in reason
 
 
 def full(code: str, **fields: Any) -> NoCapacity:
@@ -186,7 +192,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
     [
         ("memory of GPU-a", "2768 of them free, and 4000 more", "--memory 6768Mi would fit"),
         ("cores of GPU-a", "10 % of the cores of GPU 0", "leasehold gpus"),
-        ("claimed of GPU-a", "kept for a pod", "leasehold preemptions"),
+        ("claimed of GPU-a", "reserved for a pod", "leasehold preemptions"),
         ("device-unhealthy of GPU-a", "unhealthy", "smaller"),
         ("device-closed of GPU-a", "annotation", "smaller"),
         ("device-moved of GPU-a", "device-moved", "doctor"),
@@ -196,7 +202,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
 def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> None:
     change = changed(running(), wish(8_000, 40))
 
-    said = full_text(full(why), change, NODE)
+    said = no_capacity(full(why), change, NODE)
 
     assert reason in said.reason
     assert hint in said.hint
@@ -205,9 +211,9 @@ def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> 
 def test_a_quota_in_the_way_is_named() -> None:
     excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
 
-    said = full_text(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
+    said = no_capacity(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
 
-    assert "namespace default allows 5000 memoryMiB; 1000 are held besides" in said.reason
+    assert "namespace default allows 5000 memoryMiB; other leases have 1000" in said.reason
     assert "gpuquota default" in said.hint
 
 

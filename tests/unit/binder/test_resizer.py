@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.resize.resizer import PodAnnotations, resized_annotations
+from services.binder.ports.observations import PodAnnotations
+from services.binder.resize.resizer import resized_annotations
 from shared.model.device import DeviceUse
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
@@ -65,7 +66,7 @@ async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node
     assert at.pods.annotated["p1"].annotations["of"] == "others"
     assert "GPU-n1-0,NVIDIA,2000,10:" in str(at.pods.annotated["p1"].annotations)
     assert not at.ledger.unsynced_versions
-    assert at.resizes == ["resized"]
+    assert at.metrics.resizes == ["resized"]
 
 
 async def test_shrinking_asks_the_node_before_the_ledger() -> None:
@@ -101,7 +102,7 @@ async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
     told = await resize(at, 500)
 
     assert told.outcome == "unavailable"
-    assert "only it knows what is in use" in told.reason
+    assert "only it knows how much is in use" in told.reason
     assert at.ledger.leases[PodUid("uid-p1")] == held()
     assert not at.ledger.locks
 
@@ -140,7 +141,7 @@ async def test_another_resize_under_way_is_waited_for_by_whoever_asks() -> None:
 
     told = await resize(at, 500)
 
-    assert (told.outcome, told.reason) == ("unavailable", "another resize of it is under way")
+    assert (told.outcome, told.reason) == ("unavailable", "another resize of it is in progress")
     assert not at.agents.limits
 
 
@@ -153,7 +154,7 @@ async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None
     second = await resize(at, 2_000)
 
     assert first.outcome == "resized"
-    assert first.pending == ("the container's limits, as soon as the agent of node n1 answers",)
+    assert first.pending == ("the container's limits, as soon as the agent of node n1 responds",)
     assert (second.outcome, second.pending) == ("unchanged", ())
     assert annotated(at).shares[0].memory_mib == 2_000
     assert not at.ledger.unsynced_versions
@@ -251,8 +252,8 @@ async def test_hami_core_13_cores_are_said_to_hold_for_new_processes() -> None:
     told = await resize(world(), cores=30)
 
     assert told.notes == (
-        "cores: processes that run keep their cap of 10 % until they start again; those that start "
-        "from now on get 30 %",
+        "cores: running processes keep their cap of 10 % until they restart; processes that start "
+        "now get 30 %",
     )
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from services.binder.ledger_sync.scheduling_gates import (
-    AT_ONCE,
+    BATCH,
     REFUSED_S,
     UNKNOWN_S,
     SchedulingGates,
 )
-from services.binder.report.explanations import KubernetesEvent
+from services.binder.ports.reports import KubernetesEvent
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
@@ -54,9 +54,9 @@ class Stage:
         self.refused: set[str] = set()
         self.tried: list[str] = []
         self.exhausted_after = 10_000
-        self.notes: list[KubernetesEvent] = []
+        self.events: list[KubernetesEvent] = []
         self.clock = FakeClock(1_000.0)
-        self.updater = SchedulingGates(self, self, self, self.clock)
+        self.gates = SchedulingGates(self, self, self, self.clock)
 
     async def save(self, pods: Sequence[PodGated]) -> None:
         self.held |= {pod.pod: pod for pod in pods}
@@ -73,7 +73,7 @@ class Stage:
     async def load(self, namespace: Namespace) -> Sequence[PodGated]:
         return list(self.held.values())
 
-    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+    async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         assert (namespace, gate, uid) == (TEAM, BUDGET_GATE, f"uid-{name}")
         if self.away:
             raise UnavailableError("no answer")
@@ -85,50 +85,50 @@ class Stage:
         self.opened.append(name)
         return True
 
-    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
-        self.notes.append(note)
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        self.events.append(event)
 
 
 async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
     at = Stage()
-    await at.updater.hold([gated("a")])
+    await at.gates.add([gated("a")])
 
     for new_pods in ("queue", "deny"):
         at.standing = standing(new_pods)
-        await at.updater.step()
+        await at.gates.step()
 
     assert at.opened == []
-    assert [(note.name, note.reason) for note in at.notes] == [("a", "BudgetQueued")]
+    assert [(event.name, event.reason) for event in at.events] == [("a", "BudgetQueued")]
 
 
 async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -> None:
     at = Stage()
     at.absent.add("gone")
     pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
-    await at.updater.hold(pods)
+    await at.gates.add(pods)
     at.standing = standing("admit")
 
-    await at.updater.step()
+    await at.gates.step()
 
     assert at.opened == ["high", "early", "late"]
     assert at.held == {}
-    refilled = [note.name for note in at.notes if note.reason == "BudgetRefilled"]
+    refilled = [event.name for event in at.events if event.reason == "BudgetRefilled"]
     assert refilled == ["high", "early", "late"]
 
 
 async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again() -> None:
     at = Stage()
     at.refused.add("first")
-    await at.updater.hold([gated("first", 1), gated("second", 2)])
+    await at.gates.add([gated("first", 1), gated("second", 2)])
     at.standing = standing("admit")
 
-    await at.updater.step()
-    await at.updater.step()
+    await at.gates.step()
+    await at.gates.step()
     tried = at.tried.count("first")
-    said = [note.message for note in at.notes if "cannot be opened" in note.message]
+    said = [event.message for event in at.events if "cannot be removed" in event.message]
     at.clock.advance(REFUSED_S)
     at.refused.clear()
-    await at.updater.step()
+    await at.gates.step()
 
     assert (at.opened, tried) == (["second", "first"], 1)
     assert "no policy lets it" in said[0]
@@ -137,23 +137,23 @@ async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_agai
 
 async def test_it_stops_when_the_budget_is_spent_again() -> None:
     at = Stage()
-    await at.updater.hold([gated(f"p{n:03d}", n) for n in range(3 * AT_ONCE)])
-    at.standing, at.exhausted_after = standing("admit"), AT_ONCE
+    await at.gates.add([gated(f"p{n:03d}", n) for n in range(3 * BATCH)])
+    at.standing, at.exhausted_after = standing("admit"), BATCH
 
-    await at.updater.step()
+    await at.gates.step()
 
-    assert len(at.opened) == AT_ONCE
-    assert len(at.held) == 2 * AT_ONCE
+    assert len(at.opened) == BATCH
+    assert len(at.held) == 2 * BATCH
 
 
 async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
     at = Stage()
-    await at.updater.hold([gated("a")])
+    await at.gates.add([gated("a")])
 
-    await at.updater.step()
+    await at.gates.step()
     before = list(at.opened)
     at.clock.advance(UNKNOWN_S)
-    await at.updater.step()
+    await at.gates.step()
 
     assert before == []
     assert at.opened == ["a"]
@@ -161,27 +161,27 @@ async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
 
 async def test_while_the_api_server_is_away_nobody_is_forgotten() -> None:
     at = Stage()
-    await at.updater.hold([gated("a")])
+    await at.gates.add([gated("a")])
     at.standing, at.away = standing("admit"), True
 
     with pytest.raises(UnavailableError):
-        await at.updater.step()
+        await at.gates.step()
     at.away = False
-    await at.updater.step()
+    await at.gates.step()
 
     assert at.opened == ["a"]
 
 
 async def test_a_change_is_looked_at_without_delay() -> None:
     at = Stage()
-    await at.updater.step()
-    waiting = asyncio.create_task(at.updater.wait())
+    await at.gates.step()
+    waiting = asyncio.create_task(at.gates.wait())
     await asyncio.sleep(0)
 
-    at.updater.wake()
+    at.gates.wake()
 
     async with asyncio.timeout(30):
         await waiting
-    await at.updater.hold([replace(gated("a"), offer=-7)])
+    await at.gates.add([replace(gated("a"), offer=-7)])
     async with asyncio.timeout(30):
-        await at.updater.wait()
+        await at.gates.wait()

@@ -21,7 +21,7 @@ async def test_a_broken_rule_is_a_warning_of_its_pod() -> None:
     world = World()
 
     async with running(world.binder.write_events):
-        said = await world.binder.tell_violations([found(), found("x" * 2000)])
+        said = await world.binder.report_violations([found(), found("x" * 2000)])
         await until(lambda: len(world.pods.events) == 2)
 
     bodies = list(world.pods.events.values())
@@ -48,7 +48,7 @@ async def test_a_sick_device_is_an_event_of_its_node_and_of_each_pod_that_holds_
     world = World()
 
     async with running(world.binder.write_events):
-        said = await world.binder.tell_health([health(healthy=False), health(healthy=True)])
+        said = await world.binder.report_health([health(healthy=False), health(healthy=True)])
         await until(lambda: len(world.pods.events) == 4)
 
     bodies = list(world.pods.events.values())

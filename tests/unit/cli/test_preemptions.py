@@ -15,9 +15,9 @@ from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
 from tests.unit.binder.test_preemption_rules import EVICTED, NOW, TOLD, eviction, victim
 
-TIER = EvictionTier(bare=True, cause=1, undrawn=-250, priority=3)
+TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
-    lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, lost=12.5
+    lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, used_gpu_s=12.5
 )
 PLAN = PreemptionPlan(
     node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,), cost=cost_of([CHOSEN])

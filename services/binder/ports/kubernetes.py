@@ -1,0 +1,123 @@
+"""What the binder needs of the API server: pods, conditions, Events and evictions."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from services.binder.ports.observations import (
+    DisruptionBudget,
+    ObservedCondition,
+    ObservedPod,
+    PodAnnotations,
+    PodFacts,
+)
+from shared.model.names import Namespace, PodUid
+from shared.model.preemption import EvictionOutcome, Victim
+
+
+class PodReader(Protocol):
+    """Reads pods."""
+
+    async def get(self, namespace: str, name: str) -> ObservedPod | None:
+        """Return the pod as it is now; None: there is none."""
+        ...
+
+
+class PodBindings(PodReader, Protocol):
+    """Binds pods, and reads them after an error."""
+
+    async def bind_pod(  # noqa: PLR0917 - the API client's own order
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        """Bind the pod with this uid, in one write. Raises a LeaseholdError by the response."""
+        ...
+
+
+class PodGates(Protocol):
+    """Scheduling gates of pods."""
+
+    async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        """Remove a scheduling gate from the pod with this uid; False if that pod is gone."""
+        ...
+
+
+class PodConditions(Protocol):
+    """Conditions of pods."""
+
+    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
+        """Return the pod's condition PodScheduled; None: there is no such pod."""
+        ...
+
+    async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        """Apply a strategic merge patch to `pods/status`.
+
+        Raises ConflictError if the pod's resource version has changed.
+        """
+        ...
+
+
+class AnnotatedPods(Protocol):
+    """Annotations of pods."""
+
+    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
+        """Return a pod's annotations; None: there is no such pod."""
+        ...
+
+    async def annotate(
+        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
+    ) -> None:
+        """Add annotations, in one write. Raises ConflictError if the pod has changed since."""
+        ...
+
+
+class EventApi(Protocol):
+    """Core/v1 Events."""
+
+    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
+        """Create an Event. Raises ConflictError if there is one of that name."""
+        ...
+
+    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        """Change an Event. Raises RequestError if there is none."""
+        ...
+
+    async def get_event_count(self, namespace: str, name: str) -> int:
+        """Return the stored count of an Event; 0 if there is none."""
+        ...
+
+
+class BinderPods(PodBindings, PodGates, PodConditions, AnnotatedPods, EventApi, Protocol):
+    """Everything the binder does with pods and Events, evictions aside."""
+
+
+class Evictions(Protocol):
+    """Pods and PodDisruptionBudgets, as far as evictions need them."""
+
+    async def list_pods(self) -> tuple[dict[PodUid, PodFacts], list[DisruptionBudget]]:
+        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
+        ...
+
+    async def get_pod(self, namespace: Namespace, name: str) -> PodFacts | None:
+        """Return the pod of this name; None: there is none."""
+        ...
+
+    async def announce(self, victim: Victim, at: float) -> bool:
+        """Annotate the pod with the time of its eviction; False if it is gone."""
+        ...
+
+    async def withdraw(self, victim: Victim) -> bool:
+        """Remove that annotation; False if the pod is gone."""
+        ...
+
+    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
+        """Evict the pod with exactly this uid, or check whether that is allowed.
+
+        Returns the outcome and the reason for it.
+        """
+        ...
