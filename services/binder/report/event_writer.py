@@ -26,7 +26,7 @@ RETRY_S = 1.0
 
 
 @dataclass(slots=True)
-class EventBudget:
+class TokenBucket:
     """A token bucket, full at first: at most `burst` tokens, and `per_s` new ones a second."""
 
     per_s: float
@@ -35,7 +35,7 @@ class EventBudget:
     at: float
 
     @classmethod
-    def full(cls, *, per_s: float, burst: float, now: float) -> "EventBudget":
+    def full(cls, *, per_s: float, burst: float, now: float) -> "TokenBucket":
         """Return a full bucket."""
         return cls(per_s=per_s, burst=burst, tokens=burst, at=now)
 
@@ -81,11 +81,11 @@ class EventWriter:
         self.api = api
         self.clock = clock
         self.metrics = metrics
-        self.budget = EventBudget.full(per_s=per_s, burst=burst, now=clock.ticks())
+        self.rate_limit = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
         self._warnings: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._others: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()
-        self._pod_budgets: OrderedDict[PodUid, EventBudget] = OrderedDict()
+        self._pod_rate_limits: OrderedDict[PodUid, TokenBucket] = OrderedDict()
         self._wake = asyncio.Event()
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
@@ -93,7 +93,7 @@ class EventWriter:
         if once and (event in self._queue_of(event) or event in self._counts):
             return
         now, ticks = self.clock.now(), self.clock.ticks()
-        if once or self._pod_budget(event.pod, ticks).take(ticks):
+        if once or self._pod_rate_limit(event.pod, ticks).take(ticks):
             self._add(event, _Occurrences(1, now, now))
         else:
             self.metrics.count_anomaly("events_dropped")
@@ -137,10 +137,10 @@ class EventWriter:
             if not queue:
                 self._wake.clear()
                 await self._wake.wait()
-            elif self.budget.take(now):
+            elif self.rate_limit.take(now):
                 return queue.popitem(last=False)
             else:
-                await self.clock.sleep(self.budget.wait_s(now))
+                await self.clock.sleep(self.rate_limit.wait_s(now))
 
     async def _write(self, event: KubernetesEvent, new: _Occurrences) -> None:
         namespace, name = event.namespace, event.event_name
@@ -167,11 +167,11 @@ class EventWriter:
         while len(self._counts) > MAX_REMEMBERED:
             self._counts.popitem(last=False)
 
-    def _pod_budget(self, pod: PodUid, now: float) -> EventBudget:
-        budget = self._pod_budgets.get(pod)
-        if budget is None:
-            budget = EventBudget.full(per_s=POD_EVENTS_PER_S, burst=POD_BURST, now=now)
-            self._pod_budgets[pod] = budget
-            if len(self._pod_budgets) > MAX_REMEMBERED:
-                self._pod_budgets.popitem(last=False)
-        return budget
+    def _pod_rate_limit(self, pod: PodUid, now: float) -> TokenBucket:
+        rate_limit = self._pod_rate_limits.get(pod)
+        if rate_limit is None:
+            rate_limit = TokenBucket.full(per_s=POD_EVENTS_PER_S, burst=POD_BURST, now=now)
+            self._pod_rate_limits[pod] = rate_limit
+            if len(self._pod_rate_limits) > MAX_REMEMBERED:
+                self._pod_rate_limits.popitem(last=False)
+        return rate_limit

@@ -6,7 +6,7 @@ from typing import Any
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import MAX_QUEUED, EventBudget, EventWriter
+from services.binder.report.event_writer import MAX_QUEUED, TokenBucket, EventWriter
 from services.binder.report.explanations import (
     bound_event,
     condition_patch,
@@ -224,7 +224,7 @@ async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
 
 
 def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:
-    bucket = EventBudget.full(per_s=2, burst=3, now=0)
+    bucket = TokenBucket.full(per_s=2, burst=3, now=0)
 
     assert [bucket.take(0) for _ in range(4)] == [True, True, True, False]
     assert bucket.wait_s(0) == 0.5
