@@ -6,7 +6,7 @@ from typing import Any
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import MAX_QUEUED, TokenBucket, EventWriter
+from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
 from services.binder.report.explanations import (
     bound_event,
     condition_patch,
