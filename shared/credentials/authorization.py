@@ -1,4 +1,4 @@
-"""Who may look, and at whose: anybody, bearers of a token, or whom the API server lets."""
+"""Authentication and authorization of HTTP clients: none, a file of tokens, or the API server."""
 
 import asyncio
 import hashlib
@@ -19,65 +19,65 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 AUTH_MODES = ("none", "tokens", "kube")
-"""What `--auth` may say."""
+"""Values of `--auth`."""
 REMEMBER_S = 30.0
-"""So long an answer of the API server is believed."""
+"""Seconds for which a review by the API server is cached."""
 REMEMBERED = 10_000
 QUESTIONS_AT_ONCE = 16
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class Viewer(Protocol):
-    """Somebody who may look."""
+    """An authenticated client."""
 
     @property
     def name(self) -> str:
-        """Who it is, for the books."""
+        """Name of the client, for the records."""
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return those of the namespaces whose names it may see; None: of all there are."""
+        """Return the namespaces that it may see, of those given or (None) of all."""
         ...
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Say whether it may add to the namespace's budget."""
+        """Return whether it may create grants for the namespace's budget."""
         ...
 
 
 class Authenticator(Protocol):
-    """Lets viewers in."""
+    """Authenticates clients."""
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether no token is wanted."""
+        """Whether clients need no token."""
         ...
 
     async def authenticate(self, token: str) -> Viewer | None:
-        """Return who bears a token, or None if nobody known does."""
+        """Return the client with this token, or None if it is unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScopedViewer:
-    """May see these namespaces; `*` is all."""
+    """A viewer restricted to namespaces; `*` is all of them."""
 
     scopes: frozenset[str]
     grants: bool = False
-    """May add to their budgets."""
+    """Whether it may create grants for their budgets."""
 
     @property
     def name(self) -> str:
-        """Whose scopes they are."""
+        """The scopes as text."""
         if EVERYTHING in self.scopes:
             return "administrator" if self.grants else "anybody"
         return f"member of {', '.join(sorted(self.scopes))}"
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Say whether it may; for all namespaces or for none."""
+        """Return whether it may create grants."""
         return self.grants
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return those of the namespaces that are in scope."""
+        """Return the namespaces that are in scope."""
         if EVERYTHING in self.scopes:
             return None
         return frozenset(name for name in namespaces if name in self.scopes)
@@ -85,24 +85,24 @@ class ScopedViewer:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousAuthenticator:
-    """Anybody who reaches it sees everything: for loopback addresses."""
+    """Permits every client to see everything; for loopback addresses."""
 
     is_anonymous: bool = True
 
     async def authenticate(self, token: str) -> Viewer | None:
-        """Let them in."""
+        """Return the anonymous viewer."""
         return ScopedViewer(frozenset({EVERYTHING}))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Bearers of tokens from a file."""
+    """Authenticates the bearer tokens of a file."""
 
     access: AccessTokens
     is_anonymous: bool = False
 
     async def authenticate(self, token: str) -> Viewer | None:
-        """Return a viewer of the token's namespaces."""
+        """Return a viewer of the namespaces of the token."""
         scopes = self.access.scopes(f"Bearer {token}")
         return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
 
@@ -117,7 +117,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _ReviewCache:
-    """Answers that are believed for a while."""
+    """A cache of reviews with an expiry."""
 
     clock: Clock
     answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class _ReviewCache:
 
 
 class KubernetesAuthenticator:
-    """Bearers of tokens that the API server knows; it also says whose pods they may get."""
+    """Authenticates with TokenReview and authorizes with SubjectAccessReview."""
 
     is_anonymous = False
 
@@ -144,7 +144,7 @@ class KubernetesAuthenticator:
         self._gate = asyncio.Semaphore(QUESTIONS_AT_ONCE)
 
     async def authenticate(self, token: str) -> Viewer | None:
-        """Ask whose token it is. Raises UnavailableError if the API server does not answer."""
+        """Review the token. Raises UnavailableError if the API server does not respond."""
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
@@ -155,12 +155,12 @@ class KubernetesAuthenticator:
         return KubernetesViewer(self, known.user) if known.authenticated else None
 
     async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
-        """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
+        """Review whether a user may `get pods` in a namespace; empty: in all."""
         asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
         return await self._may(user, asked)
 
     async def may_grant(self, user: TokenUser, namespace: str) -> bool:
-        """Ask whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
+        """Review whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
         asked = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
         return await self._may(user, {**asked, "subresource": "grants", "name": namespace})
 
@@ -190,22 +190,22 @@ class KubernetesAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesViewer:
-    """A user of the API server."""
+    """A viewer that the API server authenticated."""
 
     door: KubernetesAuthenticator
     user: TokenUser
 
     @property
     def name(self) -> str:
-        """The API server's name for it."""
+        """The user name at the API server."""
         return self.user.username
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Ask the API server."""
+        """Review at the API server."""
         return await self.door.may_grant(self.user, namespace)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Ask for all namespaces at once; else for each."""
+        """Review for all namespaces at once, then for each."""
         if await self.door.may_get_pods(self.user, ""):
             return None
         names = sorted(name for name in set(namespaces) if name)
@@ -214,7 +214,7 @@ class KubernetesViewer:
 
 
 def make_token(path: Path, said: Callable[[str], None]) -> None:
-    """Write a file with a token for everything, if there is none.
+    """Write a file with a token for all namespaces, unless it exists.
 
     Raises RequestError if it cannot be written.
     """
@@ -234,7 +234,7 @@ def make_token(path: Path, said: Callable[[str], None]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether `HOST:PORT`, or a host alone in brackets or without a port, is this machine."""
+    """Return whether `HOST:PORT`, or a host without a port, is a loopback address."""
     host = host_of(address)
     if host.lower() == "localhost":
         return True

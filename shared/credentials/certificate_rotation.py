@@ -1,4 +1,4 @@
-"""Keeps the certificate: made at the first start, replaced half way through, shown at once.
+"""Rotation of a serving certificate: created at the first start, renewed halfway through its life.
 
 What clients trust is written one look before a new certificate is shown, since they do not read it
 at once, and the authority before stays trusted: so no call fails while replicas change over one
@@ -31,15 +31,15 @@ PAUSE_S = 1.0
 
 
 class TrustDistributor(Protocol):
-    """Where clients find what they are to trust."""
+    """Publishes the CA to clients."""
 
     async def trust(self, authorities: bytes) -> None:
-        """Have clients trust these authorities (PEM)."""
+        """Publish these CA certificates (PEM)."""
         ...
 
 
 class ServingCertificate:
-    """The certificate that this replica shows; its context serves every new connection."""
+    """The serving certificate of this replica; its TLS context serves every new connection."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class ServingCertificate:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.bundle: CertificateBundle | None = None
         self._coming: CertificateBundle | None = None
-        """Clients have been told of it; it is shown at the next look."""
+        """The CA is published; the certificate is used from the next refresh on."""
 
     def unready_reason(self) -> str | None:
-        """Say what keeps the server from being called, or None."""
+        """Return why clients cannot connect, or None."""
         if self.bundle is None:
             return "no certificate yet"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
 
     @property
     def expires_at(self) -> float:
-        """Return when the certificate that is shown ends, Unix seconds; 0 without one."""
+        """Return the expiry of the certificate in use, Unix seconds; 0 without one."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:
-        """Make, replace or take over the bundle where that is due, and have it trusted."""
+        """Create, renew or load the bundle if that is due, and publish its CA."""
         stored = await self.store.load()
         now = self.now()
         if stored is None or is_due(stored, self.names, now):
@@ -83,7 +83,7 @@ class ServingCertificate:
             await asyncio.to_thread(self._show, stored)
 
     def _is_news(self, stored: CertificateBundle, now: datetime) -> bool:
-        """Say whether clients may not have read yet whom to trust, and the one shown will do."""
+        """Return whether clients may not have the new CA yet: the current certificate stays."""
         told, self._coming = self._coming, stored
         shown = self.bundle
         if shown is None or not is_valid(shown, now) or shown.authority not in stored.trusted:
@@ -99,7 +99,7 @@ class ServingCertificate:
         self.bundle = bundle
 
     async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Look again and again, until cancelled."""
+        """Refresh periodically until cancelled."""
         while True:
             try:
                 await self.refresh()

@@ -1,4 +1,4 @@
-"""Where replicas share the certificate: a Secret of the cluster, or a directory of this machine."""
+"""Stores of the certificate that replicas share: a Secret or a directory."""
 
 import base64
 import binascii
@@ -20,29 +20,29 @@ FILES = {
     "authority": "ca.crt",
     "previous": "previous-ca.crt",
 }
-"""Under which name each part is kept: those of a `kubernetes.io/tls` Secret, where it has one."""
+"""Key of each part, as in a `kubernetes.io/tls` Secret."""
 
 
 class CertificateStore(Protocol):
-    """One bundle that all replicas see."""
+    """Stores one certificate bundle for all replicas."""
 
     async def load(self) -> CertificateBundle | None:
-        """Return the bundle, or None if there is none yet. Raises RequestError for what is none."""
+        """Return the bundle, or None if there is none yet. Raises RequestError if it is invalid."""
         ...
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the bundle if `after` is still the stored one; say whether it was written."""
+        """Write the bundle if `after` is still stored; return whether it was written."""
         ...
 
 
 class DirectoryStore:
-    """A directory; whoever comes second finds the first one's bundle there."""
+    """A directory. The second replica finds the bundle of the first."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     async def load(self) -> CertificateBundle | None:
-        """Read the files; all or none are there."""
+        """Read the files, all or none of which exist."""
         paths = {part: self.directory / name for part, name in FILES.items()}
         if not paths["certificate"].exists():
             return None
@@ -52,7 +52,7 @@ class DirectoryStore:
             raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Write the files, the certificate last: it says that the others are there."""
+        """Write the files, the certificate last, since it marks them as complete."""
         if await self.load() != after:
             return False
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class _Secret(msgspec.Struct):
 
 
 class SecretStore:
-    """A Secret; a write is refused by the API server if another replica wrote meanwhile."""
+    """A Secret. The API server refuses a write if another replica wrote meanwhile."""
 
     def __init__(self, kube: KubernetesClient, namespace: str, name: str) -> None:
         self.kube = kube
@@ -89,7 +89,7 @@ class SecretStore:
         return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/secrets"
 
     async def load(self) -> CertificateBundle | None:
-        """Read the Secret; one that holds no certificate yet counts as none."""
+        """Read the Secret. One without a certificate counts as missing."""
         try:
             secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", _Secret)
         except NotFoundError:
@@ -102,7 +102,7 @@ class SecretStore:
         return _decoded(data)
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
-        """Create the Secret, or change the one that was read last."""
+        """Create the Secret, or update the one that was read last."""
         data = {
             name: base64.b64encode(getattr(bundle, part)).decode() for part, name in FILES.items()
         }

@@ -1,4 +1,4 @@
-"""X.509 certificates of our own: an authority, and what it signs for servers; no I/O."""
+"""X.509 certificates: creating a CA and certificates that it signs; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.model.errors import RequestError
 
 EARLY = timedelta(hours=1)
-"""Certificates are valid from so long before they are made: clocks differ."""
+"""Certificates are valid from this time before their creation, since clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Issued:
 
 
 def authority(name: str, now: datetime, *, days: int) -> Issued:
-    """Make an authority that signs certificates of servers and clients, and no other authority."""
+    """Create a CA for certificates of servers and clients, but not of other CAs."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = _name(name)
     made = (
@@ -40,7 +40,7 @@ def authority(name: str, now: datetime, *, days: int) -> Issued:
 def issue(
     by: Issued, names: Sequence[str], now: datetime, *, days: int, client: bool = False
 ) -> Issued:
-    """Make a server's certificate for DNS names and addresses; `client`: it also serves as one."""
+    """Create a server certificate for DNS names and addresses; `client`: also for clients."""
     signer, signing_key = _loaded(by)
     key = ec.generate_private_key(ec.SECP256R1())
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -62,7 +62,7 @@ def issue(
 
 
 def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
-    """Say whether a certificate is to be replaced: past half its life, or not for these names.
+    """Return whether to renew a certificate: past half its life, or for other names.
 
     Raises RequestError for what is no certificate.
     """
@@ -75,7 +75,7 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
 
 
 def load(certificate: bytes) -> x509.Certificate:
-    """Read a certificate. Raises RequestError for what is none."""
+    """Parse a certificate. Raises RequestError if it is invalid."""
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Who we are at NATS or Redis, and by what we know the server: files, read at each connection."""
+"""Our credentials at NATS or Redis and the server's CA: files that are read at each connection."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from shared.model.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Who we are there; the secret is shown nowhere."""
+    """A user and its secret, which no output shows."""
 
     user: str
     secret: str = field(repr=False)
@@ -17,18 +17,18 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """What we show at a server's door, and by what we know that it is that server."""
+    """Credentials for a server, and the files to verify it with."""
 
     credentials: Path | None = None
-    """A file of one line, user:secret."""
+    """File with one line, USER:SECRET."""
     token: Path | None = None
-    """A file with a bearer token, in place of a secret."""
+    """File with a bearer token instead of a secret."""
     user: str = ""
-    """Whose token it is."""
+    """User name of the token."""
     tls: TlsFiles = NO_FILES
 
     def login(self) -> Login | None:
-        """Read who we are; None: nobody. Raises RequestError, never showing what is in a file."""
+        """Read the login; None: no user. Raises RequestError, never with the content of a file."""
         if self.credentials is not None:
             return load_login(self.credentials)
         if self.token is not None:
@@ -37,16 +37,16 @@ class ClientCredentials:
 
     @property
     def shown(self) -> Path | None:
-        """The file that says who we are."""
+        """The file that contains the login."""
         return self.credentials or self.token
 
 
 NO_CREDENTIALS = ClientCredentials()
-"""Nobody, on a connection that anybody may read."""
+"""No user, and no TLS."""
 
 
 def load_login(path: Path) -> Login:
-    """Read the file. Raises RequestError, naming it and never what is in it."""
+    """Read the file. Raises RequestError with its path, never its content."""
     text = _text(path, "user:secret")
     user, _, secret = text.partition(":")
     if not user or not secret or "\n" in text:

@@ -1,4 +1,4 @@
-"""A server's own certificate authority and certificate: made, judged, replaced; no I/O.
+"""A server's CA and certificate: creation and renewal; pure.
 
 Half way through its life a certificate is replaced, with an authority of its own; the one before is
 trusted for as long as some replica may still show its certificate.
@@ -15,25 +15,25 @@ LIFE_DAYS = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateBundle:
-    """What a server shows, and what its clients must trust to believe it; all PEM."""
+    """A serving certificate, its key and its CA, PEM."""
 
     certificate: bytes
     key: bytes
     authority: bytes
-    """Of this certificate."""
+    """CA of this certificate."""
     previous: bytes = b""
-    """Authority of the certificate before, which another replica may still show."""
+    """CA of the previous certificate, which another replica may still use."""
 
     @property
     def trusted(self) -> bytes:
-        """What clients are to trust."""
+        """CA certificates that clients must trust."""
         return self.authority + self.previous
 
 
 def make(
     names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
 ) -> CertificateBundle:
-    """Make a new bundle for these DNS names and addresses."""
+    """Create a new bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return CertificateBundle(
@@ -45,7 +45,7 @@ def make(
 
 
 def is_due(bundle: CertificateBundle, names: Sequence[str], now: datetime) -> bool:
-    """Say whether a bundle is to be replaced: past half its life, or for other names.
+    """Return whether to renew a bundle: past half its life, or for other names.
 
     Raises RequestError for a bundle that is none.
     """
@@ -53,11 +53,11 @@ def is_due(bundle: CertificateBundle, names: Sequence[str], now: datetime) -> bo
 
 
 def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
-    """Say whether the certificate may be shown now. Raises RequestError for no bundle."""
+    """Return whether the certificate is valid now. Raises RequestError if it is invalid data."""
     certificate = certificates.load(bundle.certificate)
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def ends_at(bundle: CertificateBundle) -> float:
-    """Return when the certificate ends, Unix seconds."""
+    """Return the expiry of the certificate, Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()

@@ -1,4 +1,4 @@
-"""TLS towards NATS and Redis: by which files, and in words what was wrong with a certificate.
+"""TLS to NATS and Redis: its files, and explanations of certificate errors.
 
 Files are read anew for each connection, so that certificates are replaced under a running process.
 """
@@ -12,28 +12,28 @@ from shared.model.errors import RequestError
 
 EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 63, 64)
 UNTRUSTED = frozenset({2, 18, 19, 20, 21, 24})
-"""OpenSSL's codes for a chain that ends at no authority of ours."""
+"""OpenSSL's codes for a chain that ends at no trusted CA."""
 _OURS_REFUSED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
                  "CERTIFICATE_UNKNOWN", "HANDSHAKE_FAILURE", "DECRYPT_ERROR")  # fmt: skip
-"""Alerts by which a server says that it does not like the certificate that we showed, or lacks."""
+"""TLS alerts of a server that rejects our client certificate, or requires one."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: whom we believe, and what we show if the server asks who we are."""
+    """PEM files: trusted CAs, and our client certificate if the server requires one."""
 
     ca: Path | None = None
-    """Authorities of the server's certificate; None: those that the system trusts."""
+    """CAs of the server's certificate; None: those of the system."""
     certificate: Path | None = None
     key: Path | None = None
-    """Of `certificate`; None: it is in the same file."""
+    """Key of `certificate`; None: in the same file."""
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.certificate)
 
     def context(self) -> ssl.SSLContext:
-        """Read the files as they are now. Raises RequestError, naming the file that is none."""
+        """Load the files. Raises RequestError with the path of an invalid file."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.ca is None:
@@ -55,11 +55,11 @@ class TlsFiles:
 
 
 NO_FILES = TlsFiles()
-"""Whom the system trusts, and nothing to show."""
+"""The CAs of the system, and no client certificate."""
 
 
 def tls_fault(error: BaseException | None, *, flag: str) -> str | None:
-    """Say what was wrong with a certificate, and what to try; None: nothing of the kind.
+    """Explain a certificate error and its remedy; None: it is another error.
 
     `flag` is how the settings of this server begin: `--nats` or `--redis`.
     """

@@ -1,4 +1,4 @@
-"""Who may ask for what: bearer tokens from a file, each for one namespace or for all."""
+"""Bearer tokens of a file, each for one namespace or for all."""
 
 import hmac
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ EVERYTHING = "*"
 
 
 class AccessDeniedError(RequestError):
-    """The caller may not do this; `known` says whether it is known at all."""
+    """The client may not do this; `known` says whether it is authenticated."""
 
     def __init__(self, reason: str, *, known: bool) -> None:
         super().__init__(reason)
@@ -19,12 +19,12 @@ class AccessDeniedError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class AccessTokens:
-    """The tokens."""
+    """Tokens and their scopes."""
 
     tokens: tuple[tuple[bytes, str], ...] = ()
 
     def scopes(self, header: str) -> frozenset[str]:
-        """Return the namespaces that the token of a header is for, `*` for all; none: unknown."""
+        """Return the namespaces of the token in a header, `*` for all; empty: unknown."""
         kind, _, given = header.partition(" ")
         return frozenset(
             scope
@@ -34,7 +34,7 @@ class AccessTokens:
 
 
 def load_access_tokens(path: Path) -> AccessTokens:
-    """Read a file of tokens. Raises RequestError for a line that is none, never showing it."""
+    """Load a file of tokens. Raises RequestError for an invalid line, without its content."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

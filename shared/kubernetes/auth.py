@@ -1,4 +1,4 @@
-"""Proves who we are to the API server: the TLS side and the bearer token of `Credentials`."""
+"""Authentication at the API server: TLS and bearer token of `ClusterCredentials`."""
 
 import ssl
 import tempfile
@@ -11,7 +11,7 @@ TOKEN_AGE_S = 60.0
 
 
 class BearerToken:
-    """The Authorization header; a token file is read again once a minute and after a refusal."""
+    """The Authorization header; a token file is read again every minute and after a 401."""
 
     def __init__(self, credentials: ClusterCredentials, *, clock: Callable[[], float]) -> None:
         self._file = credentials.token_file
@@ -20,13 +20,13 @@ class BearerToken:
         self._read_at = float("-inf")
 
     def headers(self) -> dict[str, str]:
-        """Return the header to send, or none; raises KubeconfigError if the file is unreadable."""
+        """Return the header, or none; raises KubeconfigError if the file is unreadable."""
         if self._file is not None and self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read(self._file)
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     def headers_after_refusal(self) -> dict[str, str]:
-        """Return the header to try next: the file's present token, read whatever its age."""
+        """Return the header with the token that the file has now."""
         self._read_at = float("-inf")
         return self.headers()
 
@@ -43,7 +43,7 @@ class BearerToken:
 
 
 def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
-    """Build the TLS settings once; raises KubeconfigError if a certificate or key is unusable."""
+    """Build the TLS context; raises KubeconfigError if a certificate or key is invalid."""
     try:
         context = ssl.create_default_context(cadata=credentials.ca_pem)
         if credentials.insecure_skip_tls_verify:
@@ -65,7 +65,7 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Pass them through a private file: OpenSSL's Python interface reads nothing else."""
+    """Load the client certificate through a private file, since Python's ssl needs one."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()

@@ -1,7 +1,7 @@
-"""The one door to the Kubernetes API: every request we make passes here, typed and translated.
+"""The Kubernetes API client: typed requests, responses and errors.
 
 Guarantees: every call is bounded by the timeout and raises only our own errors
-(`kube_errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
+(`errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
 a newer one was found; GET and DELETE also go out again where a kept connection turns out closed.
 After an UnreachableError a write may or may not have happened, so ask again in a way that is safe
 twice: a second Binding, or create of the same name, is answered with KubeConflictError.
@@ -42,21 +42,21 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a list stands: its version, and the token of its next page if there is one."""
+    """ListMeta: the resource version, and the continue token if there is another page."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a list; the items stay encoded, so that one bad item spoils no other."""
+    """One page of a list. Items stay encoded, so that an invalid item does not affect others."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
 
 
 class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the API server merges into the pod, and the uid the pod must have."""
+    """Metadata that the API server merges into the pod, and the UID precondition."""
 
     name: str
     namespace: str
@@ -66,7 +66,7 @@ class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BindingTarget(msgspec.Struct, frozen=True, rename="camel"):
-    """The node."""
+    """The target node."""
 
     name: str
     kind: str = "Node"
@@ -83,14 +83,14 @@ class Binding(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchStream:
-    """The open body of a watch: bytes as they arrive."""
+    """The response body of a watch, as bytes arrive."""
 
     def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
         self._path = path
         self._response = response
 
     async def read(self, *, silence_s: float) -> bytes:
-        """Return everything readable at once, or nothing at the stream's regular end.
+        """Return the bytes available now, or nothing at the end of the stream.
 
         Raises UnreachableError if the connection breaks or stays silent for `silence_s`.
         """
@@ -123,7 +123,7 @@ class KubernetesClient:
         self._session: aiohttp.ClientSession | None = None
 
     def use(self, credentials: ClusterCredentials) -> None:
-        """Go on with these: another address, token, or authority; requests under way end as begun.
+        """Use other credentials from now on; requests in progress finish with the old ones.
 
         Raises KubeconfigError if a certificate or key is unusable, and then nothing is changed.
         """
@@ -165,7 +165,7 @@ class KubernetesClient:
         labels: Mapping[str, str] | None = None,
         traceparent: str | None = None,
     ) -> None:
-        """Give the pod its node and its annotations in exactly one write.
+        """Bind the pod to its node and set its annotations in one write.
 
         Raises KubeConflictError if the pod is bound already or has another uid.
         """
@@ -209,7 +209,7 @@ class KubernetesClient:
     @overload
     async def patch_json(self, path: str, body: object, kind: type[T]) -> T: ...
     async def patch_json(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Apply a list of JSON patch operations and return the object as stored."""
+        """Apply JSON patch operations and return the object as stored."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), JSON_PATCH))
 
     @overload
@@ -225,7 +225,7 @@ class KubernetesClient:
     async def delete(
         self, path: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
-        """Delete the object; with `uid`, only that very object, else KubeConflictError."""
+        """Delete the object; with `uid` as precondition, else KubernetesConflictError."""
         options = _delete_options(uid, grace_s)
         await self._send("DELETE", path, self._encode(options) if options else None)
 
@@ -254,7 +254,7 @@ class KubernetesClient:
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 
     async def date(self) -> str:
-        """Return the API server's clock, as it writes it on its answers; empty: it does not."""
+        """Return the Date header of the API server; empty: it has none."""
         path = "/version"
         with _translating("GET", path):
             response = await self._open("GET", path)
@@ -264,7 +264,7 @@ class KubernetesClient:
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:
-        """Return one page; raises ExpiredError if the token is too old to go on from."""
+        """Return one page; raises ExpiredError if the continue token has expired."""
         parameters = {**query, "limit": str(limit)}
         if continue_token:
             parameters["continue"] = continue_token
@@ -272,7 +272,7 @@ class KubernetesClient:
 
     @asynccontextmanager
     async def watch(self, path: str, *, query: Mapping[str, str]) -> AsyncIterator[WatchStream]:
-        """Open a watch; the timeout bounds only the wait for its first answer."""
+        """Open a watch; the timeout applies only to its response headers."""
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         with _translating("GET", path):
             async with asyncio.timeout(self._timeout_s):
@@ -311,7 +311,7 @@ class KubernetesClient:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> aiohttp.ClientResponse:
-        """Send the request and return its response, unread, if it is a good one."""
+        """Send the request and return its response, unread, if it is successful."""
         if self._session is None:
             raise RuntimeError("KubernetesClient is used outside its `async with`")
         url = URL(self.credentials.server + path, encoded=True)
@@ -339,7 +339,7 @@ class KubernetesClient:
 
 @contextmanager
 def _translating(method: str, path: str) -> Iterator[None]:
-    """Turn the HTTP library's errors into ours."""
+    """Translate errors of the HTTP library."""
     path = path.partition("?")[0]
     try:
         yield

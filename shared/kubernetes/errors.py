@@ -1,4 +1,4 @@
-"""What the API server's refusals mean to us: one error class per thing the caller does next."""
+"""Errors of the API server, by what the caller does next; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ DISRUPTION_BUDGET = "DisruptionBudget"
 
 
 class StatusCause(msgspec.Struct, frozen=True):
-    """One of the reasons inside a Status."""
+    """One cause in a Status."""
 
     reason: str = ""
 
 
 class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
-    """What a Status adds to its message."""
+    """Details of a Status."""
 
     retry_after_seconds: float = 0
     causes: tuple[StatusCause, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The API server's own account of a refusal (`kind: Status`)."""
+    """An error response of the API server (`kind: Status`)."""
 
     message: str = ""
     reason: str = ""
@@ -35,7 +35,7 @@ class Status(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorResponse:
-    """A refusal together with the request it answers."""
+    """An error response with its request."""
 
     method: str
     path: str
@@ -46,13 +46,13 @@ class ErrorResponse:
     retry_after_s: float | None = None
 
     def __str__(self) -> str:
-        """Return the sentence every error message starts with."""
+        """Return the first sentence of the error message."""
         reason = f" {self.reason}" if self.reason else ""
         return f"{self.method} {self.path} was answered {self.code}{reason}: {self.message}"
 
 
 class KubernetesError(LeaseholdError):
-    """The API server answered, and the answer was no; `answer` holds its facts."""
+    """The API server returned an error; `answer` has its details."""
 
     advice = ""
 
@@ -62,11 +62,11 @@ class KubernetesError(LeaseholdError):
 
 
 class RequestRejectedError(KubernetesError, RequestError):
-    """The API server will never accept this request as it stands."""
+    """The API server will never accept this request."""
 
 
 class UnauthorizedError(RequestRejectedError):
-    """The API server does not know who is asking."""
+    """The API server does not accept our credentials (401)."""
 
     advice = (
         "The API server does not accept these credentials (expired, revoked, or of another "
@@ -76,7 +76,7 @@ class UnauthorizedError(RequestRejectedError):
 
 
 class ForbiddenError(RequestRejectedError):
-    """The API server knows who is asking and does not allow it."""
+    """The API server does not permit the request (403)."""
 
     advice = (
         "These credentials lack a permission. Grant the verb and resource named above in a Role or "
@@ -101,7 +101,7 @@ class ExpiredError(KubernetesError, ConflictError):
 
 
 class OverloadedError(KubernetesError, UnavailableError):
-    """The API server cannot answer now; `answer.retry_after_s` is its own wish for a pause."""
+    """The API server is overloaded; `answer.retry_after_s` is its Retry-After."""
 
 
 class EvictionBlockedError(OverloadedError):
@@ -109,7 +109,7 @@ class EvictionBlockedError(OverloadedError):
 
 
 class UnreachableError(UnavailableError):
-    """No answer came, so a write may or may not have happened."""
+    """No response was received; a write may or may not have happened."""
 
     def __init__(self, method: str, path: str, why: str) -> None:
         super().__init__(f"{method} {path} got no answer: {why}")
@@ -119,7 +119,7 @@ class UnreachableError(UnavailableError):
 
 
 class UnexpectedResponseError(RequestError):
-    """The API server's answer is JSON of another shape than we asked for."""
+    """The response is JSON of an unexpected shape."""
 
 
 BY_CODE: Mapping[int, type[KubernetesError]] = {
@@ -137,7 +137,7 @@ BY_CODE: Mapping[int, type[KubernetesError]] = {
 def parse_error_response(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
 ) -> ErrorResponse:
-    """Read a refusal's body, which is a Status if the API server wrote it and text otherwise."""
+    """Parse the body of an error response: a Status of the API server, or text of a proxy."""
     try:
         status = msgspec.json.decode(body, type=Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -152,7 +152,7 @@ def parse_error_response(
 def error_response_of(
     method: str, path: str, status: Status, *, code: int, retry_after_s: float | None = None
 ) -> ErrorResponse:
-    """Put a Status and its request together; a Retry-After header beats the Status' own wish."""
+    """Combine a Status and its request; a Retry-After header has precedence over the Status."""
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:
         retry_after_s = details.retry_after_seconds
@@ -168,7 +168,7 @@ def error_response_of(
 
 
 def error_for(answer: ErrorResponse) -> KubernetesError:
-    """Choose the error whose parent says what the caller should do about this answer.
+    """Return the error class for a response.
 
     A version from the future (the API server's store was restored or emptied) counts as expired:
     in both cases the only way on is to list again.

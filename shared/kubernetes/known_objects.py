@@ -1,4 +1,4 @@
-"""Decides what changed: compares what the API server says with what is already known.
+"""The object cache of a reflector: derives changes from lists and watch events; pure.
 
 A watch may repeat events after a reconnect and a list says nothing about what is missing from
 it; here both become a plain sequence in which every change of an object is told once, in order.
@@ -40,7 +40,7 @@ class ObjectDeleted(msgspec.Struct, Generic[R], frozen=True, gc=False):
 
 
 class ListSynced(msgspec.Struct, frozen=True, gc=False):
-    """A list is complete: everything that existed at this version has been told."""
+    """A list is complete: every object that existed at this version has been reported."""
 
     resource_version: str
 
@@ -60,7 +60,7 @@ def newer(version: str, known: str) -> bool:
 
 
 class ObjectCache(Generic[R]):
-    """The objects as last told, by namespace and name."""
+    """The last known objects, by namespace and name."""
 
     def __init__(self) -> None:
         self.resource_version = ""
@@ -75,11 +75,11 @@ class ObjectCache(Generic[R]):
         return len(self._objects)
 
     def begin_list(self) -> None:
-        """Start a list: everything known is missing until the list shows it."""
+        """Begin a list: known objects count as missing until the list contains them."""
         self._missing = dict(self._objects)
 
     def list_item(self, item: R) -> tuple[Change[R], ...]:
-        """Take one item of a list, which is right even where its version is lower than ours."""
+        """Apply one list item, even if its version is lower than the known one."""
         metadata = item.metadata
         known = self._objects.get(_key(metadata))
         self._missing.pop(_key(metadata), None)
@@ -90,13 +90,13 @@ class ObjectCache(Generic[R]):
         return self._store(item, known, ended_at=metadata.resource_version)
 
     def list_undecodable(self, named: ObjectIdentity) -> None:
-        """Keep what is known of an item that exists but cannot be read."""
+        """Keep the known state of an item that cannot be decoded."""
         known = self._missing.get(_key(named))
         if known is not None and known.metadata.uid == named.uid:
             del self._missing[_key(named)]
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
-        """Finish a list: what it did not show is gone."""
+        """End a list: objects that it did not contain are deleted."""
         gone = tuple(ObjectDeleted(item, resource_version) for item in self._missing.values())
         for key in self._missing:
             del self._objects[key]
@@ -106,7 +106,7 @@ class ObjectCache(Generic[R]):
         return (*gone, ListSynced(resource_version))
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
-        """Take an ADDED or MODIFIED event."""
+        """Apply an ADDED or MODIFIED event."""
         metadata = item.metadata
         known = self._objects.get(_key(metadata))
         if self._is_old(metadata, known):
@@ -115,7 +115,7 @@ class ObjectCache(Generic[R]):
         return self._store(item, known, ended_at=metadata.resource_version)
 
     def remove(self, named: ObjectMeta | ObjectIdentity, last: R | None) -> tuple[Change[R], ...]:
-        """Take a DELETED event; `last` is the object's final state if it could be read."""
+        """Apply a DELETED event; `last` is the final state if it could be decoded."""
         known = self._objects.get(_key(named))
         if self._is_old(named, known):
             return ()
@@ -128,7 +128,7 @@ class ObjectCache(Generic[R]):
         return (ObjectDeleted(last if last is not None else known, named.resource_version),)
 
     def skip(self, named: ObjectIdentity) -> tuple[Change[R], ...]:
-        """Take an ADDED or MODIFIED event that cannot be read: keep what is known of the object."""
+        """Apply an ADDED or MODIFIED event that cannot be decoded: keep the known state."""
         known = self._objects.get(_key(named))
         if self._is_old(named, known):
             return ()
@@ -139,12 +139,12 @@ class ObjectCache(Generic[R]):
         return (ObjectDeleted(known, named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
-        """Note how far the watch has come: a bookmark, or an event's own version."""
+        """Record the resource version of a bookmark or an event."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 
     def _is_old(self, named: ObjectMeta | ObjectIdentity, known: R | None) -> bool:
-        """Return whether the event tells nothing new: a repetition, or one overtaken by another."""
+        """Return whether the event is stale: a repetition, or older than the known state."""
         version = named.resource_version
         if known is not None:
             floor = known.metadata.resource_version
@@ -163,7 +163,7 @@ class ObjectCache(Generic[R]):
         return (ObjectDeleted(known, ended_at), ObjectAdded(item))
 
     def _bury(self, named: ObjectMeta | ObjectIdentity) -> None:
-        """Remember the end for a while, so that a late event does not bring the object back."""
+        """Record the deletion, so that a late event does not add the object again."""
         self._tombstones[named.uid] = named.resource_version
         if len(self._tombstones) > TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]

@@ -1,4 +1,4 @@
-"""Finds the API server's address and our credentials: a kubeconfig file or the pod's own."""
+"""Loads credentials for the API server: a kubeconfig file or the service account of the pod."""
 
 import base64
 import binascii
@@ -22,28 +22,28 @@ UNSUPPORTED_USER_FIELDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCredentials:
-    """Where the API server is and how to prove who we are; secrets stay out of `repr`."""
+    """Address of the API server and our credentials; secrets are not in `repr`."""
 
     server: str
-    """Its URL without a trailing slash; it may hold a path."""
+    """URL without a trailing slash; may contain a path."""
     namespace: str = "default"
     ca_pem: str | None = None
-    """None: the system's own certificate authorities."""
+    """None: the CAs of the system."""
     client_cert_pem: str | None = None
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
-    """Read again while running, because in-cluster tokens rotate."""
+    """Read again while running, since in-cluster tokens rotate."""
     tls_server_name: str | None = None
     insecure_skip_tls_verify: bool = False
 
 
 NOWHERE = "no kubeconfig"
-"""Where an error is that is in no file: there is none."""
+"""Place of an error without a file."""
 
 
 class KubeconfigError(RequestError):
-    """The kubeconfig is missing, unreadable, or asks for something we do not do."""
+    """The kubeconfig is missing, unreadable, or uses an unsupported feature."""
 
     def __init__(self, where: str, what: str, next_step: str) -> None:
         super().__init__(f"{where}: {what}. {next_step}")
@@ -59,7 +59,7 @@ def load_credentials(
     home: Path | None = None,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> ClusterCredentials:
-    """Load from the first place that applies, as kubectl would.
+    """Load credentials from the first source that applies, like kubectl.
 
     In this order: `kubeconfig`; the first existing file of `$KUBECONFIG`; the pod's service
     account; `~/.kube/config`. Raises KubeconfigError naming every place tried if none applies.
@@ -85,7 +85,7 @@ def load_credentials(
 
 
 def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
-    """Credentials of the pod we run in; its token is read from the file at each use's turn."""
+    """Load the service account credentials of the pod; the token file is read again later."""
     host = environ["KUBERNETES_SERVICE_HOST"]
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace_file = service_account / "namespace"
@@ -98,7 +98,7 @@ def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCred
 
 
 def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredentials:
-    """Read one file's `context`, or its current one; relative paths start at the file's folder."""
+    """Read a context of a file; relative paths are relative to the file."""
     try:
         document = yaml.safe_load(_text(path))
     except yaml.YAMLError as error:
@@ -149,7 +149,7 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One mapping of the file, and where it stands for error messages."""
+    """One mapping of the file, with its path for error messages."""
 
     path: Path
     title: str
@@ -169,7 +169,7 @@ class _Section:
         return value or None
 
     def pem(self, key: str) -> str | None:
-        """Return `<key>-data` decoded, else the file that `<key>` names, else None."""
+        """Return `<key>-data` decoded, else the content of the file `<key>`, else None."""
         data = self.text(f"{key}-data")
         if data is not None:
             try:

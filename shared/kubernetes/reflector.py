@@ -1,4 +1,4 @@
-"""Follows one kind of object: list, watch, resume, and list again where resuming is impossible.
+"""A reflector: lists and watches one kind of object, and lists again if it cannot resume.
 
 The sequence of changes is gapless from the first list on: whatever happens to the connection, an
 object's end is told once, a change is told once or merged with later ones, and what did not
@@ -45,7 +45,7 @@ LONGEST_PAUSE_S = 10.0
 LONGEST_WISH_S = 60.0
 SHORT_WATCH_S = 1.0
 WATCH_S = (300, 600)
-"""A watch ends regularly after a time between these, so that many do not end together."""
+"""A watch ends after a random time in this range, so that not all end together."""
 
 _UNIFORM = random.SystemRandom().uniform
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReflectorCounts:
-    """What happened so far, for metrics."""
+    """Counts for metrics."""
 
     lists: int = 0
     watches: int = 0
@@ -63,7 +63,7 @@ class ReflectorCounts:
 
 
 def pause_s(failures: int, *, jitter: float, wish_s: float | None = None) -> float:
-    """Return how long to wait after this many failures in a row; `jitter` is from 0.5 to 1.
+    """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1.
 
     A longer wish of the API server (Retry-After) is granted, up to a minute.
     """
@@ -72,7 +72,7 @@ def pause_s(failures: int, *, jitter: float, wish_s: float | None = None) -> flo
 
 
 class Reflector(Generic[R]):
-    """One resource path, optionally narrowed by selectors, decoded into `kind`."""
+    """Follows one resource path, optionally with selectors, decoded into `kind`."""
 
     def __init__(
         self,
@@ -109,16 +109,16 @@ class Reflector(Generic[R]):
 
     @property
     def resource_version(self) -> str:
-        """How far the sequence has come."""
+        """Resource version of the last change."""
         return self._known.resource_version
 
     @property
     def ignored(self) -> int:
-        """How many events told nothing new."""
+        """Number of stale events."""
         return self._known.ignored
 
     async def batches(self) -> AsyncGenerator[list[Change[R]], None]:
-        """Yield changes for ever, as many at once as are readable, at most 256.
+        """Yield batches of changes for ever, at most 256 at once.
 
         Raises RequestError (wrong credentials, missing permission, no such resource) only before
         the first list is complete; from then on every interruption is logged and overcome.
@@ -138,7 +138,7 @@ class Reflector(Generic[R]):
                 await self._recover(error)
 
     async def _recover(self, error: LeaseholdError) -> None:
-        """Wait as long as the error asks for; a first expiry costs no wait, listing helps."""
+        """Wait according to the error; after a first expiry list at once."""
         expired = isinstance(error, ExpiredError)
         self._must_list |= isinstance(error, ExpiredError | UnreadableLineError | RequestError)
         self.counts.interruptions += 1
@@ -152,7 +152,7 @@ class Reflector(Generic[R]):
         await self._pause(wait_s)
 
     async def _follow(self) -> AsyncGenerator[list[Change[R]], None]:
-        """List if that is needed, then watch until the watch ends regularly."""
+        """List if necessary, then watch until the watch ends."""
         if self._must_list:
             async with aclosing(self._list()) as listed:
                 async for batch in listed:
@@ -190,7 +190,7 @@ class Reflector(Generic[R]):
                 return
 
     async def _watch(self) -> AsyncGenerator[list[Change[R]], None]:
-        """Yield the changes of one watch; the part of a line before a disconnect is dropped."""
+        """Yield the changes of one watch; an incomplete line at its end is dropped."""
         self.counts.watches += 1
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = Lines()

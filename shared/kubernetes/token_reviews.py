@@ -1,4 +1,4 @@
-"""Whose bearer token it is, as the API server says."""
+"""TokenReview: the user of a bearer token."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 class TokenUser(msgspec.Struct, frozen=True):
-    """Who bears a token."""
+    """The user of a token."""
 
     username: str = ""
     uid: str = ""
@@ -19,12 +19,12 @@ class TokenUser(msgspec.Struct, frozen=True):
 
 
 class TokenStatus(msgspec.Struct, frozen=True):
-    """What the API server says of a token."""
+    """Status of a TokenReview."""
 
     authenticated: bool = False
     user: TokenUser = TokenUser()
     audiences: tuple[str, ...] = ()
-    """For which of those asked for it is; none where the server does not know audiences."""
+    """The accepted audiences; empty if the server does not support audiences."""
     error: str = ""
 
 
@@ -35,7 +35,7 @@ class _TokenReview(msgspec.Struct, frozen=True):
 async def review_token(
     kube: KubernetesClient, token: str, audiences: Sequence[str] = ()
 ) -> TokenStatus:
-    """Ask whose token it is, for one of the audiences; none: the API server's own.
+    """Review a token for one of the audiences; none: those of the API server.
 
     Raises UnavailableError if the API server does not answer.
     """

@@ -1,4 +1,4 @@
-"""Pods and Nodes as far as we read them; every field has a default, unknown fields are skipped.
+"""Pods and Nodes, the fields that we read; every field has a default; pure.
 
 Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
 `shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
@@ -13,7 +13,7 @@ Quantities = dict[str, str | int | float]
 
 
 class OwnerReference(Struct, frozen=True, gc=False):
-    """Who made this object."""
+    """Owner of the object."""
 
     kind: str = ""
     name: str = ""
@@ -21,7 +21,7 @@ class OwnerReference(Struct, frozen=True, gc=False):
 
 
 class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
-    """What every object has."""
+    """ObjectMeta."""
 
     name: str = ""
     namespace: str = ""
@@ -56,14 +56,14 @@ class NodeSelector(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PreferredTerm(Struct, frozen=True, gc=False):
-    """A wish, weighing 1 to 100."""
+    """A preferred term with a weight of 1 to 100."""
 
     weight: int = 0
     preference: NodeSelectorTerm = NodeSelectorTerm()
 
 
 class NodeAffinity(Struct, frozen=True, gc=False):
-    """Which nodes the pod needs, and which it would like."""
+    """Required and preferred node affinity."""
 
     required: NodeSelector | None = field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -74,7 +74,7 @@ class NodeAffinity(Struct, frozen=True, gc=False):
 
 
 class Affinity(Struct, frozen=True, rename="camel", gc=False):
-    """Node affinity decoded; pod affinities only as found."""
+    """Affinity; pod affinities are not decoded."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: dict[str, object] | None = None
@@ -99,7 +99,7 @@ class Resources(Struct, frozen=True, gc=False):
 
 
 class EnvVar(Struct, frozen=True, gc=False):
-    """An environment variable; `value` is empty where it comes from elsewhere."""
+    """An environment variable; `value` is empty if it has a `valueFrom`."""
 
     name: str = ""
     value: str = ""
@@ -115,7 +115,7 @@ class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
 
 
 class SecurityContext(Struct, frozen=True, gc=False):
-    """Of a container's, whether it is let at everything of its node."""
+    """SecurityContext: only `privileged`."""
 
     privileged: bool | None = None
 
@@ -127,14 +127,14 @@ class HostPath(Struct, frozen=True, gc=False):
 
 
 class Volume(Struct, frozen=True, rename="camel", gc=False):
-    """A volume, as far as it opens the node."""
+    """A volume; only `hostPath` is decoded."""
 
     name: str = ""
     host_path: HostPath | None = None
 
 
 class VolumeMount(Struct, frozen=True, rename="camel", gc=False):
-    """Where a volume is mounted; its name is left out, since that of a token differs by pod."""
+    """A volume mount without its name, since names of token volumes differ by pod."""
 
     mount_path: str = ""
 
@@ -154,13 +154,13 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 
 
 class SchedulingGate(Struct, frozen=True):
-    """What keeps a pod from being scheduled until it is taken away."""
+    """A scheduling gate."""
 
     name: str = ""
 
 
 class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
-    """What the pod asks for."""
+    """PodSpec."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -179,7 +179,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class Condition(Struct, frozen=True, gc=False):
-    """One thing that is true, false or unknown about the object."""
+    """A condition of an object."""
 
     type: str = ""
     status: str = ""
@@ -187,7 +187,7 @@ class Condition(Struct, frozen=True, gc=False):
 
 
 class PodStatus(Struct, frozen=True, gc=False):
-    """How far the pod is."""
+    """PodStatus."""
 
     phase: str = ""
     reason: str = ""
@@ -203,7 +203,7 @@ class ApiPod(Struct, frozen=True, gc=False):
 
 
 class ApiTaint(Struct, frozen=True, gc=False):
-    """What keeps pods off the node unless they tolerate it."""
+    """A taint."""
 
     key: str = ""
     value: str = ""
@@ -211,7 +211,7 @@ class ApiTaint(Struct, frozen=True, gc=False):
 
 
 class NodeSpec(Struct, frozen=True, gc=False):
-    """What the administrator says about the node."""
+    """NodeSpec."""
 
     unschedulable: bool = False
     taints: tuple[ApiTaint, ...] = ()
@@ -237,7 +237,7 @@ class DaemonEndpoints(Struct, frozen=True, rename="camel", gc=False):
 
 
 class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
-    """What the kubelet says about the node."""
+    """NodeStatus."""
 
     allocatable: Quantities = {}
     capacity: Quantities = {}
@@ -255,13 +255,13 @@ class ApiNode(Struct, frozen=True, gc=False):
 
 
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
-    """Volcano's and coscheduling's agree in this field."""
+    """PodGroupSpec of Volcano and of the coscheduling plugin."""
 
     min_member: int = 1
 
 
 class PodGroup(Struct, frozen=True, gc=False):
-    """A group of pods of which some number runs together."""
+    """A PodGroup."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: PodGroupSpec = PodGroupSpec()

@@ -1,4 +1,4 @@
-"""Reads a watch's bytes: cuts them into lines, and each line into a typed event."""
+"""Decodes a watch: bytes into lines, and lines into typed events; pure."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ LINE_LIMIT_BYTES = 8 << 20
 
 
 class KubernetesObject(Protocol):
-    """Anything with metadata: the Structs of `kube_types.py` and those a service declares."""
+    """An object with metadata: the Structs of `types.py` and those of services."""
 
     @property
     def metadata(self) -> ObjectMeta:
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=KubernetesObject)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """One line of a watch that tells of an object; `kind` is ADDED, MODIFIED or DELETED."""
+    """A watch event of an object; `kind` is ADDED, MODIFIED or DELETED."""
 
     item: R = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
@@ -40,7 +40,7 @@ class Bookmark(msgspec.Struct, frozen=True):
 
 
 class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """The little of an object's metadata that tells which object it is."""
+    """Identity of an object."""
 
     name: str = ""
     namespace: str = ""
@@ -49,7 +49,7 @@ class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Undecodable(msgspec.Struct, frozen=True):
-    """An object that is not of the declared shape, and why; `kind` as in WatchEvent."""
+    """An object that cannot be decoded, and why; `kind` as in WatchEvent."""
 
     kind: str
     item: ObjectIdentity
@@ -57,11 +57,11 @@ class Undecodable(msgspec.Struct, frozen=True):
 
 
 class UnreadableLineError(UnavailableError):
-    """What this line said is lost, so only a new list tells how things are."""
+    """A line could not be decoded, so a new list is necessary."""
 
 
 class Lines:
-    """Cuts a stream into lines; what follows the last newline is held until its end arrives."""
+    """Splits a stream into lines; an incomplete last line is buffered."""
 
     def __init__(self, *, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -69,7 +69,7 @@ class Lines:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines now complete; raises UnreadableLineError past the size limit."""
+        """Return the complete lines; raises UnreadableLineError above the size limit."""
         first, *others = chunk.split(b"\n")
         self._held.append(first)
         self._held_bytes += len(first)
@@ -99,14 +99,14 @@ class _ErrorEvent(msgspec.Struct, frozen=True):
 
 
 class EventReader(Generic[R]):
-    """Decodes lines and list items into one declared type, in one pass for a good one."""
+    """Decodes lines and list items into one type."""
 
     def __init__(self, kind: type[R]) -> None:
         self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
         self._items = msgspec.json.Decoder(kind)
 
     def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | Undecodable | Status:
-        """Read one line of a watch; a Status is the API server ending the watch with an error."""
+        """Decode one line of a watch; a Status ends the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
         except msgspec.ValidationError as error:
@@ -118,7 +118,7 @@ class EventReader(Generic[R]):
         return _read_status(line) if event.kind == "ERROR" else event
 
     def read_item(self, item: msgspec.Raw) -> R | Undecodable:
-        """Read one item of a list; one without even a readable name is Undecodable too."""
+        """Decode one item of a list."""
         try:
             return self._items.decode(item)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ NOTIFY_SOCKET = "NOTIFY_SOCKET"
 def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
     """Notify systemd that the service is ready, with a status text.
 
-    May be said again. Nobody is told where nobody asked; who cannot be told is no reason to stop.
+    Does nothing without `NOTIFY_SOCKET`. An unreachable socket is logged and ignored.
     """
     address = environ.get(NOTIFY_SOCKET, "")
     if not address:
@@ -22,7 +22,7 @@ def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
     if address.startswith("@"):
         address = "\0" + address[1:]
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.sendto(f"READY=1\nSTATUS={status}".encode(), address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.sendto(f"READY=1\nSTATUS={status}".encode(), address)
     except OSError as error:
         logger.warning("%s: %s", environ[NOTIFY_SOCKET], error.strerror)

@@ -1,4 +1,4 @@
-"""Roles of a service's methods: handlers, sources, replies and loops, read from signatures.
+"""Roles of a service's methods (handlers, sources, replies, loops), from their signatures; pure.
 
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
 the events to publish. `@observes` marks a handler of copies, work included, that consumes nothing.
