@@ -1,1 +1,1 @@
-"""AuthService: makes secrets and certificates, and says who it is that comes to NATS."""
+"""The auth service: credentials of NATS and Redis, and authorization of NATS connections."""

@@ -1,8 +1,8 @@
-"""Whom NATS lets in, and with which rights: decided from whose token it is; no I/O.
+"""The protocol of NATS' auth callout: which user a token authorizes, with which permissions.
 
-A service's account is that service; a node's agent is its service and the node that the API server
-wrote into its token when it bound it to a pod there, or to the Node itself. What the caller calls
-itself is not looked at.
+A service's account is authorized as that service. A node agent is authorized as its service and the
+node that the API server wrote into the token when it bound the token to a pod there, or to the Node
+itself. The name that a client gives itself is ignored.
 """
 
 import hashlib
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.auth.nats_users import BusUser, operator_user, users_of
-from services.auth.nkeys import SERVER, Issuer, read_claims
+from services.auth.nats_users import NatsUser, operator_user, service_users
+from services.auth.nkeys import SERVER, TokenIssuer, verify_claims
 from services.topology import OPERATOR, ServiceListed
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -19,80 +19,80 @@ from shared.runtime.service import Role
 
 REQUEST_AUDIENCE = "nats-authorization-request"
 ACCOUNT = "$G"
-"""The account of NATS in which everything of ours is."""
-NODE_NAME = "authentication.kubernetes.io/node-name"
-"""Where Kubernetes says to which node a token's pod is bound, or the token itself.
-
-The first from 1.30 on, the second from 1.31.
-"""
+"""The NATS account of all our subjects: the global account."""
+NODE_NAME_KEY = "authentication.kubernetes.io/node-name"
+"""Key of the node to which a token's pod is bound (since Kubernetes 1.30), or the token itself
+(since 1.31)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who wants to be let in, as a server of NATS tells it."""
+class AuthorizationRequest:
+    """A NATS server's request to authorize one connection."""
 
     server: str
-    """Its id, to which the answer goes."""
+    """The server's id, the audience of the response."""
     user_key: str
-    """Made by the server for this connection."""
+    """The key that the server generated for this connection."""
     token: str
     name: str = ""
-    """What the client calls itself, for logs."""
+    """The client's own name, for logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reviewed:
-    """Whose token it is, as the API server tells it."""
+class ReviewedToken:
+    """The user of a token, as the API server's TokenReview reports it."""
 
     user: str
     extra: Mapping[str, Sequence[str]]
 
 
-class RefusedError(RequestError):
-    """The caller is not let in; the message is for our log and the server's."""
+class UnauthorizedError(RequestError):
+    """The connection is refused; the message goes to our log and the server's."""
 
 
-def read_caller(request: str) -> Caller:
-    """Read what a server of NATS asks. Raises RequestError for what no server has signed."""
-    claims = read_claims(request, kind=SERVER)
-    told = claims.get("nats", {})
-    options = told.get("connect_opts", {})
-    if claims.get("aud") != REQUEST_AUDIENCE or not told.get("user_nkey"):
-        raise RequestError("this is no question of a NATS server")
-    return Caller(
-        server=str(told.get("server_id", {}).get("id", "")),
-        user_key=str(told["user_nkey"]),
+def parse_request(request: str) -> AuthorizationRequest:
+    """Parse an authorization request. Raises RequestError unless a NATS server has signed it."""
+    claims = verify_claims(request, kind=SERVER)
+    request_claims = claims.get("nats", {})
+    options = request_claims.get("connect_opts", {})
+    if claims.get("aud") != REQUEST_AUDIENCE or not request_claims.get("user_nkey"):
+        raise RequestError("not an authorization request of a NATS server")
+    return AuthorizationRequest(
+        server=str(request_claims.get("server_id", {}).get("id", "")),
+        user_key=str(request_claims["user_nkey"]),
         token=str(options.get("pass") or options.get("auth_token") or ""),
         name=str(options.get("name", "")),
     )
 
 
-def user_for(
-    reviewed: Reviewed,
+def user_of_token(
+    reviewed: ReviewedToken,
     namespace: str,
     services: Sequence[ServiceListed],
     roles: Mapping[str, tuple[Role, ...]],
-) -> BusUser:
-    """Return as which user a token's bearer is let in. Raises RefusedError saying why it is not."""
-    kind, _, account = reviewed.user.rpartition(":")
+) -> NatsUser:
+    """Return the user that a token authorizes. Raises UnauthorizedError with the reason if none."""
+    prefix, _, account = reviewed.user.rpartition(":")
     if reviewed.user == f"system:serviceaccount:{namespace}:{OPERATOR.name}":
         return operator_user()
     listed = next((service for service in services if service.name == account), None)
-    if kind != f"system:serviceaccount:{namespace}" or listed is None:
-        raise RefusedError(f"{reviewed.user} is no service account of a service of ours")
-    nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME, ()) if name]
+    if prefix != f"system:serviceaccount:{namespace}" or listed is None:
+        raise UnauthorizedError(f"{reviewed.user} is not a service account of Leasehold")
+    nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
     if listed.per_node and len(nodes) != 1:
-        raise RefusedError(
+        raise UnauthorizedError(
             f"the token of {reviewed.user} does not name its node: it must be of a projected "
             "volume and Kubernetes 1.30 or newer, or bound to a Node (leasehold node-keys) and "
             "Kubernetes 1.31 or newer"
         )
-    found = users_of([listed], roles, nodes if listed.per_node else [], asked_by=services)
-    return found[0]
+    (user,) = service_users([listed], roles, nodes if listed.per_node else [], requesters=services)
+    return user
 
 
-def admission(issuer: Issuer, caller: Caller, user: BusUser, *, now_s: int, life_s: int) -> str:
-    """Return the answer that lets a caller in as a user, until `now_s + life_s`."""
+def encode_grant(
+    issuer: TokenIssuer, request: AuthorizationRequest, user: NatsUser, *, now_s: int, life_s: int
+) -> str:
+    """Return the response that authorizes a connection as a user, until `now_s + life_s`."""
     claims = {
         "aud": ACCOUNT,
         "exp": now_s + life_s,
@@ -107,23 +107,29 @@ def admission(issuer: Issuer, caller: Caller, user: BusUser, *, now_s: int, life
             "version": 2,
         },
     }
-    token = _signed(issuer, claims, caller.user_key, now_s)
-    return _answer(issuer, caller, {"jwt": token}, now_s)
+    token = _sign(issuer, claims, request.user_key, now_s)
+    return _encode_response(issuer, request, {"jwt": token}, now_s)
 
 
-def refusal(issuer: Issuer, caller: Caller, why: str, *, now_s: int) -> str:
-    """Return the answer that keeps a caller out."""
-    return _answer(issuer, caller, {"error": why}, now_s)
+def encode_refusal(
+    issuer: TokenIssuer, request: AuthorizationRequest, reason: str, *, now_s: int
+) -> str:
+    """Return the response that refuses a connection."""
+    return _encode_response(issuer, request, {"error": reason}, now_s)
 
 
-def _answer(issuer: Issuer, caller: Caller, told: dict[str, Any], now_s: int) -> str:
+def _encode_response(
+    issuer: TokenIssuer, request: AuthorizationRequest, outcome: dict[str, str], now_s: int
+) -> str:
     claims = {
-        "aud": caller.server,
-        "nats": {**told, "type": "authorization_response", "version": 2},
+        "aud": request.server,
+        "nats": {**outcome, "type": "authorization_response", "version": 2},
     }
-    return _signed(issuer, claims, caller.user_key, now_s)
+    return _sign(issuer, claims, request.user_key, now_s)
 
 
-def _signed(issuer: Issuer, claims: dict[str, Any], subject: str, now_s: int) -> str:
-    whole = {**claims, "iat": now_s, "iss": issuer.public, "sub": subject}
-    return issuer.sign({**whole, "jti": hashlib.sha256(repr(whole).encode()).hexdigest()[:32]})
+def _sign(issuer: TokenIssuer, claims: dict[str, Any], subject: str, now_s: int) -> str:
+    complete = {**claims, "iat": now_s, "iss": issuer.public, "sub": subject}
+    return issuer.sign(
+        {**complete, "jti": hashlib.sha256(repr(complete).encode()).hexdigest()[:32]}
+    )

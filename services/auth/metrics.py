@@ -1,24 +1,26 @@
-"""The auth service's figures for Prometheus."""
+"""The auth service's Prometheus metrics."""
 
 from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge
 
-ANSWERS = Counter("leasehold_auth_requests", "Who came to NATS, by outcome.", ["outcome"])
-ENDS = Gauge(
+REQUESTS = Counter(
+    "leasehold_auth_requests", "Authorization requests of NATS, by outcome.", ["outcome"]
+)
+EXPIRATION = Gauge(
     "leasehold_auth_certificate_expiration_timestamp_seconds",
-    "When the certificate of NATS and Redis ends.",
+    "When the certificate of NATS and Redis expires.",
 )
 
 
-class PrometheusTally:
+class PrometheusAuthMetrics:
     """Counters on /metrics."""
 
     def count(self, outcome: str) -> None:
-        """Note somebody who was let in, or refused."""
-        ANSWERS.labels(outcome).inc()
+        """Count one authorization request as `authorized` or `refused`."""
+        REQUESTS.labels(outcome).inc()
 
 
-def watch(ends_at: Callable[[], float]) -> None:
-    """Have the gauge read from this whenever somebody asks for it."""
-    ENDS.set_function(ends_at)
+def export_expiration(expires_at: Callable[[], float]) -> None:
+    """Read the gauge from this function at each scrape."""
+    EXPIRATION.set_function(expires_at)

@@ -1,8 +1,8 @@
-"""Who may say and hear what on NATS: one user per service and node, from the declared topology.
+"""The users of NATS and their permissions, from the declared topology: one per service and node.
 
-A user may publish what its service says, put its questions, and drive its own durable consumers; it
-may subscribe to what it hears and to an inbox of its own. All else is shut. A service that looks
-after one node has a user per node, whose subjects end in that node's name.
+A user may publish its service's events, send its requests, and manage its own durable consumers. It
+may subscribe to its service's subjects and to an inbox of its own. Everything else is denied. A
+service with one replica per node has a user per node; its subjects end in that node's name.
 """
 
 import json
@@ -18,146 +18,161 @@ from shared.nats import subjects
 from shared.nats.subjects import API, STREAM
 from shared.runtime.service import Role
 
-ANY = ".*"
-CALLS = "$SYS.REQ.USER.AUTH"
-"""Where servers ask whom to let in."""
+WILDCARD = ".*"
+AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
+"""Where NATS servers send authorization requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BusUser:
-    """One user of NATS; a subject may be followed by a blank and the queue it is heard in."""
+class NatsUser:
+    """One user of NATS; a subject may be followed by a blank and a queue group."""
 
     name: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
-def bus_users(nodes: Sequence[NodeName]) -> tuple[BusUser, ...]:
-    """Return every service's user, one for the agent of each node, and the operator's."""
-    return (*users_of(SERVICES, roles(), nodes), operator_user())
+def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
+    """Return every service's user, the node agent's user of each node, and the operator's."""
+    return (*service_users(SERVICES, roles(), nodes), operator_user())
 
 
-def operator_user() -> BusUser:
+def operator_user() -> NatsUser:
     """Return the user of commands.
 
-    They look for trouble (who runs, whether the stream is there), and put the questions that the
-    topology gives them.
+    They receive heartbeats, check the stream, and send the requests that the topology declares.
     """
-    return BusUser(
+    return NatsUser(
         name=OPERATOR.name,
-        publish=_sorted(
+        publish=_sorted_unique(
             (f"{API}.STREAM.INFO.{STREAM}", *map(subjects.request_subject, OPERATOR.also_publishes))
         ),
         subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
     )
 
 
-def users_of(
+def service_users(
     services: Sequence[ServiceListed],
     roles_by_name: Mapping[str, tuple[Role, ...]],
     nodes: Sequence[NodeName],
     *,
-    asked_by: Sequence[ServiceListed] = (),
-) -> tuple[BusUser, ...]:
-    """Return the users of these services, who answer each other and the services `asked_by`."""
-    asking = (*(asked_by or services), OPERATOR)
-    askers = _askers(asking, {OPERATOR.name: (), **roles_by_name})
+    requesters: Sequence[ServiceListed] = (),
+) -> tuple[NatsUser, ...]:
+    """Return the users of these services.
+
+    They may reply to the services in `requesters`; by default, to each other.
+    """
+    requesters_by_event = _requesters_by_event(
+        (*(requesters or services), OPERATOR), {OPERATOR.name: (), **roles_by_name}
+    )
     return tuple(
-        BusUser(
+        NatsUser(
             name=subjects.user_of(service.name, node),
-            publish=_sorted(_published(service, roles_by_name[service.name], node, askers)),
-            subscribe=_sorted(_subscribed(service, roles_by_name[service.name], node)),
+            publish=_sorted_unique(
+                _publish_subjects(service, roles_by_name[service.name], node, requesters_by_event)
+            ),
+            subscribe=_sorted_unique(
+                _subscribe_subjects(service, roles_by_name[service.name], node)
+            ),
         )
         for service in services
         for node in (nodes if service.per_node else ("",))
     )
 
 
-def _askers(
+def _requesters_by_event(
     services: Sequence[ServiceListed], roles_by_name: Mapping[str, tuple[Role, ...]]
 ) -> dict[type[Event], list[ServiceListed]]:
-    """Return every question, and the services that put it."""
-    questions = {
+    """Return every request, and the services that send it."""
+    requests = {
         event
-        for held in roles_by_name.values()
-        for role in held
+        for service_roles in roles_by_name.values()
+        for role in service_roles
         if role.kind == "answers"
         for event in role.consumes
     }
     return {
-        question: [s for s in services if question in _said(s, roles_by_name[s.name])]
-        for question in questions
+        request: [
+            service
+            for service in services
+            if request in _published_events(service, roles_by_name[service.name])
+        ]
+        for request in requests
     }
 
 
-def _said(service: ServiceListed, held: Iterable[Role]) -> set[type[Event]]:
-    answering = {event for role in held if role.kind != "answers" for event in role.publishes}
-    return {*answering, *service.also_publishes}
+def _published_events(service: ServiceListed, service_roles: Iterable[Role]) -> set[type[Event]]:
+    published = {
+        event for role in service_roles if role.kind != "answers" for event in role.publishes
+    }
+    return {*published, *service.also_publishes}
 
 
-def _published(
+def _publish_subjects(
     service: ServiceListed,
-    held: Sequence[Role],
+    service_roles: Sequence[Role],
     node: str,
-    askers: Mapping[type[Event], Sequence[ServiceListed]],
+    requesters: Mapping[type[Event], Sequence[ServiceListed]],
 ) -> Iterator[str]:
     yield subjects.publish_subject(Heartbeat)
-    for event in _said(service, held):
-        where = subjects.reply_subject if event in askers else subjects.subscribe_subject
-        yield where(event, node)
-    for role in held:
+    for event in _published_events(service, service_roles):
+        subject_of = subjects.reply_subject if event in requesters else subjects.subscribe_subject
+        yield subject_of(event, node)
+    for role in service_roles:
         if role.kind == "answers":
-            yield from (_inboxes(asker) for event in role.consumes for asker in askers[event])
+            yield from (_inboxes(each) for event in role.consumes for each in requesters[event])
         for durable in _durables(service, role):
             yield f"$JS.ACK.{STREAM}.{durable}.>"
             yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
             yield f"{API}.CONSUMER.DURABLE.CREATE.{STREAM}.{durable}"
-    if not service.per_node:  # an agent leaves the stream to the others
+    if not service.per_node:  # a node agent does not create the stream
         yield f"{API}.STREAM.INFO.{STREAM}"
         yield f"{API}.STREAM.CREATE.{STREAM}"
         yield subjects.publish_subject(ResyncRequested)
 
 
-def _subscribed(service: ServiceListed, held: Sequence[Role], node: str) -> Iterator[str]:
+def _subscribe_subjects(
+    service: ServiceListed, service_roles: Sequence[Role], node: str
+) -> Iterator[str]:
     yield f"{subjects.inbox_of(subjects.user_of(service.name, node))}.>"
-    for role in held:
+    for role in service_roles:
         if role.kind == "answers":
             for event in role.consumes:
                 yield f"{subjects.reply_subject(event, node)} {service.name}"
         elif role.kind == "observes":
             yield from (subjects.subscribe_subject(event) for event in role.consumes)
         elif role.kind == "handles":
-            news = (event for event in role.consumes if event.delivery is Delivery.BROADCAST)
-            yield from (subjects.subscribe_subject(event, node) for event in news)
+            broadcasts = (event for event in role.consumes if event.delivery is Delivery.BROADCAST)
+            yield from (subjects.subscribe_subject(event, node) for event in broadcasts)
             yield from (f"{subjects.deliver(name)} {name}" for name in _durables(service, role))
 
 
 def _durables(service: ServiceListed, role: Role) -> tuple[str, ...]:
-    takes_work = any(event.delivery is Delivery.WORK for event in role.consumes)
-    if role.kind != "handles" or not takes_work:
+    consumes_work = any(event.delivery is Delivery.WORK for event in role.consumes)
+    if role.kind != "handles" or not consumes_work:
         return ()
     return (subjects.durable_of(service.name, role.method),)
 
 
-def _inboxes(asker: ServiceListed) -> str:
-    return f"{subjects.inbox_of(asker.name)}{ANY if asker.per_node else ''}.>"
+def _inboxes(requester: ServiceListed) -> str:
+    return f"{subjects.inbox_of(requester.name)}{WILDCARD if requester.per_node else ''}.>"
 
 
-def _sorted(found: Iterable[str]) -> tuple[str, ...]:
+def _sorted_unique(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
 def nats_configuration(
-    users: Sequence[BusUser], secrets: Mapping[str, str], *, tls: tuple[Path, Path] | None = None
+    users: Sequence[NatsUser], secrets: Mapping[str, str], *, tls: tuple[Path, Path] | None = None
 ) -> str:
-    """Write the part of nats-server's configuration that says who may what.
+    """Return nats-server's configuration of users and their permissions.
 
-    `tls` are the files of the certificate that it shows, and of its key.
+    `tls` are the files of its certificate and of that certificate's key.
     """
     lines = [
-        "# Who may say and hear what, made by `leasehold doors` from the declared topology.",
-        "# It holds secrets. nats-server reads it with --config, or with `include` in another.",
-        *_covered(tls),
+        "# Users and their permissions, written by `leasehold doors` from the declared topology.",
+        "# Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
+        *_tls_block(tls),
         "authorization {",
         "  users = [",
     ]
@@ -167,41 +182,41 @@ def nats_configuration(
             f"      user: {json.dumps(user.name)}",
             f"      password: {json.dumps(secrets[user.name])}",
             "      permissions: {",
-            *_allowed("publish", user.publish),
-            *_allowed("subscribe", user.subscribe),
+            *_permission_lines("publish", user.publish),
+            *_permission_lines("subscribe", user.subscribe),
             "      }",
             "    }",
         ]
     return "\n".join([*lines, "  ]", "}", ""])
 
 
-def called_out_configuration(
-    auth: BusUser, secrets: Mapping[str, str], issuer: str, files: str
+def auth_callout_configuration(
+    auth: NatsUser, secrets: Mapping[str, str], issuer: str, files: str
 ) -> tuple[str, str]:
     """Return nats-server's configuration with an auth callout: for one server, and for a cluster.
 
-    `issuer` is the key by which its answers are known; `files` the directory of certificates.
+    `issuer` is the public key that signs the responses; `files` is the directory of certificates.
     """
     certificate, key, authority = (
         json.dumps(f"{files}/{name}") for name in ("server.crt", "server.key", "ca.crt")
     )
     lines = [
-        "# Made by the auth service; it holds secrets.",
+        "# Written by the auth service; contains secrets.",
         f"tls {{ cert_file: {certificate}, key_file: {key} }}",
-        f"accounts {{ SYS {{ users: [{{ {_known('system', secrets)} }}] }} }}",
+        f"accounts {{ SYS {{ users: [{{ {_login_entry('system', secrets)} }}] }} }}",
         "system_account: SYS",
         "authorization {",
         "  timeout: 5",
         "  users: [",
-        f"    {{ {_known(auth.name, secrets)}",
+        f"    {{ {_login_entry(auth.name, secrets)}",
         "      permissions: {",
-        *_allowed("publish", auth.publish),
-        *_allowed("subscribe", (*auth.subscribe, f"{CALLS} {auth.name}")),
+        *_permission_lines("publish", auth.publish),
+        *_permission_lines("subscribe", (*auth.subscribe, f"{AUTH_CALLOUT_SUBJECT} {auth.name}")),
         "        allow_responses: true",
         "      }",
         "    }",
         "  ]",
-        "  # Whoever is neither of the two is asked for by token, and gets rights from the answer.",
+        "  # All other clients are authorized by token; the response contains their permissions.",
         f"  auth_callout {{ issuer: {json.dumps(issuer)}, auth_users: "
         f'[{json.dumps(auth.name)}, "system"] }}',
         "}",
@@ -213,17 +228,17 @@ def called_out_configuration(
     return "\n".join(lines), f"include nats.conf\ncluster {{ {mutual} }}\n"
 
 
-def _known(user: str, secrets: Mapping[str, str]) -> str:
+def _login_entry(user: str, secrets: Mapping[str, str]) -> str:
     return f"user: {json.dumps(user)}, password: {json.dumps(secrets[user])}"
 
 
-def _covered(tls: tuple[Path, Path] | None) -> list[str]:
+def _tls_block(tls: tuple[Path, Path] | None) -> list[str]:
     if tls is None:
         return []
     certificate, key = (json.dumps(str(path)) for path in tls)
     return ["tls {", f"  cert_file: {certificate}", f"  key_file: {key}", "}"]
 
 
-def _allowed(what: str, allowed: Sequence[str]) -> list[str]:
+def _permission_lines(operation: str, allowed: Sequence[str]) -> list[str]:
     listed = (f"          {json.dumps(subject)}" for subject in allowed)
-    return [f"        {what}: {{", "          allow: [", *listed, "          ]", "        }"]
+    return [f"        {operation}: {{", "          allow: [", *listed, "          ]", "        }"]

@@ -1,19 +1,19 @@
-"""The auth service: keeps secrets and certificates, tells Redis of its users, and answers NATS."""
+"""The auth service: it reconciles secrets and Redis' users, and authorizes NATS clients."""
 
 import asyncio
 import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from services.auth import auth_callout
-from services.auth import secrets as kept
-from services.auth.auth_callout import RefusedError, Reviewed
-from services.auth.nats_users import BusUser, users_of
-from services.auth.nkeys import Issuer
-from services.auth.secrets import AUTH, Handout
+from services.auth import auth_callout, root_secret
+from services.auth.auth_callout import ReviewedToken, UnauthorizedError
+from services.auth.nats_users import NatsUser, service_users
+from services.auth.nkeys import TokenIssuer
+from services.auth.root_secret import AUTH, ManagedObject
 from services.topology import SERVICES
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
@@ -21,200 +21,217 @@ from shared.runtime.service import Role, loops
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 60.0
-USERS_S = 5.0
-"""How often Redis is told of its users: a server that takes over knows only those of its file."""
-PAUSE_S = 2.0
-LIFE_S = 4 * 3600
-"""So long a connection to NATS lasts at most before it is asked for anew."""
-REMEMBER_S = 30.0
-"""So long the API server is believed about a token that it knew."""
-REFUSED_S = 5.0
-"""So long one that it did not know is not asked about again: who is refused tries on and on."""
-REMEMBERED = 10_000
+MAX_CACHED_TOKENS = 10_000
 
 
-class Keeping(Protocol):
-    """The objects in which all is kept and handed out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthTiming:
+    """Intervals, seconds."""
+
+    reconcile_s: float = 60.0
+    redis_users_s: float = 5.0
+    """Between two updates of Redis' users: after a failover, Redis knows only those of its file."""
+    retry_s: float = 2.0
+    connection_s: int = 4 * 3600
+    """After this, NATS ends a connection, and the client must be authorized again."""
+    authorized_s: float = 30.0
+    """How long a review of a token that the API server knows is reused."""
+    refused_s: float = 5.0
+    """How long a refusal is reused: a refused client retries continually."""
+
+
+class RootSecrets(Protocol):
+    """Stores the root Secret, and the objects that are derived from it."""
 
     async def load(self) -> tuple[Mapping[str, bytes], str]:
-        """Return what is kept, and its version."""
+        """Return the root Secret's data and version."""
         ...
 
     async def save(self, data: Mapping[str, bytes], version: str) -> None:
-        """Keep it. Raises ConflictError if another was quicker."""
+        """Write the root Secret. Raises ConflictError if it changed after `version`."""
         ...
 
-    async def hand_out(self, handout: Handout) -> bool:
-        """Give servers and services theirs; say whether it was new to them."""
+    async def apply(self, managed: ManagedObject) -> bool:
+        """Write a derived object; return False if it held this data already."""
         ...
 
 
-class Servers(Protocol):
-    """NATS and Redis, as those see them who look after them."""
+class AuthServers(Protocol):
+    """NATS and Redis, as their administrator uses them."""
 
-    def write(self, files: Mapping[str, bytes]) -> None:
-        """Write our own files."""
+    def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write the service's own credentials."""
         ...
 
     async def set_users(self, users: Sequence[Sequence[str]]) -> None:
-        """Tell Redis who may what."""
+        """Set the users of Redis and their permissions."""
         ...
 
     async def reload(self) -> None:
-        """Have both read their certificate anew."""
+        """Make NATS and Redis reload their certificates."""
         ...
 
 
-class Tally(Protocol):
-    """Counts who came."""
+class AuthMetrics(Protocol):
+    """Counts authorization requests."""
 
     def count(self, outcome: str) -> None:
-        """Note somebody who was let in, or refused."""
+        """Count one request by its outcome."""
         ...
 
 
-Review = Callable[[str], Awaitable[Reviewed]]
-"""Says whose token it is; raises RefusedError if nobody's, UnavailableError if it cannot tell."""
+TokenReviewer = Callable[[str], Awaitable[ReviewedToken]]
+"""Reviews a token. Raises UnauthorizedError if it is not valid, UnavailableError if unknown."""
 
 
 class AuthService:
-    """Any number of replicas may run: what they do twice is the same both times."""
+    """Any number of replicas may run: every step is idempotent."""
 
-    def __init__(  # noqa: PLR0917 - each is another part
+    def __init__(
         self,
-        keeping: Keeping,
-        servers: Servers,
-        review: Review,
+        secret_store: RootSecrets,
+        servers: AuthServers,
+        review: TokenReviewer,
         clock: Clock,
+        *,
         namespace: str,
-        names: Sequence[str],
-        files: str,
+        server_names: Sequence[str],
+        nats_directory: str,
         roles: Mapping[str, tuple[Role, ...]],
-        tally: Tally,
+        metrics: AuthMetrics,
+        timing: AuthTiming | None = None,
     ) -> None:
-        self.keeping = keeping
+        self.secret_store = secret_store
         self.servers = servers
         self.review = review
         self.clock = clock
         self.namespace = namespace
-        self.names = tuple(names)
-        self.files = files
+        self.server_names = tuple(server_names)
+        self.nats_directory = nats_directory
         self.roles = roles
-        self.tally = tally
-        self.ends_at = 0.0
-        self._issuer: Issuer | None = None
-        self._users: Sequence[Sequence[str]] = ()
-        self._reloaded = b""
-        self._known: dict[bytes, tuple[float, BusUser | RefusedError]] = {}
+        self.metrics = metrics
+        self.timing = timing or AuthTiming()
+        self.expires_at = 0.0
+        self._issuer: TokenIssuer | None = None
+        self._redis_users: Sequence[Sequence[str]] = ()
+        self._reloaded_certificate = b""
+        self._reviews: dict[bytes, tuple[float, NatsUser | UnauthorizedError]] = {}
 
-    def missing(self) -> str | None:
-        """Say what keeps anybody from being let in, or None."""
+    def unready_reason(self) -> str | None:
+        """Return why no client can be authorized, or None."""
         return None if self._issuer else "the secrets were not read yet"
 
-    async def make(self) -> Mapping[str, bytes]:
-        """Make what is missing, hand it out, and write our own files; return what is kept."""
+    async def reconcile(self) -> Mapping[str, bytes]:
+        """Complete the root Secret, apply the objects derived from it, and return its data."""
         while True:
-            stored, version = await self.keeping.load()
-            whole = kept.completed(stored, self.names, self._now(), secrets.token_bytes)
-            if whole == stored:
+            stored, version = await self.secret_store.load()
+            data = root_secret.complete(stored, self.server_names, self._now(), secrets.token_bytes)
+            if data == stored:
                 break
             try:
-                await self.keeping.save(whole, version)
+                await self.secret_store.save(data, version)
             except ConflictError:
-                continue  # another replica was quicker: its secrets are ours
-            made = sorted(key for key in whole if whole[key] != stored.get(key))
-            logger.info("made anew: %s", ", ".join(made))
-        for handout in kept.handouts(whole, self._user(), self.files):
-            if await self.keeping.hand_out(handout):
-                logger.info("%s holds what it should now", handout.name)
-        await asyncio.to_thread(self.servers.write, kept.own_files(whole))
-        self._issuer, self.ends_at = Issuer(whole[kept.ISSUER]), kept.ends_at(whole)
-        self._users = kept.users_at_redis(whole)
-        return whole
+                continue  # another replica was faster; its secrets are used
+            created = sorted(key for key in data if data[key] != stored.get(key))
+            logger.info("created: %s", ", ".join(created))
+        for managed in root_secret.managed_objects(data, self._nats_user(), self.nats_directory):
+            if await self.secret_store.apply(managed):
+                logger.info("%s updated", managed.name)
+        await asyncio.to_thread(self.servers.write_files, root_secret.own_files(data))
+        self._issuer = TokenIssuer(data[root_secret.ISSUER])
+        self.expires_at = root_secret.expires_at(data)
+        self._redis_users = root_secret.redis_user_rules(data)
+        return data
 
     @loops
-    async def keep(self) -> None:
-        """Look after everything, again and again."""
-        said = ""
+    async def reconcile_forever(self) -> None:
+        """Reconcile again and again."""
+        last_fault = ""
         while True:
-            pause_s, fault = LOOK_S, ""
+            pause_s, fault = self.timing.reconcile_s, ""
             try:
-                whole = await self.make()
-                await self._show_anew(whole)
+                await self._reload_certificate(await self.reconcile())
             except LeaseholdError as error:
-                pause_s, fault = PAUSE_S, str(error)
-            if fault and fault != said:
-                logger.warning("looked after again every %g s: %s", PAUSE_S, fault)
-            said = fault
+                pause_s, fault = self.timing.retry_s, str(error)
+            if fault and fault != last_fault:
+                logger.warning("reconciling failed, retry every %g s: %s", pause_s, fault)
+            last_fault = fault
             await self.clock.sleep(pause_s)
 
     @loops
-    async def keep_users(self) -> None:
-        """Tell Redis who may what, again and again."""
-        said = ""
+    async def update_redis_users(self) -> None:
+        """Set the users of Redis and their permissions again and again."""
+        last_fault = ""
         while True:
-            pause_s, fault = USERS_S if self._users else PAUSE_S, ""
+            pause_s = self.timing.redis_users_s if self._redis_users else self.timing.retry_s
+            fault = ""
             try:
-                await self.servers.set_users(self._users)
+                await self.servers.set_users(self._redis_users)
             except LeaseholdError as error:
-                pause_s, fault = PAUSE_S, str(error)
-            if fault and fault != said:
-                logger.warning("told again every %g s: %s", PAUSE_S, fault)
-            said = fault
+                pause_s, fault = self.timing.retry_s, str(error)
+            if fault and fault != last_fault:
+                logger.warning("setting Redis users failed, retry every %g s: %s", pause_s, fault)
+            last_fault = fault
             await self.clock.sleep(pause_s)
 
-    async def _show_anew(self, whole: Mapping[str, bytes]) -> None:
-        if self._reloaded == whole["server.crt"] or not kept.is_to_reload(whole, self._now()):
+    async def _reload_certificate(self, data: Mapping[str, bytes]) -> None:
+        certificate = data["server.crt"]
+        if self._reloaded_certificate == certificate:
+            return
+        if not root_secret.should_reload(data, self._now()):
             return
         await self.servers.reload()
-        self._reloaded = whole["server.crt"]
-        logger.info("NATS and Redis show the new certificate")
+        self._reloaded_certificate = certificate
+        logger.info("NATS and Redis have loaded the new certificate")
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a server of NATS that asks whom to let in.
+    async def authorize(self, request: bytes) -> bytes:
+        """Reply to an authorization request of a NATS server.
 
-        Raises RequestError for what no server asks, UnavailableError while nothing is known.
+        Raises RequestError for what no server has sent, UnavailableError if the API server does
+        not respond.
         """
-        caller = auth_callout.read_caller(request.decode(errors="replace"))
+        parsed = auth_callout.parse_request(request.decode(errors="replace"))
         issuer, now_s = self._issuer, round(self.clock.now())
         if issuer is None:
             raise ConflictError("the secrets were not read yet")
         try:
-            user = await self._user_of(caller.token)
-        except RefusedError as error:
-            self.tally.count("refused")
-            logger.debug("%s is not let in at NATS: %s", caller.name or "somebody", error)
-            return auth_callout.refusal(issuer, caller, str(error), now_s=now_s).encode()
-        self.tally.count("admitted")
-        return auth_callout.admission(issuer, caller, user, now_s=now_s, life_s=LIFE_S).encode()
+            user = await self._user_of_token(parsed.token)
+        except UnauthorizedError as error:
+            self.metrics.count("refused")
+            logger.debug("NATS refuses %s: %s", parsed.name or "an unnamed client", error)
+            return auth_callout.encode_refusal(issuer, parsed, str(error), now_s=now_s).encode()
+        self.metrics.count("authorized")
+        return auth_callout.encode_grant(
+            issuer, parsed, user, now_s=now_s, life_s=self.timing.connection_s
+        ).encode()
 
-    async def _user_of(self, token: str) -> BusUser:
-        """Ask whose token it is; what was heard of one just now is heard again."""
+    async def _user_of_token(self, token: str) -> NatsUser:
+        """Review a token, or reuse its last review if that is recent."""
         if not token:
-            raise RefusedError("it shows no token")
+            raise UnauthorizedError("the connection has no token")
         digest, now = hashlib.sha256(token.encode()).digest(), self.clock.now()
-        until, known = self._known.get(digest, (0.0, None))
-        if known is None or until <= now:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            known = await self._asked(token)
-            refused = isinstance(known, RefusedError)
-            self._known[digest] = (now + (REFUSED_S if refused else REMEMBER_S), known)
-        if isinstance(known, RefusedError):
-            raise RefusedError(str(known))
-        return known
+        until, review = self._reviews.get(digest, (0.0, None))
+        if review is None or until <= now:
+            if len(self._reviews) >= MAX_CACHED_TOKENS:
+                self._reviews.clear()
+            review = await self._review(token)
+            refused = isinstance(review, UnauthorizedError)
+            reuse_s = self.timing.refused_s if refused else self.timing.authorized_s
+            self._reviews[digest] = (now + reuse_s, review)
+        if isinstance(review, UnauthorizedError):
+            raise UnauthorizedError(str(review))
+        return review
 
-    async def _asked(self, token: str) -> BusUser | RefusedError:
+    async def _review(self, token: str) -> NatsUser | UnauthorizedError:
         try:
             reviewed = await self.review(token)
-            return auth_callout.user_for(reviewed, self.namespace, SERVICES, self.roles)
-        except RefusedError as error:
-            logger.warning("a token is refused at NATS: %s", error)
+            return auth_callout.user_of_token(reviewed, self.namespace, SERVICES, self.roles)
+        except UnauthorizedError as error:
+            logger.warning("NATS refuses a token: %s", error)
             return error
 
-    def _user(self) -> BusUser:
-        return next(u for u in users_of(SERVICES, self.roles, []) if u.name == AUTH)
+    def _nats_user(self) -> NatsUser:
+        return next(user for user in service_users(SERVICES, self.roles, []) if user.name == AUTH)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now(), UTC)

@@ -1,4 +1,4 @@
-"""What the auth service is told."""
+"""Settings of the auth service."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from shared.model.errors import RequestError
 from shared.runtime.settings import LedgerSettings, setting
 
-ABOUT = """Makes the secrets and certificates of NATS and Redis at the first start, keeps them, and
-answers NATS whose token it was shown: a service's, or the agent's of one node.
+ABOUT = """Makes the secrets and certificates of NATS and Redis, renews them, and authorizes each
+connection to NATS by the token of a service account: a service's, or one node agent's.
 
-It runs in a cluster, beside Secrets that are installed empty. Any number of replicas may run."""
+It runs in a cluster, with Secrets that are installed empty. Any number of replicas may run."""
 
 EXAMPLES = (
     "python -m services.auth --secret leasehold-system/auth --names nats,redis \\",
@@ -25,23 +25,23 @@ class AuthSettings(LedgerSettings):
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     secret: str = setting(
-        "leasehold-system/auth", "NAMESPACE/NAME of the Secret in which all of it is kept"
+        "leasehold-system/auth", "NAMESPACE/NAME of the Secret that stores all secrets"
     )
     names: tuple[str, ...] = setting(("nats", "redis"), "names in the servers' certificate")
     state_dir: Path = setting(
-        Path("/run/auth"), "our own secrets are written here, and best kept in memory"
+        Path("/run/auth"), "directory of the service's own credentials, best kept in memory"
     )
     nats_files: str = setting("/etc/nats", "directory of NATS' certificate, as its server sees it")
     redis_files: str = setting(
         "/etc/redis",
         "directory of Redis' certificate, as its server sees it; empty: it has its own",
     )
-    audience: str = setting("leasehold-nats", "for whom the tokens are that NATS is shown")
+    audience: str = setting("leasehold-nats", "audience of the tokens that clients send to NATS")
 
     @property
     def secret_name(self) -> tuple[str, str]:
-        """Namespace and name of the Secret. Raises RequestError if it is not both."""
+        """Namespace and name of the Secret. Raises RequestError unless both are given."""
         namespace, _, name = self.secret.partition("/")
         if not namespace or not name:
-            raise RequestError(f"--secret {self.secret!r}: NAMESPACE/NAME is wanted")
+            raise RequestError(f"--secret {self.secret!r} must be NAMESPACE/NAME")
         return namespace, name

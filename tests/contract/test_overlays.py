@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.auth.nats_users import BusUser
-from services.auth.secrets import completed, handouts
+from services.auth.nats_users import NatsUser
+from services.auth.root_secret import complete, managed_objects
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
@@ -258,9 +258,9 @@ def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_for_a_key_names_it_and_the_auth_service_makes_it() -> None:
-    whole = completed({}, ("nats",), datetime.now(UTC), os.urandom)
-    user = BusUser(name="auth", publish=(), subscribe=())
-    made = {(h.kind, h.name): set(h.data) for h in handouts(whole, user, "/etc/nats")}
+    whole = complete({}, ("nats",), datetime.now(UTC), os.urandom)
+    user = NatsUser(name="auth", publish=(), subscribe=())
+    made = {(h.kind, h.name): set(h.data) for h in managed_objects(whole, user, "/etc/nats")}
     wanted: dict[str, set[tuple[str, str]]] = {}
 
     for workload in (o for o in overlay("ha") if o["kind"] in WORKLOADS):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.auth.nats_users import bus_users, nats_configuration
-from services.auth.redis_users import digest_of, ledger_names, redis_acl
+from services.auth.nats_users import all_users, nats_configuration
+from services.auth.redis_users import password_digest, password_users, redis_acl
 from shared.credentials import certificates
 from shared.credentials.logins import load_login
 from shared.model.errors import RequestError
@@ -96,13 +96,13 @@ def write(
         if names:
             _certify(doors, names, mode)
         if nats:
-            users = bus_users(nodes)
+            users = all_users(nodes)
             said = _kept((user.name for user in users), doors.nats, mode)
             files = (doors.certificate, doors.key) if names else None
             _write(doors.nats_configuration, nats_configuration(users, said, tls=files), mode)
         if redis:
-            said = _kept(ledger_names(), doors.redis, mode)
-            acl = redis_acl({user: digest_of(text) for user, text in said.items()})
+            said = _kept(password_users(), doors.redis, mode)
+            acl = redis_acl({user: password_digest(text) for user, text in said.items()})
             _write(doors.acl, acl, mode)
         if shared:
             for directory in (doors.root, doors.root / "nats", doors.root / "redis"):
@@ -150,10 +150,10 @@ def show(flags: argparse.Namespace) -> int:
         print(f"written to {doors.root}; keep it from everybody but who runs the servers")
         return 0
     if both or flags.nats:
-        users = bus_users(nodes or [NodeName(NODE_SHOWN)])
+        users = all_users(nodes or [NodeName(NODE_SHOWN)])
         print(nats_configuration(users, {user.name: f"SECRET_OF_{user.name}" for user in users}))
     if both or flags.redis:
-        print(redis_acl({user: f"SHA256_OF_SECRET_OF_{user}" for user in ledger_names()}), end="")
+        print(redis_acl({user: f"SHA256_OF_SECRET_OF_{user}" for user in password_users()}), end="")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The auth service beside a real nats-server and valkey-server: who is let in, and as whom."""
+"""The auth service with a real nats-server and valkey-server: which clients it authorizes."""
 
 import asyncio
 import base64
@@ -13,9 +13,9 @@ import nats.errors
 import pytest
 import redis.asyncio
 
-from services.auth import secrets as kept
-from services.auth import service
-from services.auth.nats_users import bus_users
+from services.auth import root_secret
+from services.auth.nats_users import all_users
+from services.auth.service import AuthTiming
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
@@ -23,23 +23,23 @@ from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.system_account import reload_servers
-from tests.support.auth.cluster import DoorsCluster
-from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.auth.cluster import AuthCluster
+from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import ValkeyServer
 
 A, B = NodeName("node-a"), NodeName("node.b")
-USERS = {user.name: user for user in bus_users([A, B])}
+USERS = {user.name: user for user in all_users([A, B])}
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[DoorsWorld]:
+async def world() -> AsyncIterator[AuthWorld]:
     with tempfile.TemporaryDirectory(prefix="lh-auth-") as folder:
-        async with doors_world(Path(folder)) as made:
+        async with auth_world(Path(folder)) as made:
             yield made
 
 
-async def refused(world: DoorsWorld, token: str, user: str) -> bool:
+async def refused(world: AuthWorld, token: str, user: str) -> bool:
     try:
         async with world.raw(token, user):
             return False
@@ -47,55 +47,57 @@ async def refused(world: DoorsWorld, token: str, user: str) -> bool:
         return True
 
 
-async def test_an_agent_speaks_asks_and_hears_as_the_node_that_its_token_names(
-    world: DoorsWorld,
+async def test_an_agent_publishes_requests_and_subscribes_as_the_node_that_its_token_names(
+    world: AuthWorld,
 ) -> None:
-    token = world.cluster.bear("node-agent", node=B)
-    keys = world.keys(token, "node-agent.node.b")
-    binder = world.keys(world.cluster.bear("binder"), "binder")
+    token = world.cluster.issue_token("node-agent", node=B)
+    keys = world.credentials(token, "node-agent.node.b")
+    binder = world.credentials(world.cluster.issue_token("binder"), "binder")
 
     async with (
-        Bus.connect(world.url, name="binder", keys=binder) as asked,
+        Bus.connect(world.url, name="binder", keys=binder) as binder_bus,
         Bus.connect(world.url, name="agent", keys=keys, keeps_stream=False) as agent,
     ):
-        inbox = await asked.subscribe([DeviceReported], durable="binder-keep-devices")
-        await asked.reply(LeasesRequest, "binder", "", _no_leases)
+        inbox = await binder_bus.subscribe([DeviceReported], durable="binder-keep-devices")
+        await binder_bus.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.publish([DeviceReported(node=B, devices=(), served=())])
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
         await delivered.ack()
-        told = await agent.request(LeasesRequest(node=B), LeasesReply, timeout_s=10)
+        reply = await agent.request(LeasesRequest(node=B), LeasesReply, timeout_s=10)
 
     assert delivered.events[0].node == B
-    assert told.leases == ()
+    assert reply.leases == ()
 
 
 async def _no_leases(_: LeasesRequest) -> LeasesReply:
     return LeasesReply()
 
 
-async def test_an_agent_gets_nowhere_on_the_subjects_of_another_node_whatever_it_calls_itself(
-    world: DoorsWorld,
+async def test_an_agent_has_no_permission_for_another_nodes_subjects_whatever_its_client_name_is(
+    world: AuthWorld,
 ) -> None:
-    token, other = world.cluster.bear("node-agent", node=A), USERS["node-agent.node.b"]
-    told = [one for one in other.publish if one.endswith("node_b")]
+    token, other = world.cluster.issue_token("node-agent", node=A), USERS["node-agent.node.b"]
+    published = [one for one in other.publish if one.endswith("node_b")]
     open_to_all = USERS["node-agent.node-a"].subscribe
-    heard = [one.partition(" ")[0] for one in other.subscribe if one not in open_to_all]
+    subscribed = [one.partition(" ")[0] for one in other.subscribe if one not in open_to_all]
 
-    async with world.raw(token, "node-agent.node.b") as (client, said):
-        for subject in told:
+    async with world.raw(token, "node-agent.node.b") as (client, errors):
+        for subject in published:
             await client.publish(subject, b"x")
-        for subject in heard:
+        for subject in subscribed:
             await client.subscribe(subject)
         await client.publish(subjects.publish_subject(DeviceReported, A), b"x")
         for _ in range(2):
             await client.flush(timeout=10)
 
-        violations = [text for text in said if "permissions violation" in text]
+        violations = [text for text in errors if "permissions violation" in text]
 
-    assert len(told) >= 4
-    assert len(heard) >= 3
-    assert {_subject(text) for text in violations} == {one.lower() for one in (*told, *heard)}
+    assert len(published) >= 4
+    assert len(subscribed) >= 3
+    assert {_subject(text) for text in violations} == {
+        one.lower() for one in (*published, *subscribed)
+    }
 
 
 def _subject(violation: str) -> str:
@@ -103,29 +105,29 @@ def _subject(violation: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(set(USERS) - {"operator", "auth"}))
-async def test_each_service_account_has_the_rights_of_its_service_and_no_more(
-    world: DoorsWorld, name: str
+async def test_each_service_account_has_the_permissions_of_its_service_and_no_more(
+    world: AuthWorld, name: str
 ) -> None:
     service_name, _, node = name.partition(".")
-    token = world.cluster.bear(service_name, node=node)
+    token = world.cluster.issue_token(service_name, node=node)
     mine = USERS[name]
     others = {
         subject for user in USERS.values() for subject in user.publish if "*" not in subject
     } - set(mine.publish)
     others = {subject for subject in others if not _covered(subject, mine.publish)}
 
-    async with world.raw(token, name) as (client, said):
+    async with world.raw(token, name) as (client, errors):
         for subject in mine.publish:
             await client.publish(subject.replace("*", "x").replace(">", "x"), b"x")
         for _ in range(2):
             await client.flush(timeout=10)
-        assert [text for text in said if "violation" in text] == []
+        assert [text for text in errors if "violation" in text] == []
         for subject in others:
             await client.publish(subject.replace(">", "x"), b"x")
         for _ in range(2):
             await client.flush(timeout=10)
 
-    assert {_subject(text) for text in said if "violation" in text} == {
+    assert {_subject(text) for text in errors if "violation" in text} == {
         subject.replace(">", "x").lower() for subject in others
     }
 
@@ -142,15 +144,15 @@ def _covered(subject: str, patterns: tuple[str, ...]) -> bool:
     return any(covers(one.split("."), subject.replace(">", "x").split(".")) for one in patterns)
 
 
-async def test_nobody_else_is_let_in(world: DoorsWorld) -> None:
+async def test_no_other_client_is_authorized(world: AuthWorld) -> None:
     cluster = world.cluster
 
-    assert not await refused(world, cluster.bear("placer"), "placer")
+    assert not await refused(world, cluster.issue_token("placer"), "placer")
     for token in (
-        cluster.bear("node-agent"),
-        cluster.bear("default"),
-        cluster.bear("placer", namespace="team-a"),
-        cluster.bear("placer", audience="another"),
+        cluster.issue_token("node-agent"),
+        cluster.issue_token("default"),
+        cluster.issue_token("placer", namespace="team-a"),
+        cluster.issue_token("placer", audience="another"),
         "made-up",
         "",
     ):
@@ -158,21 +160,21 @@ async def test_nobody_else_is_let_in(world: DoorsWorld) -> None:
     before = cluster.reviews
     with pytest.raises(UnavailableError, match="rejects the token in"):
         async with Bus.connect(
-            world.url, name="x", keys=world.keys("guessed", "placer"), patience_s=3
+            world.url, name="x", keys=world.credentials("guessed", "placer"), patience_s=3
         ):
             pass
-    assert cluster.reviews == before + 1  # who tries on and on is not asked about each time
+    assert cluster.reviews == before + 1  # a client that retries is not reviewed each time
 
 
-async def test_rights_that_have_run_out_are_asked_for_anew_with_the_token_of_that_moment(
-    world: DoorsWorld, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_that_has_expired_is_authorized_again_with_the_current_token(
+    world: AuthWorld,
 ) -> None:
-    monkeypatch.setattr(service, "LIFE_S", 1)
-    keys = world.keys(world.cluster.bear("placer"), "placer")
+    world.auth.timing = AuthTiming(connection_s=1)
+    keys = world.credentials(world.cluster.issue_token("placer"), "placer")
     async with Bus.connect(world.url, name="placer", keys=keys) as bus:
         before = world.cluster.reviews
-        monkeypatch.setattr(service, "LIFE_S", 600)
-        world.keys(world.cluster.bear("placer"), "placer")
+        world.auth.timing = AuthTiming(connection_s=600)
+        world.credentials(world.cluster.issue_token("placer"), "placer")
 
         async with asyncio.timeout(20):
             while world.cluster.reviews == before or not bus.connected:
@@ -181,24 +183,24 @@ async def test_rights_that_have_run_out_are_asked_for_anew_with_the_token_of_tha
     assert world.cluster.reviews == before + 1
 
 
-async def test_replicas_that_begin_together_keep_the_same_secrets(tmp_path: Path) -> None:
-    cluster = DoorsCluster()
+async def test_replicas_that_start_together_store_the_same_secrets(tmp_path: Path) -> None:
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        replicas = [DoorsWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(4)]
+        replicas = [AuthWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(4)]
 
-        found = await asyncio.gather(*(each.auth.make() for each in replicas))
+        found = await asyncio.gather(*(each.auth.reconcile() for each in replicas))
         files = [(each.folder / "run" / "redis").read_bytes() for each in replicas]
 
     assert all(each == found[0] for each in found)
     assert len(set(files)) == 1
 
 
-async def test_what_is_handed_out_is_for_its_owner_and_holds_no_secret_of_another(
-    world: DoorsWorld,
+async def test_no_derived_object_contains_the_secret_of_another_service(
+    world: AuthWorld,
 ) -> None:
     cluster = world.cluster
-    held = {key: base64.b64decode(text) for key, text in cluster.objects["secrets", "auth"].items()}
-    secrets = {key: held[key] for key in held if key.startswith("redis.")}
+    root = {key: base64.b64decode(text) for key, text in cluster.objects["secrets", "auth"].items()}
+    secrets = {key: root[key] for key in root if key.startswith("redis.")}
 
     for (kind, name), data in cluster.objects.items():
         if name == "auth":
@@ -209,19 +211,21 @@ async def test_what_is_handed_out_is_for_its_owner_and_holds_no_secret_of_anothe
         )
         shown = {key for key, value in secrets.items() if value.partition(b":")[2] in text}
         assert shown == ({f"redis.{name[6:]}"} if name.startswith("redis-") else set())
-        assert held["ca.key"] not in text
-        assert held["issuer"] not in text
+        assert root["ca.key"] not in text
+        assert root["issuer"] not in text
 
 
-async def test_a_new_certificate_is_shown_without_a_restart_and_everybody_comes_back(
-    world: DoorsWorld,
+async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconnect(
+    world: AuthWorld,
 ) -> None:
-    token = world.cluster.bear("placer")
-    async with Bus.connect(world.url, name="placer", keys=world.keys(token, "placer")) as bus:
+    token = world.cluster.issue_token("placer")
+    async with Bus.connect(
+        world.url, name="placer", keys=world.credentials(token, "placer")
+    ) as bus:
         root = world.cluster.objects["secrets", "auth"]
         before = root["server.crt"]
         root["server.crt"] = ""
-        await world.auth.make()
+        await world.auth.reconcile()
         world.mount("auth-nats", world.files)
 
         await world.servers.reload()
@@ -234,10 +238,10 @@ async def test_a_new_certificate_is_shown_without_a_restart_and_everybody_comes_
                 await asyncio.sleep(0.05)
 
 
-async def _shown(world: DoorsWorld) -> bytes:
+async def _shown(world: AuthWorld) -> bytes:
     import ssl  # noqa: PLC0415 - one test looks at a certificate
 
-    async with world.raw(world.cluster.bear("placer"), "placer") as (client, _):
+    async with world.raw(world.cluster.issue_token("placer"), "placer") as (client, _):
         tls = client._transport._io_writer.get_extra_info("ssl_object")
         return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True)).encode()
 
@@ -252,37 +256,36 @@ def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
     server.forget()
 
 
-async def test_a_secret_that_is_taken_away_is_made_anew_and_redis_is_told(
+async def test_a_deleted_password_is_created_again_and_redis_is_updated(
     valkey: ValkeyServer, tmp_path: Path
 ) -> None:
-    cluster = DoorsCluster()
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
-        first = await world.auth.make()
+        world = AuthWorld(tmp_path, cluster, kube, valkey.url)
+        first = await world.auth.reconcile()
         world.mount("auth-redis", tmp_path / "etc-redis")
         valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
         await valkey.ready()
         assert await _pings(valkey, first["redis.binder"])
 
         del cluster.objects["secrets", "auth"]["redis.binder"]
-        second = await world.auth.make()
-        await world.servers.set_users(kept.users_at_redis(second))
+        second = await world.auth.reconcile()
+        await world.servers.set_users(root_secret.redis_user_rules(second))
 
         assert await _pings(valkey, second["redis.binder"])
         assert not await _pings(valkey, first["redis.binder"])
         assert await _pings(valkey, second["redis.placer"])
 
 
-async def test_a_redis_that_takes_over_without_our_users_is_told_of_them(
-    valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_redis_that_takes_over_without_our_users_gets_them(
+    valkey: ValkeyServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("services.auth.service.PAUSE_S", 0.02)
-    monkeypatch.setattr("services.auth.service.USERS_S", 0.02)
-    cluster = DoorsCluster()
+    timing = AuthTiming(retry_s=0.02, redis_users_s=0.02)
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
-        keeping = asyncio.create_task(world.auth.keep_users())
-        made = await world.auth.make()
+        world = AuthWorld(tmp_path, cluster, kube, valkey.url, timing)
+        updating = asyncio.create_task(world.auth.update_redis_users())
+        made = await world.auth.reconcile()
         admin, _, secret = made["redis.admin"].decode().partition(":")
         bare = tmp_path / "bare.acl"
         bare.write_text(f"user default off\nuser {admin} on >{secret} ~* &* +@all\n")
@@ -292,7 +295,7 @@ async def test_a_redis_that_takes_over_without_our_users_is_told_of_them(
                 while not await _pings(valkey, made["redis.binder"]):
                     await asyncio.sleep(0.02)
             valkey.kill()
-        keeping.cancel()
+        updating.cancel()
 
 
 async def _pings(valkey: ValkeyServer, login: bytes) -> bool:
@@ -304,12 +307,12 @@ async def _pings(valkey: ValkeyServer, login: bytes) -> bool:
             return False
 
 
-async def test_servers_of_a_cluster_know_each_other_by_certificate_and_nobody_without_one(
+async def test_servers_of_a_cluster_accept_each_other_by_certificate_and_no_server_without_one(
     tmp_path: Path,
 ) -> None:
-    cluster = DoorsCluster()
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        worlds = [DoorsWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(3)]
+        worlds = [AuthWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(3)]
         bare = tmp_path / "2" / "bare.conf"
         bare.write_text("accounts { SYS { users: [{ user: system, password: x }] } }\n")
         ports = [free_port() for _ in worlds]
@@ -321,31 +324,32 @@ async def test_servers_of_a_cluster_know_each_other_by_certificate_and_nobody_wi
         ]  # fmt: skip
         try:
             for each, mine in zip(worlds[:2], flags, strict=False):
-                await each.auth.make()
+                await each.auth.reconcile()
                 each.start_nats("nats-cluster.conf", *mine)
             worlds[2].start_nats(str(bare), *flags[2])
             system = replace(
-                worlds[0].servers.nats_keys, credentials=worlds[0].folder / "run" / "nats-system"
+                worlds[0].servers.nats_credentials,
+                credentials=worlds[0].folder / "run" / "nats-system",
             )
 
             async with asyncio.timeout(30):
                 while await reload_servers(worlds[0].url, system) < 2:
                     await asyncio.sleep(0.1)
             assert await reload_servers(worlds[0].url, system) == 2
-            async with worlds[0].answering():  # asked by the other server, too
-                token = cluster.bear("placer")
+            async with worlds[0].authorizing():  # the other server sends requests, too
+                token = cluster.issue_token("placer")
                 assert not await refused(worlds[1], token, "placer")
         finally:
             for each in worlds:
                 each.stop_nats()
 
 
-async def test_the_process_makes_everything_waits_for_its_servers_and_lets_a_placer_in(
+async def test_the_process_makes_all_secrets_waits_for_its_servers_and_authorizes_a_placer(
     valkey: ValkeyServer, tmp_path: Path
 ) -> None:
-    cluster = DoorsCluster()
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        world = AuthWorld(tmp_path, cluster, kube, valkey.url)
         config = {"clusters": [{"name": "c", "cluster": {"server": cluster.url}}], "users": [],
                   "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
                   "current-context": "c"}  # fmt: skip
@@ -375,8 +379,8 @@ async def test_the_process_makes_everything_waits_for_its_servers_and_lets_a_pla
                 world.start_nats()
                 while not (tmp_path / "ready").exists():
                     await asyncio.sleep(0.05)
-            token = cluster.bear("placer")
-            keys = world.keys(token, "placer")
+            token = cluster.issue_token("placer")
+            keys = world.credentials(token, "placer")
             async with Bus.connect(world.url, name="placer", keys=keys) as bus:
                 assert bus.connected
         finally:

@@ -14,9 +14,9 @@ import pytest
 import redis.asyncio
 from redis.exceptions import NoPermissionError, ResponseError
 
-from services.auth.nats_users import BusUser, bus_users
+from services.auth.nats_users import NatsUser, all_users
 from services.auth.redis_users import USERS as LEDGER_USERS
-from services.auth.redis_users import LedgerUser
+from services.auth.redis_users import RedisUser
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from services.topology import edges
@@ -39,7 +39,7 @@ from tests.support.servers.nats import free_port, nats_binary
 from tests.support.servers.valkey import valkey_binary
 
 NODES = [NodeName("node-a"), NodeName("node.b")]
-USERS = {user.name: user for user in bus_users(NODES)}
+USERS = {user.name: user for user in all_users(NODES)}
 SAID = sorted({subjects.publish_subject(edge.event, "") for edge in edges() if not edge.is_request})
 
 
@@ -123,7 +123,7 @@ def _covers(pattern: list[str], subject: list[str]) -> bool:
 
 @pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
 async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
-    nats_url: str, written: Doors, user: BusUser
+    nats_url: str, written: Doors, user: NatsUser
 ) -> None:
     everything = [
         *(name for said in SAID for name in (said, f"{said}.node-z", f"{said}.node-a")),
@@ -396,7 +396,7 @@ KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
-    redis_url: str, written: Doors, user: LedgerUser
+    redis_url: str, written: Doors, user: RedisUser
 ) -> None:
     async with known_as(redis_url, written, "admin") as admin:
         for key in KEYS:
@@ -409,7 +409,7 @@ async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
-    redis_url: str, written: Doors, user: LedgerUser
+    redis_url: str, written: Doors, user: RedisUser
 ) -> None:
     line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
     granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}

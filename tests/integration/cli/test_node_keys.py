@@ -12,8 +12,9 @@ import nats.errors
 import pytest
 import yaml
 
-from services.auth import service
-from services.auth.nats_users import bus_users
+from services.auth.nats_users import all_users
+from services.auth.service import AuthTiming
+from services.auth.wiring import token_reviewer
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes
@@ -27,19 +28,19 @@ from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import AUDIENCE, NAMESPACE
-from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 A, B = NodeName("node-a"), NodeName("node.b")
 POLICY = Path(__file__).parents[3] / "k8s" / "components" / "node-unit" / "node-unit.yaml"
-USERS = {user.name: user for user in bus_users([A, B])}
+USERS = {user.name: user for user in all_users([A, B])}
 
 
 @dataclass
 class Hosts:
     """NATS behind its auth service, an API server that reviews tokens, and directories of nodes."""
 
-    world: DoorsWorld
+    world: AuthWorld
     api: ApiUnderTest
     folder: Path
 
@@ -74,7 +75,7 @@ class Hosts:
 async def hosts() -> AsyncIterator[Hosts]:
     with tempfile.TemporaryDirectory(prefix="lh-keys-") as name:
         folder = Path(name)
-        async with doors_world(folder) as world, api_server() as api:
+        async with auth_world(folder) as world, api_server() as api:
             api.store.create("namespaces", {"metadata": {"name": NAMESPACE}})
             account = {"metadata": {"name": "node-agent", "namespace": NAMESPACE}}
             api.store.create("serviceaccounts", account)
@@ -84,7 +85,7 @@ async def hosts() -> AsyncIterator[Hosts]:
             authority_map = {"metadata": {"name": "auth-ca", "namespace": NAMESPACE}}
             api.store.create("configmaps", {**authority_map, "data": {"ca.crt": authority}})
             async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
-                world.kube = kube  # tokens are reviewed there
+                world.auth.review = token_reviewer(kube, AUDIENCE)
                 yield Hosts(world, api, folder)
 
 
@@ -93,7 +94,7 @@ async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
 ) -> None:
     out = await hosts.issue(B)
     user = "node-agent.node.b"
-    keys = replace(hosts.world.keys("", user), token=out / NATS_TOKEN)
+    keys = replace(hosts.world.credentials("", user), token=out / NATS_TOKEN)
 
     async with (
         Bus.connect(hosts.world.url, name="agent", keys=keys, keeps_stream=False) as agent,
@@ -130,9 +131,9 @@ async def test_an_agents_token_that_is_bound_to_nothing_is_refused(hosts: Hosts)
 
 
 async def test_keys_of_a_deleted_node_open_nothing_and_renew_nothing(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(service, "REMEMBER_S", 0.0)
+    hosts.world.auth.timing = AuthTiming(authorized_s=0.0)
     out = await hosts.issue(A)
     token = (out / NATS_TOKEN).read_text()
     assert not await hosts.is_refused(token, "node-agent.node-a")
@@ -186,7 +187,7 @@ async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_
             redis_url="",
             redis_keys=NO_CREDENTIALS,
             nats_url=hosts.world.url,
-            nats_keys=hosts.world.keys(token, "node-agent.node-a"),
+            nats_keys=hosts.world.credentials(token, "node-agent.node-a"),
             simulated=False,
         )
         with pytest.raises(SkipError, match="look as operator"):

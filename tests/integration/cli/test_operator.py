@@ -11,15 +11,15 @@ from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.lease import ShareSize
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import NAMESPACE
-from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.stack import LEASEHOLD, Done, run
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[DoorsWorld]:
+async def world() -> AsyncIterator[AuthWorld]:
     with tempfile.TemporaryDirectory(prefix="lh-operator-") as folder:
-        async with doors_world(Path(folder)) as made:
-            made.cluster.hold("pods", "train")
+        async with auth_world(Path(folder)) as made:
+            made.cluster.add_object("pods", "train")
             yield made
 
 
@@ -31,7 +31,7 @@ async def answer(asked: ResizeRequest) -> ResizeReply:
     )
 
 
-async def resize(world: DoorsWorld, token: str) -> Done:
+async def resize(world: AuthWorld, token: str) -> Done:
     """Type the command as docs/operations.md has it."""
     kubeconfig, file = world.folder / "kubeconfig", world.folder / "token"
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
@@ -51,20 +51,20 @@ async def resize(world: DoorsWorld, token: str) -> Done:
     return await run(*LEASEHOLD, *words, "--kubeconfig", str(kubeconfig))
 
 
-async def test_the_operators_token_lets_a_command_ask_a_binder(world: DoorsWorld) -> None:
-    keys = world.keys(world.cluster.bear("binder"), "binder")
+async def test_the_operators_token_lets_a_command_ask_a_binder(world: AuthWorld) -> None:
+    keys = world.credentials(world.cluster.issue_token("binder"), "binder")
     async with Bus.connect(world.url, name="binder", keys=keys) as binder:
         await binder.reply(ResizeRequest, "binder", "", answer)
         await binder.client.flush()
 
-        done = await resize(world, world.cluster.bear("operator"))
+        done = await resize(world, world.cluster.issue_token("operator"))
 
     assert (done.code, done.err) == (0, "")
     assert "2048 MiB" in done.out
 
 
-async def test_a_token_that_is_not_for_nats_lets_nobody_ask(world: DoorsWorld) -> None:
-    done = await resize(world, world.cluster.bear("operator", audience="api-server"))
+async def test_a_token_that_is_not_for_nats_lets_nobody_ask(world: AuthWorld) -> None:
+    done = await resize(world, world.cluster.issue_token("operator", audience="api-server"))
 
     assert (done.code, done.out) == (3, "")
     assert "rejects the token in" in done.err

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 import yaml
 
-from services.auth.redis_users import NOBODY
+from services.auth.redis_users import DEFAULT_USER_RULE
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from shared.credentials.logins import ClientCredentials
@@ -115,7 +115,7 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
     written: Doors, tmp_path: Path
 ) -> None:
     careless = "user default on nopass -@all +ping"
-    written.acl.write_text(written.acl.read_text().replace(NOBODY, careless))
+    written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, careless))
 
     async with (
         served(without_tls(in_compose()), written, tmp_path) as url,
@@ -128,7 +128,7 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
 @pytest.mark.parametrize(
     ("default", "said"),
     [
-        (NOBODY, ""),
+        (DEFAULT_USER_RULE, ""),
         ("user default on >secret ~* &* -@all +ping", "'set' command"),
         ("user default off resetpass ~lh:* &* +@all", "'lh-quotas:doctor' key"),
         ("user default off resetpass ~* &* +@all -xadd", "'xadd' command"),
@@ -137,7 +137,7 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
 async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
     default: str, said: str, written: Doors, tmp_path: Path
 ) -> None:
-    written.acl.write_text(written.acl.read_text().replace(NOBODY, default))
+    written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, default))
 
     async with served(without_tls(in_compose()), written, tmp_path) as url:
         pool = connection_pool(url, shown(written, "operator"), timeout_s=5)

@@ -13,8 +13,8 @@ from services.cli.admin import credentials
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
-from tests.support.auth.cluster import DoorsCluster
-from tests.support.auth.world import DoorsWorld
+from tests.support.auth.cluster import AuthCluster
+from tests.support.auth.world import AuthWorld
 from tests.support.servers.nats import NatsServer, free_port, nats_binary
 from tests.support.servers.service_process import service_process
 from tests.support.servers.valkey import ValkeyServer
@@ -120,9 +120,9 @@ async def test_a_nats_without_streams_is_waited_for_as_well(
 async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nats(
     tmp_path: Path,
 ) -> None:
-    cluster = DoorsCluster()
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = DoorsWorld(tmp_path, cluster, kube, "unix:///nowhere")
+        world = AuthWorld(tmp_path, cluster, kube, "unix:///nowhere")
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(url=cluster.url))
         flags = ["--kubeconfig", str(kubeconfig), "--nats-url", world.url, "--redis-files", ""]
@@ -136,7 +136,7 @@ async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nat
                     assert await auth.page("/healthz") == (200, "ok\n")
                     world.start_nats()
                     await auth.until_ready()
-                    keys = world.keys(cluster.bear("placer"), "placer")
+                    keys = world.credentials(cluster.issue_token("placer"), "placer")
                     async with Bus.connect(world.url, name="placer", keys=keys) as bus:
                         assert bus.connected
                     code = await auth.terminated()

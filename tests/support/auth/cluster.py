@@ -1,4 +1,4 @@
-"""The part of an API server that the auth service needs: objects by name, and whose tokens."""
+"""The part of an API server that the auth service needs: objects by name, and token reviews."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.auth.auth_callout import NODE_NAME
+from services.auth.auth_callout import NODE_NAME_KEY
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 
@@ -19,8 +19,8 @@ SECRETS = (
 Json = dict[str, Any]
 
 
-class DoorsCluster:
-    """Secrets and a config map, installed empty; a write names the version that it was read at."""
+class AuthCluster:
+    """Secrets and a ConfigMap, installed empty; a write must name the version that was read."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Json] = {
@@ -32,7 +32,7 @@ class DoorsCluster:
         self.reviews = 0
         self.url = ""
 
-    def bear(
+    def issue_token(
         self,
         account: str,
         *,
@@ -40,23 +40,23 @@ class DoorsCluster:
         namespace: str = NAMESPACE,
         audience: str = AUDIENCE,
     ) -> str:
-        """Return a token of a service account's pod, on a node."""
+        """Issue a token of a service account's pod, on a node."""
         token = f"token-{len(self.tokens)}-{account}-{node}"
-        extra = {NODE_NAME: [node]} if node else {}
+        extra = {NODE_NAME_KEY: [node]} if node else {}
         self.tokens[token] = {
             "audience": audience,
             "user": {"username": f"system:serviceaccount:{namespace}:{account}", "extra": extra},
         }
         return token
 
-    def hold(self, kind: str, name: str) -> None:
-        """Have one more object, whose uid is its name."""
+    def add_object(self, kind: str, name: str) -> None:
+        """Add an object; its uid is its name."""
         self.objects[kind, name] = {}
         self.versions[kind, name] = 1
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[KubernetesClient]:
-        """Answer, and yield a client."""
+        """Serve, and yield a client."""
         app = web.Application()
         path = f"/api/v1/namespaces/{NAMESPACE}/{{kind}}/{{name}}"
         app.router.add_get(path, self._read)
@@ -83,8 +83,8 @@ class DoorsCluster:
         key = request.match_info["kind"], request.match_info["name"]
         body = await request.json()
         if body["metadata"]["resourceVersion"] != str(self.versions[key]):
-            told = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"}
-            return web.json_response(told, status=409)
+            conflict = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"}
+            return web.json_response(conflict, status=409)
         self.objects[key] |= body["data"]
         self.versions[key] += 1
         return web.json_response(self._shape(key))

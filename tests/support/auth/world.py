@@ -9,32 +9,35 @@ from typing import Any
 
 import nats
 
-from services.auth.__main__ import OneSecret
-from services.auth.auth_callout import RefusedError, Reviewed
-from services.auth.metrics import PrometheusTally
-from services.auth.nats_users import CALLS
-from services.auth.secret_store import Objects
-from services.auth.secrets import AUTH
-from services.auth.servers import OurServers
-from services.auth.service import AuthService
+from services.auth.managed_servers import ManagedServers
+from services.auth.metrics import PrometheusAuthMetrics
+from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
+from services.auth.object_store import ObjectStore, RootSecretStore
+from services.auth.root_secret import AUTH
+from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
+from services.auth.wiring import token_reviewer
 from services.topology import roles
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.token_reviews import review_token
 from shared.model.clock import SystemClock
 from shared.nats import subjects
 from shared.nats.bus import Bus
-from tests.support.auth.cluster import AUDIENCE, NAMESPACE, DoorsCluster
+from tests.support.auth.cluster import AUDIENCE, NAMESPACE, AuthCluster
 from tests.support.servers.nats import free_port, nats_binary
 
 
-class DoorsWorld:
-    """Its parts, and whoever comes with a token."""
+class AuthWorld:
+    """The service, its servers, and clients with tokens."""
 
     def __init__(
-        self, folder: Path, cluster: DoorsCluster, kube: KubernetesClient, redis_url: str
+        self,
+        folder: Path,
+        cluster: AuthCluster,
+        kube: KubernetesClient,
+        redis_url: str,
+        timing: AuthTiming | None = None,
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,38 +53,33 @@ class DoorsWorld:
             nats_files=str(self.files),
             redis_files="",
         )
-        self.servers = OurServers(self.settings)
+        self.servers = ManagedServers(self.settings)
         self.kube = kube
-        self.auth = self.another()
+        self.timing = timing
+        self.auth = self.new_replica()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def another(self) -> AuthService:
-        """Another replica."""
-
-        async def review(token: str) -> Reviewed:
-            status = await review_token(self.kube, token, [AUDIENCE])
-            if not status.authenticated or AUDIENCE not in status.audiences:
-                raise RefusedError(f"the API server does not know its token: {status.error}")
-            return Reviewed(user=status.user.username, extra=status.user.extra)
-
+    def new_replica(self) -> AuthService:
+        """Return another replica."""
         return AuthService(
-            OneSecret(Objects(self.kube, NAMESPACE), "auth"),
+            RootSecretStore(ObjectStore(self.kube, NAMESPACE), "auth"),
             self.servers,
-            review,
+            token_reviewer(self.kube, AUDIENCE),
             SystemClock(),
-            NAMESPACE,
-            self.settings.names,
-            self.settings.nats_files,
-            roles(),
-            PrometheusTally(),
+            namespace=NAMESPACE,
+            server_names=self.settings.names,
+            nats_directory=self.settings.nats_files,
+            roles=roles(),
+            metrics=PrometheusAuthMetrics(),
+            timing=self.timing,
         )
 
     def mount(self, secret: str, directory: Path) -> None:
-        """Write what a Secret holds, as the kubelet would."""
+        """Write a Secret's data to files, as the kubelet does."""
         directory.mkdir(exist_ok=True)
         for name, text in self.cluster.objects["secrets", secret].items():
             (directory / name).write_bytes(base64.b64decode(text))
@@ -103,57 +101,55 @@ class DoorsWorld:
     def trusting(self) -> TlsFiles:
         return TlsFiles(ca=self.folder / "run" / "ca.crt")
 
-    def keys(self, token: str, user: str) -> ClientCredentials:
-        """What somebody shows who has this token and calls itself so."""
+    def credentials(self, token: str, user: str) -> ClientCredentials:
+        """Return the credentials of a client with this token and user name."""
         path = self.folder / f"token-{user}"
         path.write_text(token)
         return ClientCredentials(token=path, user=user, tls=self.trusting)
 
     @contextlib.asynccontextmanager
     async def raw(self, token: str, user: str) -> AsyncIterator[tuple[Any, list[str]]]:
-        """A connection by hand, and what it was refused."""
-        refused: list[str] = []
+        """Open a plain connection; yield it and the errors that the server sends."""
+        errors: list[str] = []
 
-        async def note(error: Exception) -> None:
-            refused.append(str(error).lower())
+        async def append_error(error: Exception) -> None:
+            errors.append(str(error).lower())
 
         client = await nats.connect(
             self.url,
             user=user,
             password=token,
             tls=self.trusting.context(),
-            error_cb=note,
+            error_cb=append_error,
             inbox_prefix=subjects.inbox_of(user),
             allow_reconnect=False,
         )
         try:
-            yield client, refused
+            yield client, errors
         finally:
             await client.close()
 
     @contextlib.asynccontextmanager
-    async def answering(self) -> AsyncIterator[Bus]:
-        """Let the auth service answer."""
-        keys = self.servers.nats_keys
+    async def authorizing(self) -> AsyncIterator[Bus]:
+        """Let the auth service reply to NATS."""
+        keys = self.servers.nats_credentials
         async with Bus.connect(self.url, name="auth", keys=keys, keeps_stream=False) as bus:
             for _ in range(4):
-                await bus.reply_raw(CALLS, AUTH, self.auth.answer)
+                await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
             await bus.client.flush()
             yield bus
 
 
 @contextlib.asynccontextmanager
-async def doors_world(
-    folder: Path, redis_url: str = "unix:///nowhere"
-) -> AsyncIterator[DoorsWorld]:
-    """Make the secrets, start NATS with them, and let the auth service answer it."""
-    cluster = DoorsCluster()
+async def auth_world(folder: Path, redis_url: str = "unix:///nowhere") -> AsyncIterator[AuthWorld]:
+    """Make the secrets, start NATS with them, and let the auth service reply to it."""
+    cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = DoorsWorld(folder, cluster, kube, redis_url)
-        await world.auth.make()
+        world = AuthWorld(folder, cluster, kube, redis_url)
+        await world.auth.reconcile()
         world.start_nats()
         try:
-            async with world.answering():
+            async with world.authorizing():
                 yield world
         finally:
             world.stop_nats()

@@ -1,4 +1,4 @@
-"""What the auth service keeps and hands out, whom it lets in, and NATS' signed claims."""
+"""The root Secret and its derived objects, authorization by token, and NATS' signed claims."""
 
 import base64
 import hashlib
@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.auth import secrets
+from services.auth import root_secret
 from services.auth.auth_callout import (
-    NODE_NAME,
-    Caller,
-    RefusedError,
-    Reviewed,
-    admission,
-    read_caller,
-    user_for,
+    NODE_NAME_KEY,
+    AuthorizationRequest,
+    ReviewedToken,
+    UnauthorizedError,
+    encode_grant,
+    parse_request,
+    user_of_token,
 )
-from services.auth.nats_users import bus_users
-from services.auth.nkeys import ACCOUNT, SERVER, Issuer, decode_key, encode_key, read_claims
+from services.auth.nats_users import all_users
+from services.auth.nkeys import ACCOUNT, SERVER, TokenIssuer, decode_key, encode_key, verify_claims
 from services.topology import SERVICES, roles
 from shared.credentials import certificates
 from shared.model.errors import RequestError
@@ -28,11 +28,11 @@ from shared.model.names import NodeName
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
 NAMES = ("nats", "redis")
-AUTH = next(user for user in bus_users([]) if user.name == "auth")
+AUTH_USER = next(user for user in all_users([]) if user.name == "auth")
 
 
 def fresh(number: int) -> bytes:
-    """Bytes that are other ones each time."""
+    """Return different bytes each time."""
     fresh.times += 1  # type: ignore[attr-defined]
     return hashlib.shake_128(str(fresh.times).encode()).digest(number)  # type: ignore[attr-defined]
 
@@ -41,34 +41,34 @@ fresh.times = 0  # type: ignore[attr-defined]
 
 
 def test_what_is_there_stays_and_only_what_is_missing_is_made() -> None:
-    first = secrets.completed({}, NAMES, NOW, fresh)
-    again = secrets.completed(first, NAMES, NOW, fresh)
+    first = root_secret.complete({}, NAMES, NOW, fresh)
+    again = root_secret.complete(first, NAMES, NOW, fresh)
     without = {key: value for key, value in first.items() if key != "redis.binder"}
 
-    second = secrets.completed(without, NAMES, NOW, fresh)
+    second = root_secret.complete(without, NAMES, NOW, fresh)
 
     assert again == first
     assert {key for key in first if first[key] != second[key]} == {"redis.binder"}
 
 
-def test_an_operators_own_administrator_is_kept_and_neither_it_nor_default_is_touched() -> None:
-    whole = secrets.completed({"redis.admin": b"default:given"}, NAMES, NOW, fresh)
+def test_an_operators_own_administrator_is_kept_and_neither_it_nor_default_is_changed() -> None:
+    whole = root_secret.complete({"redis.admin": b"default:given"}, NAMES, NOW, fresh)
 
-    told = {words[0] for words in secrets.users_at_redis(whole)}
+    changed = {words[0] for words in root_secret.redis_user_rules(whole)}
 
     assert whole["redis.admin"] == b"default:given"
-    assert told == {"placer", "binder", "timekeeper", "dashboard", "operator"}
-    ours = secrets.users_at_redis(secrets.completed({}, NAMES, NOW, fresh))
-    assert {words[0] for words in ours} == told | {"default", "probe"}
+    assert changed == {"placer", "binder", "timekeeper", "dashboard", "operator"}
+    ours = root_secret.redis_user_rules(root_secret.complete({}, NAMES, NOW, fresh))
+    assert {words[0] for words in ours} == changed | {"default", "probe"}
 
 
 def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_through_its_year() -> (
     None
 ):
-    first = secrets.completed({}, NAMES, NOW, fresh)
-    early = secrets.completed(first, NAMES, NOW + timedelta(days=170), fresh)
-    late = secrets.completed(first, NAMES, NOW + timedelta(days=190), fresh)
-    renamed = secrets.completed(first, (*NAMES, "another"), NOW, fresh)
+    first = root_secret.complete({}, NAMES, NOW, fresh)
+    early = root_secret.complete(first, NAMES, NOW + timedelta(days=170), fresh)
+    late = root_secret.complete(first, NAMES, NOW + timedelta(days=190), fresh)
+    renamed = root_secret.complete(first, (*NAMES, "another"), NOW, fresh)
 
     assert early == first
     assert late["server.crt"] != first["server.crt"]
@@ -82,41 +82,41 @@ def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_throu
     ("after", "wanted"),
     [(timedelta(0), False), (timedelta(minutes=6), True), (timedelta(days=8), False)],
 )
-def test_servers_are_told_of_a_renewed_certificate_once_they_surely_have_it(
+def test_servers_reload_a_renewed_certificate_once_its_files_are_surely_written(
     after: timedelta, wanted: bool
 ) -> None:
-    first = secrets.completed({}, NAMES, NOW, fresh)
+    first = root_secret.complete({}, NAMES, NOW, fresh)
     at = NOW + timedelta(days=190)
-    late = secrets.completed(first, NAMES, at, fresh)
+    late = root_secret.complete(first, NAMES, at, fresh)
 
-    assert secrets.is_to_reload(late, at + after) is wanted
-    assert not secrets.is_to_reload(first, NOW + after)
+    assert root_secret.should_reload(late, at + after) is wanted
+    assert not root_secret.should_reload(first, NOW + after)
 
 
-def test_no_secret_goes_where_it_does_not_belong() -> None:
-    whole = secrets.completed({}, NAMES, NOW, fresh)
-    handed = {one.name: one for one in secrets.handouts(whole, AUTH, "/etc/nats")}
+def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
+    whole = root_secret.complete({}, NAMES, NOW, fresh)
+    objects = {one.name: one for one in root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")}
 
-    assert handed["auth-ca"].kind == "configmaps"
-    assert set(handed["auth-ca"].data) == {"ca.crt"}
-    for name, one in handed.items():
+    assert objects["auth-ca"].kind == "configmaps"
+    assert set(objects["auth-ca"].data) == {"ca.crt"}
+    for name, one in objects.items():
         text = b"".join(one.data.values())
         assert whole["ca.key"] not in text, name
         assert whole["issuer"] not in text, name
-    assert "redis-admin" not in handed
+    assert "redis-admin" not in objects
 
 
-def test_what_the_manifests_install_empty_is_what_is_handed_out() -> None:
+def test_the_manifests_install_empty_every_derived_object() -> None:
     from tests.support.auth.cluster import SECRETS  # noqa: PLC0415 - one test
 
-    whole = secrets.completed({}, NAMES, NOW, fresh)
-    handed = secrets.handouts(whole, AUTH, "/etc/nats")
+    whole = root_secret.complete({}, NAMES, NOW, fresh)
+    objects = root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")
 
-    assert {one.name for one in handed if one.kind == "secrets"} | {"auth"} == set(SECRETS)
+    assert {one.name for one in objects if one.kind == "secrets"} | {"auth"} == set(SECRETS)
 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([ACCOUNT, SERVER]))
-def test_a_key_of_nats_is_read_as_it_was_written_and_none_of_another_kind(
+def test_an_nkey_is_decoded_as_it_was_encoded_and_none_of_another_type(
     key: bytes, prefix: int
 ) -> None:
     text = encode_key(prefix, key)
@@ -128,30 +128,30 @@ def test_a_key_of_nats_is_read_as_it_was_written_and_none_of_another_kind(
 
 
 @given(st.text(max_size=80))
-def test_text_that_is_no_key_is_refused(text: str) -> None:
+def test_text_that_is_not_an_nkey_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         decode_key(ACCOUNT, text)
 
 
 @given(st.data())
-def test_claims_are_believed_as_they_were_signed_and_not_if_anything_is_changed(
+def test_claims_are_accepted_as_signed_and_not_if_anything_is_changed(
     data: st.DataObject,
 ) -> None:
-    token = Issuer(b"s" * 32).sign({"iss": Issuer(b"s" * 32).public, "says": "this"})
+    token = TokenIssuer(b"s" * 32).sign({"iss": TokenIssuer(b"s" * 32).public, "says": "this"})
     place = data.draw(st.integers(0, len(token) - 2))
     other = data.draw(st.sampled_from("AZaz09-_."))
 
-    assert read_claims(token, kind=ACCOUNT)["says"] == "this"
+    assert verify_claims(token, kind=ACCOUNT)["says"] == "this"
     changed = token[:place] + other + token[place + 1 :]
     if changed != token:
         with pytest.raises(RequestError):
-            read_claims(changed, kind=ACCOUNT)
+            verify_claims(changed, kind=ACCOUNT)
 
 
 @given(st.text(max_size=200))
-def test_what_no_server_of_nats_asks_is_refused_and_nothing_else_happens(text: str) -> None:
+def test_a_request_that_no_nats_server_has_sent_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
-        read_caller(text)
+        parse_request(text)
 
 
 @pytest.mark.parametrize(
@@ -165,39 +165,44 @@ def test_what_no_server_of_nats_asks_is_refused_and_nothing_else_happens(text: s
         "",
     ],
 )
-def test_only_accounts_of_services_in_our_own_namespace_are_somebody(user: str) -> None:
-    with pytest.raises(RefusedError):
-        user_for(Reviewed(user=user, extra={}), "leasehold-system", SERVICES, roles())
+def test_only_accounts_of_services_in_our_own_namespace_are_authorized(user: str) -> None:
+    with pytest.raises(UnauthorizedError):
+        user_of_token(ReviewedToken(user=user, extra={}), "leasehold-system", SERVICES, roles())
 
 
 @pytest.mark.parametrize("nodes", [[], [""], ["a", "b"]], ids=str)
-def test_an_agent_whose_token_does_not_name_one_node_is_nobody(nodes: list[str]) -> None:
+def test_an_agent_whose_token_does_not_name_one_node_is_not_authorized(nodes: list[str]) -> None:
     user = "system:serviceaccount:leasehold-system:node-agent"
 
-    with pytest.raises(RefusedError, match="does not name its node"):
-        user_for(
-            Reviewed(user=user, extra={NODE_NAME: nodes}), "leasehold-system", SERVICES, roles()
+    with pytest.raises(UnauthorizedError, match="does not name its node"):
+        user_of_token(
+            ReviewedToken(user=user, extra={NODE_NAME_KEY: nodes}),
+            "leasehold-system",
+            SERVICES,
+            roles(),
         )
 
 
-def test_an_agents_rights_are_those_of_its_node_as_the_declared_users_have_them() -> None:
+def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
     user = "system:serviceaccount:leasehold-system:node-agent"
-    reviewed = Reviewed(user=user, extra={NODE_NAME: ["gpu.example"]})
+    reviewed = ReviewedToken(user=user, extra={NODE_NAME_KEY: ["gpu.example"]})
 
-    found = user_for(reviewed, "leasehold-system", SERVICES, roles())
+    found = user_of_token(reviewed, "leasehold-system", SERVICES, roles())
 
-    declared = {one.name: one for one in bus_users([NodeName("gpu.example")])}
+    declared = {one.name: one for one in all_users([NodeName("gpu.example")])}
     assert found == declared["node-agent.gpu.example"]
 
 
-def test_an_admission_ends_and_is_for_the_connection_that_was_asked_about() -> None:
-    issuer = Issuer(b"i" * 32)
-    caller = Caller(server="N-server", user_key="U-key", token="")
+def test_a_grant_expires_and_is_for_the_connection_of_the_request() -> None:
+    issuer = TokenIssuer(b"i" * 32)
+    caller = AuthorizationRequest(server="N-server", user_key="U-key", token="")
 
-    answer = read_claims(admission(issuer, caller, AUTH, now_s=1000, life_s=60), kind=ACCOUNT)
+    answer = verify_claims(
+        encode_grant(issuer, caller, AUTH_USER, now_s=1000, life_s=60), kind=ACCOUNT
+    )
     body = answer["nats"]["jwt"].split(".")[1]
     user = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
 
     assert (answer["aud"], answer["sub"]) == ("N-server", "U-key")
     assert (user["sub"], user["aud"], user["exp"]) == ("U-key", "$G", 1060)
-    assert user["nats"]["pub"]["allow"] == list(AUTH.publish)
+    assert user["nats"]["pub"]["allow"] == list(AUTH_USER.publish)

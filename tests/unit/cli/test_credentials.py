@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.auth.nats_users import bus_users
+from services.auth.nats_users import all_users
 from services.auth.redis_users import (
     USERS,
-    digest_of,
-    ledger_names,
+    password_digest,
+    password_users,
     redis_acl,
 )
 from services.cli.admin import credentials
@@ -26,7 +26,7 @@ NODES = [NodeName("node-0"), NodeName("gpu.example")]
 
 
 def test_every_service_has_a_user_and_every_node_its_own() -> None:
-    names = {user.name for user in bus_users(NODES)}
+    names = {user.name for user in all_users(NODES)}
 
     services = {service.name for service in SERVICES if not service.per_node}
     assert names == services | {"node-agent.node-0", "node-agent.gpu.example", "operator"}
@@ -36,7 +36,7 @@ def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
     says = {(edge.publisher, edge.event.subject) for edge in edges()}
     subjects_of = {edge.event.subject for edge in edges()}
 
-    for user in bus_users([NodeName("a")]):
+    for user in all_users([NodeName("a")]):
         service = user.name.partition(".")[0]
         allowed = {
             subject
@@ -49,7 +49,7 @@ def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
 
 
 def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -> None:
-    agent = next(u for u in bus_users(NODES) if u.name == "node-agent.gpu.example")
+    agent = next(u for u in all_users(NODES) if u.name == "node-agent.gpu.example")
 
     told = [subject for subject in agent.publish if subject.startswith("leasehold.")]
     assert {each for each in told if not each.endswith(".gpu_example")} == {
@@ -60,18 +60,18 @@ def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -
 
 
 def test_a_placer_says_neither_that_leases_changed_nor_that_pods_are_queued() -> None:
-    placer = next(user for user in bus_users(NODES) if user.name == "placer")
+    placer = next(user for user in all_users(NODES) if user.name == "placer")
 
     assert subjects.subscribe_subject(LeaseChanged) not in placer.publish
     assert subjects.publish_subject(PodQueued) not in placer.publish
 
 
 def test_an_acl_file_holds_no_secret_and_shuts_out_who_names_no_user() -> None:
-    text = redis_acl({name: digest_of(f"secret of {name}") for name in ledger_names()})
+    text = redis_acl({name: password_digest(f"secret of {name}") for name in password_users()})
 
     assert "secret" not in text
     assert text.startswith("user default off ")
-    known = {*ledger_names(), "default", "probe"}
+    known = {*password_users(), "default", "probe"}
     assert {line.split()[1] for line in text.splitlines()} == known
 
 
@@ -80,7 +80,7 @@ def test_commands_are_read_from_the_scripts() -> None:
 
 
 def test_whoever_has_no_key_to_write_may_call_nothing_that_writes() -> None:
-    text = redis_acl(dict.fromkeys(ledger_names(), "0"))
+    text = redis_acl(dict.fromkeys(password_users(), "0"))
     lines = {line.split()[1]: line for line in text.splitlines()}
 
     assert {u.name for u in USERS if lines[u.name].endswith("-@write")} == {"dashboard"}

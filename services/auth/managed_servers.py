@@ -1,10 +1,10 @@
-"""NATS and Redis as the auth service looks after them, and its own files, by which they know it."""
+"""NATS and Redis as the auth service manages them, and the files with its own credentials."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.auth.secrets import AUTH
+from services.auth.root_secret import AUTH
 from services.auth.settings import AuthSettings
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.redis_server import reload_certificate, set_users
@@ -12,16 +12,16 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.nats.system_account import reload_servers
 
 
-class OurServers:
-    """Both servers."""
+class ManagedServers:
+    """The NATS servers and the Redis server."""
 
     def __init__(self, settings: AuthSettings) -> None:
         self.settings = settings
         self._directory = settings.state_dir
 
     @property
-    def nats_keys(self) -> ClientCredentials:
-        """What we show to NATS, as the one who answers it."""
+    def nats_credentials(self) -> ClientCredentials:
+        """The credentials of the auth callout's user at NATS."""
         return replace(
             self.settings.nats_client_credentials(AUTH),
             credentials=self._directory / "nats",
@@ -29,14 +29,14 @@ class OurServers:
         )
 
     @property
-    def redis_keys(self) -> ClientCredentials:
-        """What we show to Redis, as its administrator."""
+    def redis_credentials(self) -> ClientCredentials:
+        """The credentials of Redis' administrator."""
         return replace(
             self.settings.redis_client_credentials, credentials=self._directory / "redis"
         )
 
-    def write(self, files: Mapping[str, bytes]) -> None:
-        """Write our own files, for us only. Raises RequestError if they cannot be written."""
+    def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write the service's own credentials, mode 0600. Raises RequestError on an I/O error."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name, content in files.items():
@@ -52,16 +52,16 @@ class OurServers:
             raise RequestError(f"--state-dir {self._directory}: {error.strerror}") from error
 
     async def set_users(self, users: Sequence[Sequence[str]]) -> None:
-        """Tell Redis who may what. Raises UnavailableError if it does not take it."""
-        await set_users(self.settings.redis_url, self.redis_keys, users)
+        """Set the users of Redis and their permissions. Raises UnavailableError if it refuses."""
+        await set_users(self.settings.redis_url, self.redis_credentials, users)
 
     async def reload(self) -> None:
-        """Have both read their certificate anew. Raises UnavailableError if none does."""
-        system = replace(self.nats_keys, credentials=self._directory / "nats-system")
+        """Make both reload their certificates. Raises UnavailableError if NATS does not reply."""
+        system = replace(self.nats_credentials, credentials=self._directory / "nats-system")
         if not await reload_servers(self.settings.nats_url, system):
-            raise UnavailableError("no server of NATS says that it is there")
-        if files := self.settings.redis_files:
-            shown = (f"{files}/server.crt", f"{files}/server.key")
+            raise UnavailableError("no NATS server replied to the reload request")
+        if directory := self.settings.redis_files:
+            files = (f"{directory}/server.crt", f"{directory}/server.key")
             await reload_certificate(
-                self.settings.redis_url, self.redis_keys, *map(os.fspath, shown)
+                self.settings.redis_url, self.redis_credentials, *map(os.fspath, files)
             )

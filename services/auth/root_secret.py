@@ -1,0 +1,147 @@
+"""The root Secret, and the objects and files that are derived from it.
+
+Only the auth service may read the root Secret; whatever is missing in it is created. All other
+objects are derived from it, so that several replicas may write them at once.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from services.auth.nats_users import NatsUser, auth_callout_configuration
+from services.auth.nkeys import SEED_BYTES, TokenIssuer
+from services.auth.redis_users import (
+    ADMIN,
+    PROBE,
+    password_digest,
+    password_users,
+    redis_acl,
+)
+from shared.credentials import certificates
+from shared.credentials.certificates import EARLY, Issued
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
+SECRET_BYTES = 32
+ISSUER, RENEWAL_COUNT = "issuer", "server.renewals"
+AUTH, SYSTEM = "auth", "system"
+"""The two users of NATS with a password; all others are authorized by token."""
+PROPAGATED = timedelta(minutes=5)
+"""After this, the kubelet has written a new certificate to the servers' files."""
+RECENT = timedelta(days=7)
+SecretData = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedObject:
+    """An object of the cluster, and the data that it must hold."""
+
+    kind: str
+    """`secrets` or `configmaps`."""
+    name: str
+    data: Mapping[str, bytes]
+
+
+def complete(
+    stored: SecretData, names: Sequence[str], now: datetime, random_bytes: Callable[[int], bytes]
+) -> dict[str, bytes]:
+    """Return the stored data, with what was missing or due for renewal.
+
+    Raises RequestError for stored certificates that cannot be parsed.
+    """
+    data = dict(stored)
+    if len(data.get(ISSUER, b"")) != SEED_BYTES:
+        data[ISSUER] = random_bytes(SEED_BYTES)
+    for key, user in _login_keys().items():
+        if not data.get(key):
+            password = base64.urlsafe_b64encode(random_bytes(SECRET_BYTES)).rstrip(b"=")
+            data[key] = user.encode() + b":" + password
+    if not (data.get("ca.crt") and data.get("ca.key")):
+        created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
+        data |= {"ca.crt": created.certificate, "ca.key": created.key, "server.crt": b""}
+    if not data.get("server.crt") or certificates.is_due(data["server.crt"], names, now):
+        authority = Issued(certificate=data["ca.crt"], key=data["ca.key"])
+        issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=True)
+        renewals = int(data.get(RENEWAL_COUNT, b"-1")) + 1
+        data |= {
+            "server.crt": issued.certificate,
+            "server.key": issued.key,
+            RENEWAL_COUNT: str(renewals).encode(),
+        }
+    return data
+
+
+def managed_objects(
+    data: SecretData, auth_user: NatsUser, nats_directory: str
+) -> tuple[ManagedObject, ...]:
+    """Return the objects of servers and services.
+
+    `auth_user` is the user that answers the auth callout; `nats_directory` is where NATS' server
+    finds its files.
+    """
+    passwords = {name: data[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
+    issuer = TokenIssuer(data[ISSUER]).public
+    certificate = {name: data[name] for name in ("server.crt", "server.key", "ca.crt")}
+    single, clustered = auth_callout_configuration(auth_user, passwords, issuer, nats_directory)
+    nats = {"nats.conf": single.encode(), "nats-cluster.conf": clustered.encode()}
+    acl = redis_acl(_password_digests(data))
+    return (
+        ManagedObject(kind="configmaps", name="auth-ca", data={"ca.crt": data["ca.crt"]}),
+        ManagedObject(kind="secrets", name="auth-nats", data={**nats, **certificate}),
+        ManagedObject(
+            kind="secrets", name="auth-redis", data={"users.acl": acl.encode(), **certificate}
+        ),
+        *(
+            ManagedObject(
+                kind="secrets", name=f"redis-{name}", data={"login": data[f"redis.{name}"]}
+            )
+            for name in password_users()
+            if name != ADMIN
+        ),
+    )
+
+
+def own_files(data: SecretData) -> dict[str, bytes]:
+    """Return the files of the auth service's own credentials, by name."""
+    return {
+        "ca.crt": data["ca.crt"],
+        "nats": data[f"nats.{AUTH}"],
+        "nats-system": data[f"nats.{SYSTEM}"],
+        "redis": data[f"redis.{ADMIN}"],
+    }
+
+
+def redis_user_rules(data: SecretData) -> list[list[str]]:
+    """Return the arguments of one ACL SETUSER per user.
+
+    The administrator is not changed. If an operator has given another administrator, as of a
+    managed server, the users `default` and `probe` are not changed either.
+    """
+    administrator = data[f"redis.{ADMIN}"].decode().partition(":")[0]
+    lines = [line.split()[1:] for line in redis_acl(_password_digests(data)).splitlines()]
+    excluded = {administrator, ADMIN} | ({"default", PROBE} if administrator != ADMIN else set())
+    return [rule for rule in lines if rule[0] not in excluded]
+
+
+def should_reload(data: SecretData, now: datetime) -> bool:
+    """Whether servers may still serve an older certificate than the one in their files."""
+    issued_at = certificates.load(data["server.crt"]).not_valid_before_utc + EARLY
+    return int(data[RENEWAL_COUNT]) > 0 and PROPAGATED <= now - issued_at < RECENT
+
+
+def expires_at(data: SecretData) -> float:
+    """Return when the servers' certificate expires, Unix seconds."""
+    return certificates.load(data["server.crt"]).not_valid_after_utc.timestamp()
+
+
+def _password_digests(data: SecretData) -> dict[str, str]:
+    return {
+        name: password_digest(data[f"redis.{name}"].decode().strip().partition(":")[2])
+        for name in password_users()
+    }
+
+
+def _login_keys() -> dict[str, str]:
+    """Return the keys that store logins, and the user of each."""
+    nats = {f"nats.{name}": name for name in (AUTH, SYSTEM)}
+    return nats | {f"redis.{name}": name for name in password_users()}
