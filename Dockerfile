@@ -1,25 +1,32 @@
 # One image for every service: `docker run leasehold services.placer --help`.
-# BASE is any Debian with Python 3.11 or newer; REGISTRY is put before it, with a slash at its end.
+# The target `simulated` adds the simulated cluster for compose.yaml; it is in no production image.
+# BASE is any Debian with Python 3.11 or newer; REGISTRY is its prefix, with a slash at its end.
 ARG REGISTRY=
 ARG BASE=python:3.12-slim-bookworm
 
-FROM ${REGISTRY}${BASE} AS build
+FROM ${REGISTRY}${BASE} AS source
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY proto proto
 COPY shared shared
 COPY services services
-# Where the interpreter lies is the same in both stages, so that the environment can be copied.
+
+# The interpreter has the same path in all stages, so that the environment can be copied.
+FROM source AS build
 RUN python3 -m venv /opt/leasehold \
- && /opt/leasehold/bin/pip install --no-cache-dir '.[simulated]' \
+ && /opt/leasehold/bin/pip install --no-cache-dir . \
  && /opt/leasehold/bin/pip uninstall --yes --quiet pip setuptools \
  && find /opt/leasehold -name __pycache__ -prune -exec rm -rf {} +
 
-FROM ${REGISTRY}${BASE}
+FROM source AS build-simulated
+COPY simcluster simcluster
+RUN python3 -m venv /opt/leasehold \
+ && /opt/leasehold/bin/pip install --no-cache-dir '.[simulated]'
+
+FROM ${REGISTRY}${BASE} AS runtime
 LABEL org.opencontainers.image.title="leasehold" \
       org.opencontainers.image.description="GPU sharing for Kubernetes: every share is a lease"
-COPY --from=build /opt/leasehold /opt/leasehold
-# Nothing is written below /: what a service keeps lies in the volumes that it is given.
+# Nothing is written outside of the volumes of a service.
 ENV PATH=/opt/leasehold/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -30,3 +37,9 @@ WORKDIR /var/lib/leasehold
 EXPOSE 9100
 ENTRYPOINT ["python", "-m"]
 CMD ["services.cli", "--help"]
+
+FROM runtime AS simulated
+COPY --from=build-simulated /opt/leasehold /opt/leasehold
+
+FROM runtime
+COPY --from=build /opt/leasehold /opt/leasehold

@@ -14,7 +14,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = {
     name: service
     for name, service in COMPOSE["services"].items()
-    if str(service.get("command", [""])[0]).startswith("services.")
+    if str(service.get("command", [""])[0]).partition(".")[0] in {"services", "simcluster"}
 }
 COMMANDS = COMPOSE["services"]["operator"]
 ONCE = ("credentials",)
@@ -148,7 +148,8 @@ def test_the_image_is_built_from_what_there_is_and_runs_as_nobody() -> None:
 
     assert [path for paths in copied for path in paths if not (ROOT / path).exists()] == []
     assert "USER 65532:65532" in lines
-    assert [line for line in lines if line.startswith("FROM")] == [
-        "FROM ${REGISTRY}${BASE} AS build",
-        "FROM ${REGISTRY}${BASE}",
+    stages = "\n".join(lines).split("\nFROM ")[1:]
+    assert [stage for stage in stages if "COPY simcluster" in stage] == [
+        stage for stage in stages if stage.startswith("source AS build-simulated\n")
     ]
+    assert stages[-1] == "runtime\nCOPY --from=build /opt/leasehold /opt/leasehold"
