@@ -1,4 +1,4 @@
-"""Connections to Redis or Valkey; files that say who we are and who it is are read at each."""
+"""Connections to Redis or Valkey; files with credentials are read again for each connection."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.ledger.sentinel import is_by_sentinels, primary_pool
+from shared.ledger.sentinel import primary_pool, uses_sentinels
 from shared.model.errors import RequestError
 
 
-class _InFile(CredentialProvider):  # type: ignore[misc]
-    """The user and secret that a file holds at the moment of connecting."""
+class _FileCredentials(CredentialProvider):  # type: ignore[misc]
+    """The user and secret in a file at the moment of connecting."""
 
-    def __init__(self, keys: ClientCredentials) -> None:
-        self._keys = keys
+    def __init__(self, credentials: ClientCredentials) -> None:
+        self._credentials = credentials
 
     def get_credentials(self) -> tuple[str, ...]:
         try:
-            login = self._keys.login()
+            login = self._credentials.login()
         except RequestError as error:
             raise RedisConnectionError(str(error)) from error
         return (login.user, login.secret) if login else ()
@@ -32,8 +32,8 @@ class _InFile(CredentialProvider):  # type: ignore[misc]
         return self.get_credentials()
 
 
-class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
-    """A connection under TLS by the files as they are at the moment of connecting."""
+class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
+    """A TLS connection with the files as they are at the moment of connecting."""
 
     def __init__(self, *, files: TlsFiles, **rest: Any) -> None:
         self._files = files
@@ -49,23 +49,25 @@ class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
 def connection_pool(
     url: str, credentials: ClientCredentials, *, timeout_s: float
 ) -> redis.asyncio.ConnectionPool:
-    """Return a pool of connections; nothing is tried twice, and no answer is waited for for ever.
+    """Return a pool of connections that repeats no call; the caller limits the time of each.
 
-    Raises RequestError for what is no address, for files of TLS with one that speaks none, and for
-    one that names Sentinels and no primary.
+    Raises RequestError for a malformed address, for TLS files with an address without TLS, and for
+    an address that names Sentinels and no primary.
     """
     if credentials.tls and not url.startswith("rediss"):
         scheme = url.partition("://")[0]
         raise RequestError(
             f"--redis-ca-file or --redis-certificate-file is given, and --redis-url {scheme}:// "
-            "speaks no TLS: write rediss://HOST:PORT, or rediss+sentinel://"
+            "has no TLS: write rediss://HOST:PORT, or rediss+sentinel://"
         )
-    if is_by_sentinels(url):
-        return primary_pool(url, credentials, timeout_s=timeout_s, pools=_direct)
+    if uses_sentinels(url):
+        return primary_pool(url, credentials, timeout_s=timeout_s, make_pool=_direct)
     return _direct(url, credentials, timeout_s)
 
 
-def _direct(url: str, keys: ClientCredentials, timeout_s: float) -> redis.asyncio.ConnectionPool:
+def _direct(
+    url: str, credentials: ClientCredentials, timeout_s: float
+) -> redis.asyncio.ConnectionPool:
     try:
         pool = redis.asyncio.ConnectionPool.from_url(
             url,
@@ -73,14 +75,18 @@ def _direct(url: str, keys: ClientCredentials, timeout_s: float) -> redis.asynci
             socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
-            **({"credential_provider": _InFile(keys)} if keys.credentials else {}),
+            **(
+                {"credential_provider": _FileCredentials(credentials)}
+                if credentials.credentials
+                else {}
+            ),
         )
     except ValueError as error:
-        raise RequestError(  # and not what it is: there may be a secret in it
-            "--redis-url is no address of a Redis: write redis://HOST:PORT/0, or rediss:// or "
-            "redis+sentinel://"
+        raise RequestError(  # without the address: it may contain a secret
+            "--redis-url is not an address of a Redis server: write redis://HOST:PORT/0, "
+            "or rediss:// or redis+sentinel://"
         ) from error
-    if keys.tls:
-        pool.connection_class = _Covered
-        pool.connection_kwargs["files"] = keys.tls
+    if credentials.tls:
+        pool.connection_class = _TlsConnection
+        pool.connection_kwargs["files"] = credentials.tls
     return pool

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from shared.ledger.connection import LedgerPart, unpack
 from shared.ledger.rows.lease_rows import decode_lease, encode_lease
-from shared.ledger.rows.node_rows import decode_resize_refusal
+from shared.ledger.rows.outcome_rows import decode_resize_refusal
 from shared.model.errors import ConflictError
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import NoCapacity

@@ -14,7 +14,7 @@ confirmed (a replica that was behind took over) is recognised by its versions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 from uuid import uuid4
@@ -28,25 +28,22 @@ from shared.ledger.rows.lease_rows import (
     encode_lease,
     encode_reservations,
     joined,
-    new_lease,
 )
 from shared.ledger.rows.node_rows import (
     decode_change,
     decode_node_totals,
-    decode_refusal,
     encode_device_report,
     encode_node_facts,
     is_known,
 )
+from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
-    AlreadyLeased,
     FeedTruncatedError,
-    GangIncomplete,
     LedgerChange,
     Reservation,
     ReservationOutcome,
@@ -63,7 +60,6 @@ FEED_BATCH = 200
 """Feed entries per call."""
 FEED_WAIT_S = 1.0
 """How long a reader of the feed waits before it checks that the ledger is still the same."""
-_ALREADY_LEASED, _GANG_INCOMPLETE = 0, -2
 _MOVED = -1
 
 
@@ -153,7 +149,7 @@ class RedisLeases(LedgerPart):
             "reserve", now, expires_at, pods, counts, bounds, gang_needs, ranks, tail=pieces
         )
         numbers, following = iter(unpack(packed)), iter(values)
-        outcomes = [_outcome(each, numbers, following, now, expires_at) for each in batch]
+        outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]
         self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, Reserved))
         return outcomes
 
@@ -380,20 +376,3 @@ class RedisLeases(LedgerPart):
 
     def _observe(self, leases: Iterable[Lease]) -> None:
         self._connection.observe_version(max((lease.version for lease in leases), default=0))
-
-
-def _outcome(
-    wanted: Reservation,
-    numbers: Iterator[int],
-    values: Iterator[bytes],
-    now: float,
-    expires_at: float,
-) -> ReservationOutcome:
-    number = next(numbers)
-    if number > 0:
-        return Reserved(lease=new_lease(wanted, number, numbers, now, expires_at))
-    if number == _ALREADY_LEASED:
-        return AlreadyLeased(lease=decode_lease(next(values)))
-    if number == _GANG_INCOMPLETE:
-        return GangIncomplete(pod=wanted.pod)
-    return decode_refusal(wanted.pod, next(values))

@@ -1,8 +1,8 @@
-"""The primary among replicas, as Sentinels know it: asked for at each new connection.
+"""The primary among replicas, looked up at the Sentinels for each new connection.
 
 `redis+sentinel://HOST[:PORT],HOST[:PORT],.../NAME[/DB]`, `rediss+sentinel://` under TLS: NAME is
-what Sentinels call the primary (`sentinel monitor NAME ...`). A primary that was demoted answers
-READONLY, and its connections are closed; a hung one is given up with the call's time limit.
+the Sentinels' name of the primary (`sentinel monitor NAME ...`). A demoted primary answers
+READONLY, and its connections are closed; one that hangs is left when the call's timeout ends.
 """
 
 import re
@@ -17,59 +17,65 @@ from shared.model.errors import RequestError
 PORT = 26379
 _SCHEME = re.compile(r"(rediss?)\+sentinel://")
 _FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
-Pools = Callable[[str, ClientCredentials, float], ConnectionPool]
-"""Makes a pool for one server: its URL, what it is shown, seconds to connect."""
+PoolFactory = Callable[[str, ClientCredentials, float], ConnectionPool]
+"""Makes a pool for one server: its URL, our credentials, and seconds to connect."""
 
 
-class _Primary(SentinelConnectionPool):  # type: ignore[misc]
-    """Connections to whatever is the primary; closes those to the Sentinels as well."""
+class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
+    """Connections to the current primary; closes those to the Sentinels, too."""
 
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
 
 
-def is_by_sentinels(url: str) -> bool:
-    """Whether Sentinels are to be asked where the primary is."""
+def uses_sentinels(url: str) -> bool:
+    """Whether the URL names Sentinels."""
     return _SCHEME.match(url) is not None
 
 
 def primary_pool(
-    url: str, credentials: ClientCredentials, *, timeout_s: float, pools: Pools
+    url: str, credentials: ClientCredentials, *, timeout_s: float, make_pool: PoolFactory
 ) -> ConnectionPool:
-    """Return a pool of connections to the primary; `pools` makes one for a server's URL.
+    """Return a pool of connections to the primary; `make_pool` makes one for a server.
 
-    Sentinels are shown the same `keys`; those that do not know us are asked as nobody. One that
-    hangs is passed over in time to ask the others. Raises RequestError for an URL of another form.
+    Sentinels get the same credentials; those that refuse them are tried without. One that hangs is
+    passed over in time to try the others. Raises RequestError for a malformed URL.
     """
     scheme, rest = url.split("+sentinel://", 1)
     form = _FORM.fullmatch(rest)
     if form is None:
         raise RequestError(
-            f"--redis-url {scheme}+sentinel://... names no primary, or a user: write "
+            f"--redis-url {scheme}+sentinel://... names no primary, or names a user: write "
             f"{scheme}+sentinel://HOST:{PORT},HOST:{PORT}/NAME, where NAME is that of "
             "`sentinel monitor`, and give the user with --redis-credentials"
         )
     hosts = [_with_port(host) for host in form["hosts"].split(",")]
-    asked_as = (
+    attempts = (
         [credentials, ClientCredentials(tls=credentials.tls)]
         if credentials.shown
         else [credentials]
     )
     limit_s = timeout_s / (2 * len(hosts))
     sentinels = Sentinel([])
-    for who in asked_as:
+    for attempt in attempts:
         for host in hosts:
-            pool = pools(f"{scheme}://{host}", who, limit_s)
+            pool = make_pool(f"{scheme}://{host}", attempt, limit_s)
             pool.connection_kwargs["socket_timeout"] = limit_s
             sentinels.sentinels.append(Redis.from_pool(pool))
-    like = pools(f"{scheme}://primary/{form['db'] or 0}", credentials, timeout_s)
-    unlike = ("host", "port")
-    return _Primary(
+    template = make_pool(f"{scheme}://primary/{form['db'] or 0}", credentials, timeout_s)
+    excluded = ("host", "port")
+    return _PrimaryPool(
         form["name"],
         sentinels,
-        connection_class=type("_ToPrimary", (SentinelManagedConnection, like.connection_class), {}),
-        **{name: value for name, value in like.connection_kwargs.items() if name not in unlike},
+        connection_class=type(
+            "_PrimaryConnection", (SentinelManagedConnection, template.connection_class), {}
+        ),
+        **{
+            name: value
+            for name, value in template.connection_kwargs.items()
+            if name not in excluded
+        },
     )
 
 

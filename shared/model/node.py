@@ -8,7 +8,7 @@ from shared.model.names import NodeName
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
 
-CORDON_PREFIX = "leasehold.dev/shut: "
+CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a node serves while it is cordoned; the reason follows."""
 
 

@@ -17,7 +17,7 @@ from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.ledger.redis_server import redis_facts
-from shared.ledger.sentinel import is_by_sentinels
+from shared.ledger.sentinel import uses_sentinels
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import Heartbeat
@@ -99,7 +99,7 @@ class ClusterProbes:
     async def redis(self) -> Finding:
         """Ask for its role and how it keeps what it has."""
         facts = await redis_facts(self._redis(), self.redis_keys)
-        return judge.redis(facts, by_sentinels=is_by_sentinels(self.redis_url))
+        return judge.redis(facts, by_sentinels=uses_sentinels(self.redis_url))
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations run out by it."""

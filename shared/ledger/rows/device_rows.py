@@ -1,8 +1,8 @@
-"""What is taken of nodes and devices, as the ledger's scripts keep and tell it.
+"""What is used of nodes and devices, as the ledger's scripts store and answer it; pure.
 
-The layouts are those of `N_…` and `D_…` in `scripts/layout.lua`. The feed carries the stored bytes
-of all that changed, joined: each says where it ends. Surveys and refusals tell rows of the same
-order.
+The layouts are those of `N_*` and `D_*` in `scripts/common/state.lua`. The feed carries the stored
+bytes of all that changed, joined: each value says where it ends. Other answers carry the same
+values as arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ _DEVICE = Struct("<IIBIIIIdBBB")
 _LENGTH = Struct("<H")
 _DOUBLE_BYTES = 8
 
-NO_TAGS: frozenset[str] = frozenset()
+NO_GROUPS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device as the scripts see it: what of its inventory decides, and what is taken."""
+    """A device as the scripts see it: what of its inventory decides placement, and what is used."""
 
     uuid: DeviceUuid
     node: NodeName
@@ -34,18 +34,18 @@ class DeviceState:
     use: DeviceUse
 
 
-def node_use(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
-    """Read what is taken of a node's ordinary resources."""
+def decode_node_row(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
+    """Decode what is used of a node's ordinary resources."""
     _, version, _, _, name, names, *amounts = row
     known = names.split("\n")[:-1]
     used = {known: int(used) for known, used in zip(known, amounts[1::2], strict=True) if used}
     return NodeName(name), NodeUse(version=int(version), used=used)
 
 
-def device_state(row: Sequence[Any]) -> DeviceState:
-    """Read a device's state."""
-    memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, alone, *others = row
-    _, uuid, node, taken, tags, layout = others
+def decode_device_row(row: Sequence[Any]) -> DeviceState:
+    """Decode a device's state."""
+    memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, exclusive, *others = row
+    _, uuid, node, slot_map, groups_text, layout = others
     return DeviceState(
         DeviceUuid(uuid),
         NodeName(node),
@@ -57,26 +57,28 @@ def device_state(row: Sequence[Any]) -> DeviceState:
             cores_percent=cores,
             shares=shares,
             fence=int(fence),
-            anti_affinity_groups=frozenset(tags.strip("\n").split("\n")) if tags else NO_TAGS,
-            exclusive=bool(alone),
-            slots_taken=taken,
+            anti_affinity_groups=frozenset(groups_text.strip("\n").split("\n"))
+            if groups_text
+            else NO_GROUPS,
+            exclusive=bool(exclusive),
+            slots_taken=slot_map,
             layout=layout,
-            claimed_by=alone > 1,
+            claimed_by=exclusive > 1,
         ),
     )
 
 
-def node_uses(values: bytes) -> dict[NodeName, NodeUse]:
-    """Read the joined states of nodes."""
-    return dict(map(node_use, _node_rows(values)))
+def decode_node_values(values: bytes) -> dict[NodeName, NodeUse]:
+    """Decode the joined values of nodes."""
+    return dict(map(decode_node_row, _node_value_rows(values)))
 
 
-def device_states(values: bytes) -> dict[DeviceUuid, DeviceState]:
-    """Read the joined states of devices."""
-    return {state.uuid: state for state in map(device_state, _device_rows(values))}
+def decode_device_values(values: bytes) -> dict[DeviceUuid, DeviceState]:
+    """Decode the joined values of devices."""
+    return {state.uuid: state for state in map(decode_device_row, _device_value_rows(values))}
 
 
-def _node_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
+def _node_value_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
     at = 0
     while at < len(values):
         count, version, known, number, length = _NODE.unpack_from(values, at)
@@ -87,16 +89,16 @@ def _node_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
         yield (count, version, known, number, name, names, *amounts)
 
 
-def _device_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
+def _device_value_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
     at = 0
     while at < len(values):
         *numbers, length = _DEVICE.unpack_from(values, at)
         uuid, at = _string(values, at + _DEVICE.size, length)
         node, at = _string(values, at + 1, values[at])
-        taken, at = _long_string(values, at)
-        tags, at = _long_string(values, at)
+        slot_map, at = _long_string(values, at)
+        groups_text, at = _long_string(values, at)
         layout, at = _string(values, at + 1, values[at])
-        yield (*numbers, uuid, node, taken, tags, layout)
+        yield (*numbers, uuid, node, slot_map, groups_text, layout)
 
 
 def _string(values: bytes, at: int, length: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Quotas as the ledger's scripts keep them, with what is held and charged under them."""
+"""Quotas as the ledger's scripts store them, with what is used and charged under them; pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, Quo
 _unpack = msgspec.msgpack.Decoder().decode
 
 
-def encode_quota(quota: Quota) -> list[Any]:
-    """Pack a quota: its name, and what the scripts read (`R_…` in `scripts/limits.lua`)."""
-    models = [(name, _limits_row(limits)) for name, limits in quota.models]
+def encode_quota(quota: Quota) -> list[object]:
+    """Pack a quota: its name, and what the scripts read (`R_*` in `scripts/common/quota.lua`)."""
+    models = [(name, _encode_limits(limits)) for name, limits in quota.models]
     rule = (
-        _limits_row(quota.limits),
+        _encode_limits(quota.limits),
         models,
         quota.only_models,
         quota.model_label,
@@ -26,7 +26,7 @@ def encode_quota(quota: Quota) -> list[Any]:
 
 
 def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
-    """Read what quotas were in the way; Lua does not tell an empty list from an empty map."""
+    """Decode which quotas were exceeded; Lua packs an empty list like an empty map."""
     return tuple(
         QuotaExcess(
             measure=measure,
@@ -44,15 +44,15 @@ def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
 def decode_quota_totals(
     quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
 ) -> QuotaTotals:
-    """Read all that the ledger keeps of quotas."""
+    """Decode quotas, what is used and what is charged."""
     return QuotaTotals(
-        quotas={Namespace(name): _quota_of(name, rule) for name, rule in _pairs(quotas)},
+        quotas={Namespace(name): _decode_quota(name, rule) for name, rule in _pairs(quotas)},
         used={
-            Namespace(name): {model: _held_of(row) for model, row in dict(rows).items()}
+            Namespace(name): {model: _decode_usage(row) for model, row in dict(rows).items()}
             for name, rows in _pairs(held)
         },
         charges={
-            pod: (Namespace(namespace), {model: _charge_of(row) for model, row in rows.items()})
+            pod: (Namespace(namespace), {model: _decode_charge(row) for model, row in rows.items()})
             for pod, (namespace, rows) in _pairs(charges)
         },
     )
@@ -63,22 +63,22 @@ def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, Any]]:
         yield name.decode(), _unpack(value)
 
 
-def _limits_row(limits: QuotaLimits) -> list[int]:
+def _encode_limits(limits: QuotaLimits) -> list[int]:
     listed = (limits.cores_milli, limits.milli_gpu, limits.memory_mib, limits.cards)
     return [-1 if limit is None else limit for limit in listed]
 
 
-def _limits_of(row: Sequence[int]) -> QuotaLimits:
+def _decode_limits(row: Sequence[int]) -> QuotaLimits:
     cores, milli, memory, cards = (None if limit < 0 else limit for limit in row)
     return QuotaLimits(cores_milli=cores, milli_gpu=milli, memory_mib=memory, cards=cards)
 
 
-def _quota_of(name: str, rule: Sequence[Any]) -> Quota:
+def _decode_quota(name: str, rule: Sequence[Any]) -> Quota:
     limits, models, only, model_label, pools, pool_label = rule
     return Quota(
         namespace=Namespace(name),
-        limits=_limits_of(limits),
-        models=tuple((model, _limits_of(row)) for model, row in models),
+        limits=_decode_limits(limits),
+        models=tuple((model, _decode_limits(row)) for model, row in models),
         only_models=only,
         model_label=model_label,
         pools=tuple(pools),
@@ -86,7 +86,7 @@ def _quota_of(name: str, rule: Sequence[Any]) -> Quota:
     )
 
 
-def _held_of(row: Sequence[Any]) -> QuotaUsage:
+def _decode_usage(row: Sequence[Any]) -> QuotaUsage:
     cores, milli, memory, devices = row
     counts = {DeviceUuid(uuid): int(count) for uuid, count in dict(devices).items()}
     return QuotaUsage(
@@ -94,6 +94,6 @@ def _held_of(row: Sequence[Any]) -> QuotaUsage:
     )
 
 
-def _charge_of(row: Sequence[Any]) -> QuotaUsage:
+def _decode_charge(row: Sequence[Any]) -> QuotaUsage:
     cores, milli, memory, devices = row
-    return _held_of((cores, milli, memory, dict.fromkeys(devices, 1)))
+    return _decode_usage((cores, milli, memory, dict.fromkeys(devices, 1)))

@@ -1,4 +1,4 @@
-"""Waiting pods as the ledger keeps them: grouped by their smallest need, in order of priority."""
+"""Waiting pods as the ledger stores them: grouped by smallest need, in order of priority; pure."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from shared.model.ledger import WaitingPod
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, PodRequest
 
-_record_of = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
+_decode_record = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
 
-_QUIET = "-"
+_NO_OFFERS = "-"
 _LOWEST_PRIORITY = -(2**31)
 _PRIORITIES = 2**32
 
 
 def group_of(request: PodRequest) -> str:
-    """Name the group of pods that a node must have the same room for, at the least.
+    """Name the group of pods for which a node needs the same room at least.
 
-    Every container's need must be met, so the one that asks for most decides; the others are the
-    placer's business. `gpus:units:percent:cores:company:slotted:mib:slots`.
+    The container that requests most decides; the others matter only to the placer. Written as
+    `gpus:units:percent:cores:sharing:slotted:mib:slots`.
     """
     needs = [_need(container) for container in request.containers if not container.init]
     if not needs:
@@ -37,7 +37,7 @@ def order_of(queued: PodQueued) -> str:
 
 
 def rank_of(priority: int) -> int:
-    """Return a number of at most ten digits that is the lower the higher the priority."""
+    """Return a number of at most ten digits; a higher priority has a lower one."""
     return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
 
 
@@ -57,8 +57,8 @@ def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
     ]
 
 
-def encode_enrolled_pod(waiting: WaitingPod) -> list[Any]:
-    """Pack a pod of a gang that is only counted so far."""
+def encode_enrolled_pod(waiting: WaitingPod) -> list[object]:
+    """Pack a pod of a gang that receives no offers yet."""
     record = text((waiting.queued, waiting.refusal))
     order, since = order_of(waiting.queued), waiting.waiting_since
     return [waiting.queued.pod, _group(waiting), order, record, since, waiting.queued.namespace]
@@ -71,19 +71,19 @@ def gang_of(queued: PodQueued) -> str:
 
 
 def decode_waiting_pod(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
-    """Read a waiting pod."""
-    queued, refusal = _record_of(record)
+    """Decode a waiting pod."""
+    queued, refusal = _decode_record(record)
     return WaitingPod(
         queued=queued,
         refusal=refusal,
         capacity=capacity,
         waiting_since=float(since),
-        receives_offers=group != _QUIET,
+        receives_offers=group != _NO_OFFERS,
     )
 
 
 def _group(waiting: WaitingPod) -> str:
-    """Name the group; pods that a quota keeps waiting have one for each namespace."""
+    """Name the group; pods that a quota keeps waiting have groups of their own by namespace."""
     by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
         return f"q:{waiting.refusal.quota}" + (f"|{by_need}" if by_need else "")

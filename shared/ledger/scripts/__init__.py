@@ -1,1 +1,1 @@
-"""The ledger's scripts, which Redis runs: see `layout.lua` for what they keep."""
+"""The ledger's scripts, which Redis runs: see `common/state.lua` for what they store."""

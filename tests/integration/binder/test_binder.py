@@ -16,7 +16,7 @@ from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
-from shared.ledger.staging import LedgerStaging
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event

@@ -14,7 +14,7 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import EventWriter
 from services.binder.wiring import BinderPorts, build_binder
-from shared.ledger.staging import LedgerStaging
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,13 +17,7 @@ from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, reserve, share, uuid, wish
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
+from tests.support.servers.valkey import ValkeyServer
 
 
 @pytest.fixture
@@ -34,12 +28,12 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 
 @pytest.fixture
-async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Preemptions]:
+async def preemptions(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Preemptions]:
     async with Preemptions.connect(server.url, prefix=leases._connection.prefix) as opened:
         yield opened
 
 
-def taking(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemption:
+def preemption(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemption:
     return Preemption(
         id=pod, victims=(), wanted=wish(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu)
     )
@@ -51,24 +45,24 @@ class Uncounted:
 
 
 async def test_a_pod_and_a_device_are_claimed_once(
-    leases: RedisLeases, takings: Preemptions
+    leases: RedisLeases, preemptions: Preemptions
 ) -> None:
-    assert await takings.open(taking("p", 0, 1))
+    assert await preemptions.open(preemption("p", 0, 1))
 
-    assert not await takings.open(taking("p", 2))
-    assert not await takings.open(taking("q", 1, 2))
-    assert await takings.open(taking("q", 2))
+    assert not await preemptions.open(preemption("p", 2))
+    assert not await preemptions.open(preemption("q", 1, 2))
+    assert await preemptions.open(preemption("q", 2))
     [refused] = await leases.reserve([wish("r", share("a", 0))], now=NOW, ttl_s=30)
     assert isinstance(refused, NoCapacity)
     await reserve(leases, wish("p", share("a", 0), share("a", 1)))
     await reserve(leases, wish("r", share("a", 0)))
 
 
-async def test_placers_refuse_claimed_devices_and_say_why(
-    leases: RedisLeases, takings: Preemptions
+async def test_placers_refuse_claimed_devices_with_the_reason(
+    leases: RedisLeases, preemptions: Preemptions
 ) -> None:
     for number in range(3):
-        await takings.open(taking(f"p{number}", number))
+        await preemptions.open(preemption(f"p{number}", number))
     placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
     following = asyncio.create_task(placer.follow())
     try:
@@ -81,8 +75,8 @@ async def test_placers_refuse_claimed_devices_and_say_why(
         assert isinstance(answer, PlacementRefused)
         assert "kept for a pod" in answer.refusal.reason
 
-        affairs = await takings.state(now=NOW)
-        assert await takings.close(affairs.open[0])
+        affairs = await preemptions.state(now=NOW)
+        assert await preemptions.close(affairs.open[0])
         async with asyncio.timeout(30):
             while not isinstance(answer, PlacementChosen):
                 answers = await placer.place_pods([other])
@@ -95,8 +89,8 @@ async def test_placers_refuse_claimed_devices_and_say_why(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_totals_are_leases_and_claims(
-    leases: RedisLeases, takings: Preemptions, seed: int
+async def test_totals_are_always_the_sum_of_leases_and_claims(
+    leases: RedisLeases, preemptions: Preemptions, seed: int
 ) -> None:
     chance = random.Random(seed)  # noqa: S311
     pods = [f"p{number}" for number in range(10)]
@@ -106,7 +100,7 @@ async def test_whatever_happens_totals_are_leases_and_claims(
         mine = {n for other, held in claims.items() if other != pod for n in held}
         what = chance.randrange(5)
         if what == 0:
-            if await takings.open(taking(pod, *gpus, cpu=chance.choice([100, 40_000]))):
+            if await preemptions.open(preemption(pod, *gpus, cpu=chance.choice([100, 40_000]))):
                 assert not mine & set(gpus)
                 claims[pod] = gpus
         elif what == 1:
@@ -120,9 +114,9 @@ async def test_whatever_happens_totals_are_leases_and_claims(
         elif what == 3:
             await leases.expire(float(now))
         else:
-            for read in (await takings.state(now=NOW)).open:
+            for read in (await preemptions.state(now=NOW)).open:
                 if read.preemption.id == pod:
-                    assert await takings.close(read)
+                    assert await preemptions.close(read)
                     claims.pop(pod, None)
         await _sound(leases, claims)
 
@@ -141,11 +135,11 @@ async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> Non
         assert use.memory_mib == (devices[device.uuid].memory_mib if device.uuid in devices else 0)
 
 
-async def test_nothing_is_claimed_beyond_the_namespaces_quota(
-    leases: RedisLeases, takings: Preemptions
+async def test_nothing_is_claimed_beyond_the_quota_of_the_namespace(
+    leases: RedisLeases, preemptions: Preemptions
 ) -> None:
     small = Quota(namespace=Namespace("default"), limits=QuotaLimits(memory_mib=4_000))
     await leases.quotas.save([small], read_at=NOW)
 
-    assert not await takings.open(taking("p", 0, mib=8_000))
-    assert await takings.open(taking("p", 0, mib=4_000))
+    assert not await preemptions.open(preemption("p", 0, mib=8_000))
+    assert await preemptions.open(preemption("p", 0, mib=4_000))

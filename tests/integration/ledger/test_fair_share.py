@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import msgspec
@@ -27,21 +27,9 @@ from shared.model.request import Gang
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, queued, reserve, share, uses, verdict, wish
 from tests.support.placer.placers import placers
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 A, B, C = (Namespace(f"team-{letter}") for letter in "abc")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 def held(pod: str, namespace: Namespace, gpu: int, mib: int = 4_000, cores: int = 0) -> Reservation:
@@ -94,7 +82,7 @@ async def order(leases: RedisLeases, *full: str) -> list[str]:
     return found
 
 
-async def test_what_is_freed_goes_to_the_namespace_that_holds_least(url: str) -> None:
+async def test_freed_capacity_goes_to_the_namespace_that_holds_least(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
         await reserve(leases, held("a-0", A, 1, 8_000), held("b-0", B, 1), held("rest", C, 1))
@@ -118,7 +106,7 @@ async def test_the_larger_of_cores_and_memory_counts(url: str) -> None:
         assert await order(leases, "full-0") == ["a-1"]
 
 
-async def test_a_namespace_with_two_shares_may_hold_twice_as_much(url: str) -> None:
+async def test_a_namespace_of_weight_two_may_hold_twice_as_much(url: str) -> None:
     async with ledger(url, {"a": 3}) as leases:
         await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
         await reserve(leases, held("a-0", A, 1, 12_000), held("b-0", B, 2, 8_000))
@@ -131,7 +119,7 @@ async def test_a_namespace_with_two_shares_may_hold_twice_as_much(url: str) -> N
         assert (await leases.totals.fair_share()).entitlements == {A: Entitlement(weight=2)}
 
 
-async def test_priority_comes_before_shares_and_budget_before_priority(url: str) -> None:
+async def test_priority_comes_before_fair_share_and_budget_before_priority(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
         await reserve(leases, held("a-0", A, 1, 12_000), held("rest", C, 1))
@@ -144,7 +132,7 @@ async def test_priority_comes_before_shares_and_budget_before_priority(url: str)
         assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
 
 
-async def test_a_pod_that_arrives_does_not_snatch_what_is_anothers_turn(url: str) -> None:
+async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
         await let_wait(leases, waits("poor", B))
@@ -166,7 +154,7 @@ async def test_a_pod_that_arrives_does_not_snatch_what_is_anothers_turn(url: str
         assert isinstance(after, Reserved), "it has answered"
 
 
-async def test_within_a_batch_a_namespace_stops_when_it_has_more_than_one_that_waits(
+async def test_within_a_batch_a_namespace_stops_once_it_holds_more_than_one_that_waits(
     url: str,
 ) -> None:
     async with ledger(url, {"a": 2}) as leases:
@@ -181,7 +169,7 @@ async def test_within_a_batch_a_namespace_stops_when_it_has_more_than_one_that_w
         assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
 
 
-async def test_what_namespaces_hold_follows_every_lease(url: str) -> None:
+async def test_the_use_of_namespaces_follows_every_lease(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
         both = (await leases.totals.fair_share()).used
@@ -202,7 +190,7 @@ async def test_what_namespaces_hold_follows_every_lease(url: str) -> None:
         assert turns.total == GpuAmount(cores_percent=200, memory_mib=32_000)
 
 
-async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
+async def test_a_rebuilt_ledger_has_the_same_use_and_weights(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
         await tell(leases, A, share=3)
@@ -230,7 +218,7 @@ RIGHTS = st.dictionaries(st.sampled_from(POOL), st.tuples(st.integers(1, 3), st.
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(PODS, HOLDS, RIGHTS)
-def test_the_ledger_offers_in_the_order_that_explain_tells(
+def test_the_ledger_offers_in_the_order_that_explain_shows(
     server: ValkeyServer,
     pods: list[tuple[Namespace, int, int]],
     holds: list[tuple[Namespace, int]],
@@ -311,7 +299,7 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
 
 
 @pytest.mark.parametrize("new_pods", ["queue", "deny"])
-async def test_a_budget_that_keeps_new_pods_waiting_does_so_whoever_admitted_them(
+async def test_a_budget_keeps_new_pods_waiting_even_if_they_were_admitted(
     url: str, new_pods: str
 ) -> None:
     async with ledger(url, {"a": 2}) as leases, placers(leases, 2) as (one, other):

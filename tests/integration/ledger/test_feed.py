@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,19 +22,6 @@ from tests.support.placer.ledger import (
     wish,
     wish_among,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 class Replica:
@@ -112,7 +99,7 @@ async def test_a_replica_that_applies_changes_equals_a_fresh_snapshot(url: str) 
         assert fresh.capacity == replica.capacity
 
 
-async def test_a_snapshot_taken_amid_changes_comes_right_with_those_after_it(url: str) -> None:
+async def test_a_snapshot_read_amid_changes_is_completed_by_the_changes_after_it(url: str) -> None:
     async with ledger(url, {f"n{n:03d}": 1 for n in range(150)}) as leases:
 
         async def write() -> None:
@@ -152,7 +139,7 @@ async def test_a_change_carries_totals_and_its_cause(url: str) -> None:
         assert ended.used[NodeName("a")].version > made.used[NodeName("a")].version
 
 
-async def test_a_change_is_heard_as_soon_as_it_happens(url: str) -> None:
+async def test_a_change_is_received_as_soon_as_it_happens(url: str) -> None:
     async with ledger(url) as leases:
         changes = leases.changes((await leases.snapshot()).position)
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
@@ -164,7 +151,7 @@ async def test_a_change_is_heard_as_soon_as_it_happens(url: str) -> None:
         await aclose(changes)
 
 
-async def test_a_feed_that_was_trimmed_is_lost(url: str) -> None:
+async def test_a_trimmed_feed_cannot_be_continued(url: str) -> None:
     async with ledger(url, feed_length=10) as leases:
         position = (await leases.snapshot()).position
         for n in range(300):

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from shared.ledger.connection import unpack
 from shared.ledger.leases import RedisLeases
-from shared.ledger.staging import LedgerStaging
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, MigPlacement, RequestedUnits
@@ -125,7 +125,7 @@ def _packed(name: str, value: Any) -> Any:
     return b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-async def test_rows_are_those_of_their_format_to_the_byte(store: Any, server: ValkeyServer) -> None:
+async def test_the_stored_rows_of_a_format_do_not_change(store: Any, server: ValkeyServer) -> None:
     pinned, now = json.loads(PINNED.read_text()), await rows_of(server.url)
 
     changed = sorted(name for name in pinned if pinned[name] != now[name])
@@ -159,7 +159,7 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         await assert_sound(leases)
 
 
-async def test_a_ledger_of_an_older_format_is_built_anew_by_whoever_comes_first(
+async def test_a_ledger_of_an_older_format_is_rebuilt_by_one_caller(
     store: Any, server: ValkeyServer
 ) -> None:
     await _write_ledger(server.url)

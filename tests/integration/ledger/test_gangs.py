@@ -1,10 +1,7 @@
 """Gangs in the ledger: all or nothing, counted, committed as a whole, offered once."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
@@ -31,21 +28,8 @@ from tests.support.placer.ledger import (
     verdict,
     wish,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 GANG = Gang(name="default/g", min_member=3)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
@@ -62,7 +46,7 @@ async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
     return [type(outcome) for outcome in outcomes]
 
 
-async def muster(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
+async def enroll(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
     counted = await leases.waiting_pods.enroll(
         pods[0].request.gang or GANG, [verdict(p, 0) for p in pods]
     )
@@ -73,7 +57,7 @@ async def muster(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[
     )
 
 
-async def test_a_gang_that_fits_is_reserved_whole(url: str) -> None:
+async def test_a_gang_that_fits_is_reserved_as_a_whole(url: str) -> None:
     async with ledger(url) as leases:
         said = await reserve_gang(leases, member("p", 0), member("q", 1), member("r", 1))
 
@@ -82,7 +66,7 @@ async def test_a_gang_that_fits_is_reserved_whole(url: str) -> None:
         assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
-async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stored_totals(
+async def test_a_gang_of_which_one_pod_does_not_fit_reserves_nothing_and_gets_the_stored_totals(
     url: str,
 ) -> None:
     async with ledger(url) as leases:
@@ -107,7 +91,7 @@ async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stor
         assert await leases.capacity() == before
 
 
-async def test_a_gang_that_would_run_too_small_is_withheld_though_all_that_is_asked_fits(
+async def test_a_gang_that_would_be_too_small_is_not_reserved_even_if_its_pods_fit(
     url: str,
 ) -> None:
     async with ledger(url) as leases:
@@ -121,7 +105,7 @@ async def test_a_gang_that_would_run_too_small_is_withheld_though_all_that_is_as
         assert await reserve_gang(leases, member("late")) == [GangIncomplete]
 
 
-async def test_a_repeated_reservation_of_a_gang_answers_what_it_holds(url: str) -> None:
+async def test_a_repeated_reservation_of_a_gang_returns_its_leases(url: str) -> None:
     async with ledger(url) as leases:
         wanted = [member(pod) for pod in ("p", "q", "r")]
         first = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
@@ -134,7 +118,7 @@ async def test_a_repeated_reservation_of_a_gang_answers_what_it_holds(url: str) 
         ]
 
 
-async def test_a_gang_of_a_thousand_is_one_step(url: str) -> None:
+async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> None:
     async with ledger(url, {f"n{n}": 8 for n in range(32)}) as leases:
         gang = Gang(name="default/g", min_member=1_000)
         wanted = [
@@ -167,40 +151,40 @@ async def test_reservations_of_a_gang_expire_together_until_the_first_is_bound(u
         assert [isinstance(lease, Lease) and lease.state for lease in late] == ["bound"] * 2
 
 
-async def test_a_gang_is_counted_while_its_pods_arrive_from_everywhere(url: str) -> None:
+async def test_a_gang_is_counted_while_its_pods_arrive_at_several_placers(url: str) -> None:
     async with ledger(url) as leases:
-        assert await muster(leases, waits("p")) == (0, 1, [])
-        assert await muster(leases, waits("p")) == (0, 1, [])
-        assert await muster(leases, waits("q")) == (0, 2, [])
+        assert await enroll(leases, waits("p")) == (0, 1, [])
+        assert await enroll(leases, waits("p")) == (0, 1, [])
+        assert await enroll(leases, waits("q")) == (0, 2, [])
 
-        assert await muster(leases, waits("r")) == (0, 3, ["p", "q", "r"])
+        assert await enroll(leases, waits("r")) == (0, 3, ["p", "q", "r"])
 
-        assert await muster(leases, waits("x", gang=Gang(name="default/gx", min_member=2))) == (
+        assert await enroll(leases, waits("x", gang=Gang(name="default/gx", min_member=2))) == (
             0,
             1,
             [],
         )
         await leases.waiting_pods.remove([PodUid("q")])
-        assert await muster(leases, waits("r")) == (0, 2, [])
+        assert await enroll(leases, waits("r")) == (0, 2, [])
 
 
-async def test_pods_arriving_at_the_same_time_are_seen_by_the_last(url: str) -> None:
+async def test_the_last_of_pods_that_arrive_at_once_sees_all_of_them(url: str) -> None:
     async with ledger(url) as leases:
         gang = Gang(name="default/g", min_member=20)
 
         counted = await asyncio.gather(
-            *(muster(leases, waits(f"p{n:02d}", gang=gang)) for n in range(20))
+            *(enroll(leases, waits(f"p{n:02d}", gang=gang)) for n in range(20))
         )
 
         assert sorted(here for _, here, _ in counted) == list(range(1, 21))
         assert sorted(len(pods) for _, _, pods in counted) == [0] * 19 + [20]
 
 
-async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_told(
+async def test_a_repeated_enrollment_returns_all_leases_that_may_not_have_been_reported(
     url: str,
 ) -> None:
     async with ledger(url) as leases:
-        await muster(leases, waits("p"), waits("q"), waits("r"), waits("s"))
+        await enroll(leases, waits("p"), waits("q"), waits("r"), waits("s"))
         await reserve_gang(leases, member("p"), member("q"), member("r"))
 
         counted = await leases.waiting_pods.enroll(GANG, [verdict(waits("r"), 0)])
@@ -212,7 +196,7 @@ async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_tol
 
 async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
     """Have the first lead."""
-    await muster(leases, *events)
+    await enroll(leases, *events)
     await leases.waiting_pods.choose_offers(now=NOW)
     capacity = await leases.capacity()
     full = Refusal(reason="full")
@@ -239,7 +223,7 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
         assert (await leases.waiting_pods.choose_offers(now=NOW)).pods == ()
 
 
-async def test_a_gang_whose_leader_is_gone_has_another(url: str) -> None:
+async def test_a_gang_whose_leader_is_gone_gets_another_leader(url: str) -> None:
     async with ledger(url) as leases:
         await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
         await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
@@ -266,11 +250,11 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
         assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
-async def test_that_pods_are_missing_is_not_written_once_they_are_there(url: str) -> None:
+async def test_a_verdict_that_pods_are_missing_is_stale_once_they_are_there(url: str) -> None:
     async with ledger(url) as leases:
         await let_gang_wait(leases, waits("p"), waits("q"))
         missing = replace(verdict(waits("p"), 0), receives_offers=False, min_members=3)
         assert await leases.waiting_pods.enqueue([missing]) == WaitResult()
-        await muster(leases, waits("r"))
+        await enroll(leases, waits("r"))
 
         assert await leases.waiting_pods.enqueue([missing]) == WaitResult(stale=(PodUid("p"),))

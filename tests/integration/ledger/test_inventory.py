@@ -1,9 +1,6 @@
 """What the API server says of nodes, as the ledger takes it in."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.node import cordon_reason
@@ -19,22 +16,9 @@ from tests.support.placer.ledger import (
     uuid,
     wish,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
-
-
-async def test_facts_seen_earlier_are_passed_over(url: str) -> None:
+async def test_facts_that_were_seen_earlier_are_ignored(url: str) -> None:
     async with ledger(url) as leases:
         assert await leases.save_node(facts("a", memory=2), seen_at=NOW + 2)
         assert not await leases.save_node(facts("a", memory=1), seen_at=NOW + 1)
@@ -46,7 +30,7 @@ async def test_facts_seen_earlier_are_passed_over(url: str) -> None:
         assert await leases.save_node(facts("a", memory=5), seen_at=NOW + 5)
 
 
-async def test_a_closed_device_takes_nothing_until_it_is_opened_again(url: str) -> None:
+async def test_a_closed_device_takes_no_shares_until_it_is_opened_again(url: str) -> None:
     closed = replace(facts("a"), excluded_devices=(1,))
     async with ledger(url) as leases:
         await leases.save_node(closed)
@@ -72,7 +56,7 @@ async def test_a_closed_device_takes_nothing_until_it_is_opened_again(url: str) 
         await assert_sound(leases)
 
 
-async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when_it_opens(
+async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_is_uncordoned(
     url: str,
 ) -> None:
     served = report("a", [device("a", 0)], at=NOW)
@@ -104,7 +88,7 @@ async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when
         await assert_sound(leases)
 
 
-async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url: str) -> None:
+async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never(url: str) -> None:
     async with ledger(url) as leases:
         await leases.save_node(facts("a"))
         assert await leases.set_cordoned({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
@@ -114,7 +98,7 @@ async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url:
         assert await leases.set_cordoned({}) == set()
 
 
-async def test_whether_a_node_has_an_agent_is_what_the_last_report_says(url: str) -> None:
+async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) -> None:
     ours = report("a", [device("a", 0)], at=NOW)
     theirs = replace(ours, other_plugin=True, reported_at=NOW + 1)
     async with ledger(url, {}) as leases:

@@ -1,7 +1,5 @@
 """The ledger on a real server: what a lease holds, when it ends, and what is asked twice."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from shared.ledger.leases import RedisLeases
@@ -23,19 +21,7 @@ from tests.support.placer.ledger import (
     wish,
     wish_among,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
+from tests.support.servers.valkey import valkey_server
 
 
 async def test_a_reservation_takes_the_first_candidate_that_fits(url: str) -> None:
@@ -55,7 +41,7 @@ async def test_a_reservation_takes_the_first_candidate_that_fits(url: str) -> No
         await assert_sound(leases)
 
 
-async def test_a_pod_that_holds_a_lease_is_answered_with_it(url: str) -> None:
+async def test_a_pod_that_holds_a_lease_keeps_it(url: str) -> None:
     async with ledger(url) as leases:
         [lease] = await reserve(leases, wish("p", share("a")))
 
@@ -67,7 +53,7 @@ async def test_a_pod_that_holds_a_lease_is_answered_with_it(url: str) -> None:
         assert len(await assert_sound(leases)) == 1
 
 
-async def test_a_refusal_brings_the_totals_of_what_was_tried(url: str) -> None:
+async def test_a_refusal_carries_the_totals_of_the_candidates(url: str) -> None:
     async with ledger(url, {"a": 1}) as leases:
         await reserve(leases, wish("p", share("a", mib=10_000, cores=40)))
 
@@ -105,7 +91,7 @@ async def test_what_does_not_fit_is_refused(
         assert full.reason.startswith(f"a: {reason}")
 
 
-async def test_slots_tags_and_node_resources_are_limits_too(url: str) -> None:
+async def test_slots_anti_affinity_and_node_resources_are_limits_too(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         await reserve(leases, *(wish(f"p{n}", share("a", mib=1)) for n in range(4)))
         await reserve(leases, wish("tagged", share("b"), node="b", tag="red"))
@@ -130,7 +116,7 @@ async def test_slots_tags_and_node_resources_are_limits_too(url: str) -> None:
         assert lease.shares[0].slot is None
 
 
-async def test_containers_count_together_and_init_containers_use_what_the_others_use(
+async def test_containers_are_added_up_and_init_containers_use_what_the_others_use(
     url: str,
 ) -> None:
     async with ledger(url, {"a": 1}) as leases:
@@ -190,7 +176,7 @@ async def test_a_lease_goes_from_reserved_to_bound_to_active(url: str) -> None:
         assert await leases.expire(NOW + 1000) == []
 
 
-async def test_a_lease_of_an_earlier_life_is_stale(url: str) -> None:
+async def test_a_lease_of_an_earlier_reservation_is_stale(url: str) -> None:
     async with ledger(url) as leases:
         [lease] = await reserve(leases, wish("p", share("a")))
         await leases.release([lease.pod], reason="test")
@@ -258,7 +244,7 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_takes_no_more(url
         await assert_sound(leases)
 
 
-async def test_a_report_older_than_the_stored_one_is_passed_over(url: str) -> None:
+async def test_a_report_older_than_the_stored_one_is_ignored(url: str) -> None:
     async with ledger(url) as leases:
         assert await leases.save_devices(report("a", [device("a", 0)], at=5.0))
 
@@ -283,7 +269,7 @@ async def test_only_more_room_raises_the_capacity_number(url: str) -> None:
         assert start < more < await leases.capacity()
 
 
-async def test_a_node_that_is_gone_is_forgotten_with_its_last_lease(url: str) -> None:
+async def test_a_removed_node_is_deleted_with_its_last_lease(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         [lease] = await reserve(leases, wish("p", share("a")))
 
@@ -301,7 +287,7 @@ async def test_a_node_that_is_gone_is_forgotten_with_its_last_lease(url: str) ->
         assert later.shares[0].fence > lease.shares[0].fence
 
 
-async def test_a_server_that_is_away_is_unavailable() -> None:
+async def test_a_server_that_does_not_run_is_unavailable() -> None:
     async with RedisLeases.connect("redis://:secret@127.0.0.1:1/0") as leases:
         with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1/0 did not") as caught:
             await leases.capacity()

@@ -1,6 +1,6 @@
 """Every operation on a lease in every state, on a real server, against the table of transitions."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from msgspec import structs
@@ -10,17 +10,11 @@ from shared.ledger.script_sources import reachable
 from shared.model.lease import LIVE, TRANSITIONS, Lease, LeaseState
 from shared.model.ledger import AlreadyLeased, Reserved
 from tests.support.placer.ledger import NOW, assert_sound, ledger, reserve, share, wish
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = LeaseState
 LATER = NOW + 31
 PAIRS = [(state, to) for state in LeaseState for to in LeaseState]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -30,15 +30,9 @@ from tests.support.placer.ledger import (
     uuid,
     wish_among,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -89,7 +83,7 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
     assert (await held(leases)).milli_gpu == 500
 
 
-async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
+async def test_other_namespaces_are_not_limited(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
 
     other = await outcome(leases, wish("other", namespace=Namespace("others")))
@@ -98,7 +92,7 @@ async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
     assert (await leases.quotas.totals()).charges == {}
 
 
-async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: RedisLeases) -> None:
+async def test_the_default_quota_counts_each_namespace_separately(leases: RedisLeases) -> None:
     everybody = Quota(namespace=Namespace("*"), limits=QuotaLimits(memory_mib=4_000))
     await leases.quotas.save([everybody], read_at=NOW)
 
@@ -110,7 +104,7 @@ async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: R
     assert isinstance(more, NoCapacity)
 
 
-async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> None:
+async def test_memory_devices_and_cores_are_limited_separately(leases: RedisLeases) -> None:
     for limits, fits, over in (
         (QuotaLimits(memory_mib=8_000), share("a", 0, 8_000), share("a", 0, 8_001)),
         (QuotaLimits(cards=0), share("a", 0), share("a", 0)),
@@ -123,7 +117,7 @@ async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> N
             await leases.release([PodUid("fits")], reason="test")
 
 
-async def test_two_leases_on_one_card_hold_one_card(leases: RedisLeases) -> None:
+async def test_two_leases_on_one_device_use_one_device(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("first", share("a", 0)), wish("second", share("a", 0)))
 
@@ -153,7 +147,7 @@ async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
 
 
 @pytest.mark.parametrize("label", ["", "gpu-model"])
-async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str) -> None:
+async def test_models_are_counted_separately(leases: RedisLeases, label: str) -> None:
     await leases.save_node(replace(facts("b"), labels={"gpu-model": "P100"}))
     await leases.save_devices(report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")]))
     await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
@@ -187,7 +181,7 @@ async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: Redis
     assert (refused.quotas[0].measure, refused.quotas[0].values) == ("model", ("P100",))
 
 
-async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLeases) -> None:
+async def test_existing_leases_count_when_a_quota_is_added(leases: RedisLeases) -> None:
     await reserve(leases, wish("early", share("a", 0, 8_000)))
 
     await leases.quotas.save(
@@ -200,7 +194,7 @@ async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLease
     assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Reserved)
 
 
-async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
+async def test_quotas_that_were_read_earlier_are_ignored(leases: RedisLeases) -> None:
     await leases.quotas.save([], read_at=2.0)
 
     changed = await leases.quotas.save(
@@ -211,14 +205,16 @@ async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
     assert (await leases.quotas.totals()).quotas == {}
 
 
-async def test_news_of_a_clock_that_is_a_day_ahead_bars_none_after_it(leases: RedisLeases) -> None:
+async def test_quotas_from_a_clock_that_is_a_day_ahead_do_not_block_later_ones(
+    leases: RedisLeases,
+) -> None:
     tomorrow = time.time() + 86_400
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=tomorrow)
 
     assert await leases.quotas.save([], read_at=time.time() + 1)
 
 
-async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> None:
+async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> None:
     quota = Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=300))
     await leases.quotas.save([quota], read_at=NOW)
     [lease] = await reserve(leases, wish("pod", share("a", 0, 4_000)))
@@ -235,7 +231,7 @@ async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> No
     assert isinstance(await outcome(leases, wish("more", share("a", 1, 4_000))), NoCapacity)
 
 
-async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases) -> None:
+async def test_expired_reservations_free_their_quota(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("pod"))
 
@@ -244,7 +240,7 @@ async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases)
     assert await held(leases) == QuotaUsage()
 
 
-async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_nothing(
+async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothing(
     leases: RedisLeases,
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], read_at=NOW)
@@ -270,7 +266,7 @@ def over_quota(pod: str, capacity: int) -> WaitingPod:
     )
 
 
-async def test_who_waits_for_quota_is_offered_it_when_the_namespace_frees_something(
+async def test_a_pod_that_waits_for_quota_is_offered_what_its_namespace_frees(
     leases: RedisLeases,
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
@@ -298,7 +294,7 @@ async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: Re
     assert waited.stale == ("waiting",)
 
 
-async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLeases) -> None:
+async def test_a_raised_quota_is_offered_to_all_pods_that_wait_for_it(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
     pods = [f"waiting-{n:02d}" for n in range(20)]
     await leases.waiting_pods.enqueue([over_quota(pod, await leases.capacity()) for pod in pods])
@@ -316,7 +312,7 @@ async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLea
     assert offered == pods
 
 
-async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyServer) -> None:
+async def test_concurrent_callers_never_exceed_a_quota(server: ValkeyServer) -> None:
     chance = random.Random(7)  # noqa: S311
     async with ledger(server.url, {"a": 8, "b": 8}) as leases:
         await leases.quotas.save(
@@ -341,7 +337,7 @@ async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyS
         assert 0 < (await held(leases)).milli_gpu <= 1500
 
 
-def test_a_shares_part_counts_as_budgets_weigh_it() -> None:
+def test_a_share_counts_for_a_quota_as_it_does_for_a_budget() -> None:
     chance = random.Random(11)  # noqa: S311
     sizes = {uuid("a", gpu): 16_000 for gpu in range(4)}
     cards = {known: Card(memory_mib=16_000) for known in sizes}

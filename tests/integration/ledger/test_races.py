@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
 
 import pytest
 from msgspec import structs
@@ -28,18 +27,6 @@ from tests.support.placer.ledger import (
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 WRITERS = 20
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -> None:
@@ -75,7 +62,7 @@ async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -
         await assert_sound(leases)
 
 
-async def test_twenty_writers_bind_one_lease_and_all_hear_of_the_same(url: str) -> None:
+async def test_twenty_writers_bind_one_lease_and_all_get_the_same_answer(url: str) -> None:
     async with ledger(url) as leases:
         [lease] = await reserve(leases, wish("p", share("a")))
 
@@ -163,7 +150,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             assert later.version > bound.version
 
 
-async def test_a_rebuild_that_stopped_half_way_is_taken_over(url: str) -> None:
+async def test_a_rebuild_that_stopped_half_way_is_continued_by_another_caller(url: str) -> None:
     async with ledger(url) as leases:
         first = await leases.begin_rebuild(now=NOW, force=True, lock_s=60)
         assert first is not None
@@ -238,7 +225,7 @@ async def restart_with_an_older_file(server: ValkeyServer) -> None:
 
 
 @pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "epoch"])
-async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
+async def test_a_client_that_saw_later_versions_closes_the_ledger(saw: str) -> None:
     """A replica that was behind takes over, or a file is loaded that lacks the last second."""
     with valkey_server() as server:
         await server.ready()
@@ -273,7 +260,7 @@ async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
                 assert await witness.generation() == token
 
 
-async def test_who_only_reads_leaves_a_ledger_open_that_lost_writes() -> None:
+async def test_a_reader_does_not_close_a_ledger_that_lost_writes() -> None:
     with valkey_server() as server:
         await server.ready()
         async with ledger(server.url) as writer:

@@ -98,7 +98,7 @@ def shown(written: Doors, user: str) -> ClientCredentials:
 
 
 @pytest.mark.parametrize("words", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"])
-async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_else_is(
+async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
     words: list[str], written: Doors, tmp_path: Path
 ) -> None:
     async with (
@@ -111,7 +111,7 @@ async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_e
             await nobody.generation()
 
 
-async def test_a_server_in_protected_mode_is_named_with_what_to_do(
+async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
     written: Doors, tmp_path: Path
 ) -> None:
     careless = "user default on nopass -@all +ping"
@@ -134,7 +134,7 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
         ("user default off resetpass ~* &* +@all -xadd", "'xadd' command"),
     ],
 )
-async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
+async def test_the_operator_sees_whether_the_append_only_file_can_be_replayed(
     default: str, said: str, written: Doors, tmp_path: Path
 ) -> None:
     written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, default))

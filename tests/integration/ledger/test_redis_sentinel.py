@@ -72,7 +72,7 @@ async def test_the_primary_is_followed_past_a_sentinel_that_hangs() -> None:
                 assert isinstance(bound, Lease)
 
 
-async def test_a_replica_that_was_behind_is_not_believed() -> None:
+async def test_a_replica_that_was_behind_is_detected() -> None:
     async with (
         sentinels() as servers,
         RedisLeases.connect(servers.url(), detects_lost_writes=True) as leases,
@@ -93,7 +93,7 @@ async def test_a_replica_that_was_behind_is_not_believed() -> None:
         assert later.version > lost.version
 
 
-async def test_a_primary_that_is_demoted_is_left() -> None:
+async def test_connections_to_a_demoted_primary_are_closed() -> None:
     async with (
         sentinels() as servers,
         RedisLeases.connect(servers.url(), detects_lost_writes=True) as leases,
@@ -115,7 +115,9 @@ async def test_a_primary_that_is_demoted_is_left() -> None:
         assert await leases.load([held.pod]) == [held]
 
 
-async def test_without_a_sentinel_the_ledger_is_away_and_says_where_it_was_asked() -> None:
+async def test_without_a_sentinel_the_ledger_is_unavailable_and_the_error_names_the_addresses() -> (
+    None
+):
     url = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/ledger"
     async with RedisLeases.connect(url) as leases:
         with pytest.raises(UnavailableError, match="No master found for 'ledger'"):

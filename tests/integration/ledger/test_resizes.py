@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -29,17 +29,11 @@ from tests.support.placer.ledger import (
     verdict,
     wish,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("default")
 FREE = 12_000
 """What `running` leaves of the device, in MiB."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ def sized(lease: Lease, mib: int, cores: int = 0) -> Lease:
     )
 
 
-async def assert_turns(leases: RedisLeases) -> None:
+async def assert_fair_share(leases: RedisLeases) -> None:
     """Check that what namespaces are counted to hold is what their leases take."""
     held = await assert_sound(leases)
     taken = [booking for lease in held for booking in bookings(lease.shares)]
@@ -84,7 +78,7 @@ async def assert_turns(leases: RedisLeases) -> None:
     assert (await leases.totals.fair_share()).used.get(TEAM, GpuAmount()) == summed
 
 
-async def turn_of(leases: RedisLeases, pod: PodUid) -> str:
+async def lock_of(leases: RedisLeases, pod: PodUid) -> str:
     token = await leases.resizes.lock(pod, ttl_s=60)
     assert token is not None
     return token
@@ -109,10 +103,10 @@ async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: Red
     assert again.resized_at > after.resized_at
     assert again.shares[0].requested_size == ShareSize(memory_mib=4_000, cores_percent=0)
     assert await assert_sound(leases) == [again]
-    await assert_turns(leases)
+    await assert_fair_share(leases)
 
 
-async def test_what_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
+async def test_a_size_that_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
     lease = await running(leases)
     await running(leases, "q", 9_000)
 
@@ -129,7 +123,7 @@ async def test_what_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
     await assert_sound(leases)
 
 
-async def test_a_sick_device_gives_no_more_and_takes_back(leases: RedisLeases) -> None:
+async def test_a_lease_on_an_unhealthy_device_can_shrink_and_not_grow(leases: RedisLeases) -> None:
     lease = await running(leases)
     sick = replace(device("a", 0), healthy=False)
     await leases.save_devices(report("a", [sick, device("a", 1)], at=1.0))
@@ -142,7 +136,7 @@ async def test_a_sick_device_gives_no_more_and_takes_back(leases: RedisLeases) -
     assert isinstance(less, Lease)
 
 
-async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases) -> None:
+async def test_the_sizes_of_several_shares_change_together(leases: RedisLeases) -> None:
     [lease] = await reserve(leases, wish("p", share("a", 0), share("a", 1), share("a", 1)))
     await leases.bind([lease])
     [active] = await leases.activate([lease.pod])
@@ -159,7 +153,7 @@ async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases)
     await assert_sound(leases)
 
 
-async def test_who_is_late_by_a_version_or_an_end_changes_nothing(leases: RedisLeases) -> None:
+async def test_a_resize_of_a_stale_or_ended_lease_changes_nothing(leases: RedisLeases) -> None:
     lease = await running(leases)
     await leases.resizes.apply(sized(lease, 5_000))
 
@@ -174,7 +168,7 @@ async def test_who_is_late_by_a_version_or_an_end_changes_nothing(leases: RedisL
     assert await assert_sound(leases) == []
 
 
-async def test_a_lease_is_made_smaller_only_within_the_turn_that_was_taken(
+async def test_a_lease_shrinks_only_while_its_lock_is_held(
     leases: RedisLeases,
 ) -> None:
     lease = await running(leases)
@@ -194,7 +188,7 @@ async def test_a_lease_is_made_smaller_only_within_the_turn_that_was_taken(
     assert await leases.resizes.lock(lease.pod, ttl_s=60), "what was done ends the turn"
 
 
-async def test_of_twenty_who_resize_one_lease_at_once_one_does(leases: RedisLeases) -> None:
+async def test_of_twenty_concurrent_resizes_of_one_lease_one_succeeds(leases: RedisLeases) -> None:
     lease = await running(leases)
 
     answers = await asyncio.gather(
@@ -206,7 +200,7 @@ async def test_of_twenty_who_resize_one_lease_at_once_one_does(leases: RedisLeas
     assert await assert_sound(leases) == [done]
 
 
-async def test_what_is_free_goes_to_a_resize_or_to_a_placement(leases: RedisLeases) -> None:
+async def test_free_memory_goes_to_a_resize_or_to_a_reservation(leases: RedisLeases) -> None:
     outcomes = set()
     for attempt in range(20):
         lease = await running(leases, f"p{attempt}")
@@ -245,7 +239,9 @@ async def test_a_resize_and_the_end_of_the_lease_leave_nothing_behind(leases: Re
         assert {use.memory_mib for use in taken.values()} == {0}
 
 
-async def test_twenty_who_resize_place_and_end_never_over_commit(leases: RedisLeases) -> None:
+async def test_twenty_writers_that_resize_reserve_and_release_never_over_commit(
+    leases: RedisLeases,
+) -> None:
     async def write(writer: int) -> None:
         chance = random.Random(writer)  # noqa: S311
         for step in range(8):
@@ -271,10 +267,10 @@ async def test_twenty_who_resize_place_and_end_never_over_commit(leases: RedisLe
     for use in (await uses(leases)).values():
         assert use.memory_mib <= 16_000
         assert use.cores_percent <= 100
-    await assert_turns(leases)
+    await assert_fair_share(leases)
 
 
-async def test_what_a_smaller_lease_leaves_is_offered_to_who_waits(leases: RedisLeases) -> None:
+async def test_what_a_smaller_lease_frees_is_offered_to_waiting_pods(leases: RedisLeases) -> None:
     lease = await running(leases, mib=15_000)
     await running(leases, "q", 15_000, gpu=1)
     waiting = queued("w", units=8_000)
@@ -303,7 +299,9 @@ async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
     assert accounts.charges[lease.pod] == (TEAM, {"": accounts.used[TEAM][""]})
 
 
-async def test_who_is_over_a_quota_may_still_hold_less(leases: RedisLeases) -> None:
+async def test_a_lease_can_shrink_while_its_namespace_exceeds_its_quota(
+    leases: RedisLeases,
+) -> None:
     lease = await running(leases)
     quota = Quota(namespace=TEAM, limits=QuotaLimits(memory_mib=1_000, cores_milli=500))
     await leases.quotas.save([quota], read_at=NOW)
@@ -315,7 +313,7 @@ async def test_who_is_over_a_quota_may_still_hold_less(leases: RedisLeases) -> N
     assert (held.memory_mib, held.cores_milli) == (3_000, 200)
 
 
-async def test_resized_leases_are_unsettled_until_their_last_size_is_seen_through(
+async def test_resized_leases_are_unsynced_until_their_last_size_is_applied(
     leases: RedisLeases,
 ) -> None:
     first = await leases.resizes.apply(sized(await running(leases), 5_000))
@@ -330,7 +328,7 @@ async def test_resized_leases_are_unsettled_until_their_last_size_is_seen_throug
     assert await leases.resizes.unsynced(older_than_s=0) == []
 
 
-async def test_a_rebuild_brings_back_the_new_size(leases: RedisLeases) -> None:
+async def test_a_rebuild_restores_the_new_size(leases: RedisLeases) -> None:
     lease = await leases.resizes.apply(sized(await running(leases), 5_000))
     assert isinstance(lease, Lease)
     token = await leases.begin_rebuild(now=NOW + 5, force=True)

@@ -1,9 +1,6 @@
 """Pods that fit nowhere: who is offered what was freed, in which order, and how often."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
@@ -22,19 +19,6 @@ from tests.support.placer.ledger import (
     verdict,
     wish,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 async def fill(leases: RedisLeases) -> None:
@@ -91,7 +75,7 @@ async def test_the_highest_priority_comes_first_then_the_oldest(url: str) -> Non
         assert order == ["high", "old", "new", "low"]
 
 
-async def test_as_many_are_offered_as_may_fit(url: str) -> None:
+async def test_as_many_pods_get_offers_as_may_fit(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, *(queued(f"w{n:02d}") for n in range(40)))
@@ -117,7 +101,7 @@ async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> No
         assert waiting.capacity == await leases.capacity()
 
 
-async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods(
+async def test_freed_capacity_is_offered_to_more_and_more_pods_while_they_do_not_fit(
     url: str,
 ) -> None:
     async with ledger(url) as leases:
@@ -137,7 +121,7 @@ async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods
         assert [pod for found in rounds for pod in found] == [f"w{n:02d}" for n in range(10)]
 
 
-async def test_while_an_offer_is_under_way_nobody_else_is_offered_the_same(url: str) -> None:
+async def test_while_an_offer_is_open_no_other_pod_is_offered_the_same(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("first"), queued("second"), queued("third"))
@@ -202,7 +186,7 @@ async def test_a_pod_without_gpu_is_offered_any_freed_node(url: str) -> None:
         assert await offered(leases) == ["plain"]
 
 
-async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: str) -> None:
+async def test_a_permanent_verdict_is_decided_again_only_when_the_cluster_changes(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await leases.waiting_pods.choose_offers(now=NOW)
@@ -252,7 +236,7 @@ def low(pod: str, gpu: int = 0) -> Reservation:
     return replace(wish(pod, share("a", gpu)), priority=-1)
 
 
-async def test_what_is_offered_to_a_higher_priority_is_kept_for_it(url: str) -> None:
+async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("high", priority=5))
@@ -273,7 +257,7 @@ async def test_what_is_offered_to_a_higher_priority_is_kept_for_it(url: str) -> 
         assert not equal.reserved_for_other
 
 
-async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
+async def test_nothing_is_reserved_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("high", priority=5))
@@ -288,7 +272,7 @@ async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(ur
         await reserve(leases, low("lower", 1), now=NOW + 3)
 
 
-async def test_what_does_not_fit_the_higher_priority_is_not_kept_for_it(url: str) -> None:
+async def test_what_does_not_fit_the_higher_priority_is_not_reserved_for_it(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("high", units=16_000, priority=5))
@@ -297,7 +281,9 @@ async def test_what_does_not_fit_the_higher_priority_is_not_kept_for_it(url: str
         await reserve(leases, low("low"))
 
 
-async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: str) -> None:
+async def test_a_pod_with_lower_priority_is_offered_what_the_higher_priority_leaves(
+    url: str,
+) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("high", priority=5))
@@ -318,7 +304,7 @@ async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: s
         assert await leases.waiting_pods.enqueue([late]) == WaitResult(stale=(PodUid("late"),))
 
 
-async def test_one_free_after_the_other_never_leaves_a_pod_that_fits_without_an_offer(
+async def test_no_pod_that_fits_stays_without_an_offer_when_leases_end_one_after_the_other(
     url: str,
 ) -> None:
     async with ledger(url, {"a": 4}) as leases:

@@ -359,7 +359,7 @@ async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_
     ]
 
     assert found.outcome is FAIL
-    assert "no address of a Redis" in found.text
+    assert "not an address of a Redis server" in found.text
     assert "s3cret" not in found.text
 
 

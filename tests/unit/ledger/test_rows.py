@@ -36,7 +36,7 @@ def test_one_share_takes_one_slot() -> None:
 
 
 @pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
-def test_a_share_of_everything_wants_its_device_alone(wanted: Share) -> None:
+def test_a_share_of_everything_is_exclusive(wanted: Share) -> None:
     assert demand_of(A, [wanted])[7] == 1
 
 
@@ -56,7 +56,7 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
     assert rest[16:] == [1, 1, 1, 1, 1, 2, 2, 0]
 
 
-def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
+def test_an_instance_takes_its_position_of_the_layout_that_it_requires() -> None:
     place = MigPlacement(layout="group2", position=3, profile="1g.5gb")
 
     taken = demand_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
@@ -64,7 +64,7 @@ def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
     assert taken == ["a", 10, uuid("a", 0), 5_120, 0, 1, 0, 0, 0, "group2", 1, -4]
 
 
-def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
+def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candidates() -> None:
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
     pieces = encode_reservations(
         [
@@ -80,7 +80,7 @@ def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
     assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
 
 
-def test_an_array_begins_one_byte_after_its_piece_because_scripts_skip_so_much() -> None:
+def test_each_piece_begins_with_a_one_byte_array_header_because_scripts_skip_one_byte() -> None:
     for piece in encode_reservations([wish("p", share("a"), node="a" * 253)]):
         assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
 
@@ -116,7 +116,7 @@ def test_a_new_lease_is_as_frozen_as_any_other() -> None:
             setattr(thing, name, None)
 
 
-def test_what_leases_take_is_added_up() -> None:
+def test_the_use_of_leases_is_added_up() -> None:
     def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
         numbers = iter([1] + [0, 5] * len(shares))
         return new_lease(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW)
