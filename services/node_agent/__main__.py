@@ -11,9 +11,9 @@ NAME = "node-agent"
 
 
 async def serve_node(settings: AgentSettings) -> None:
-    """Run until told to stop.
+    """Run until stopped.
 
-    The kubelet is served from the start: on a node that boots, it asks before NATS can be reached.
+    The kubelet is served from the start: on a booting node, it requests devices before NATS is up.
     """
     tracing = open_tracing(NAME, settings)
     async with (
@@ -22,9 +22,8 @@ async def serve_node(settings: AgentSettings) -> None:
             name=f"{NAME} {settings.node_name}",
             keys=settings.nats_client_credentials(NAME, settings.node_name),
         ) as bus,
-        node_agent(settings, asking=bus, tracing=tracing) as agent,
+        node_agent(settings, requester=bus, tracing=tracing) as agent,
     ):
-        probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.unready_reason}
         await serve(
             NAME,
             agent,
@@ -32,8 +31,8 @@ async def serve_node(settings: AgentSettings) -> None:
             settings=settings,
             nats=Nats.MEANWHILE,
             tracing=tracing,
-            probes=probes,
-            leave=agent.leave,
+            probes=agent.probes,
+            leave=agent.drain,
         )
 
 

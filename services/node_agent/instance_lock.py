@@ -1,4 +1,4 @@
-"""One agent serves a node: whoever holds the lock of its state directory. The others wait."""
+"""The lock of the state directory: one agent holds it and serves the node, others wait."""
 
 import asyncio
 import contextlib
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 FILE = "agent.lock"
 LOOK_S = 0.2
-PATIENCE_S = 10.0
-"""A replacement is gone by then; after that somebody runs two on purpose, or by mistake."""
-AGAIN_S = 60.0
+WARN_AFTER_S = 10.0
+"""An agent that is being replaced has ended by then; after that, two were started."""
+WARN_AGAIN_S = 60.0
 UNIT, POD, PROCESS = "unit", "pod", "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentInstance:
-    """Who serves the node."""
+    """The agent that serves the node."""
 
     form: str
-    """`unit` of its init system, `pod`, or a `process` that somebody started."""
+    """`unit` of the init system, `pod`, or a `process` that was started by hand."""
     name: str
     pid: int
 
@@ -42,7 +42,7 @@ class AgentInstance:
 
 
 def this_instance(environ: Mapping[str, str]) -> AgentInstance:
-    """Say what we run as, by what the kubelet or systemd leaves in the environment."""
+    """Return what this process runs as, by what the kubelet or systemd set in its environment."""
     form = PROCESS
     if "KUBERNETES_SERVICE_HOST" in environ:
         form = POD
@@ -52,7 +52,7 @@ def this_instance(environ: Mapping[str, str]) -> AgentInstance:
 
 
 def running_instance(state_dir: Path) -> AgentInstance | None:
-    """Return which agent serves, None: none does. Raises OSError if that cannot be seen."""
+    """Return which agent serves; None: none does. Raises OSError if the lock cannot be read."""
     try:
         file = (state_dir / FILE).open()
     except FileNotFoundError:
@@ -63,7 +63,10 @@ def running_instance(state_dir: Path) -> AgentInstance | None:
 
 @contextlib.asynccontextmanager
 async def instance_lock(
-    state_dir: Path, environ: Mapping[str, str] = os.environ
+    state_dir: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    warn_after_s: float = WARN_AFTER_S,
 ) -> AsyncIterator[None]:
     """Wait until no other agent uses the state directory, as happens while one is replaced.
 
@@ -78,26 +81,27 @@ async def instance_lock(
             "node agent"
         ) from error
     with file:
-        await _lock(file, state_dir)
-        with contextlib.suppress(OSError):  # a full disk; who it is stays unknown
+        await _lock(file, state_dir, warn_after_s)
+        with contextlib.suppress(OSError):  # a full disk; others see an agent without its name
             _write(file, this_instance(environ))
         yield
 
 
-async def _lock(file: IO[str], state_dir: Path) -> None:
+async def _lock(file: IO[str], state_dir: Path, warn_after_s: float) -> None:
     loop = asyncio.get_running_loop()
-    began, say_at = loop.time(), loop.time() + PATIENCE_S
+    began = loop.time()
+    warn_at = began + warn_after_s
     while not _locked(file, fcntl.LOCK_EX):
         if loop.time() - began < LOOK_S:
             logger.info("waiting for another node agent to leave %s", state_dir)
             notify_ready("waits for another node agent to leave")  # that one serves the kubelet
-        if loop.time() >= say_at:
-            say_at = loop.time() + AGAIN_S
+        if loop.time() >= warn_at:
+            warn_at = loop.time() + WARN_AGAIN_S
             logger.warning(
                 "another node agent serves this node: %s. One is enough: label the node "
-                "leasehold.dev/agent=unit if it is to be served by its unit, else stop that with "
+                "leasehold.dev/agent=unit if its unit is to serve it, else stop the unit with "
                 "systemctl disable --now leasehold-agent",
-                _read(file) or "it does not say which",
+                _read(file) or "its name is not in the lock file",
             )
         await asyncio.sleep(LOOK_S)
 
@@ -121,5 +125,5 @@ def _read(file: IO[str]) -> AgentInstance | None:
     file.seek(0)
     try:
         return AgentInstance(**json.loads(file.read()))
-    except (ValueError, TypeError):  # of an agent that did not write it
+    except (ValueError, TypeError):  # an older agent did not write it
         return None

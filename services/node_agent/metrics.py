@@ -1,7 +1,7 @@
 """Spans and counters of the node agent."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span
@@ -51,20 +51,20 @@ def health_shown(device: DeviceUuid, index: int, state: HealthState) -> None:
 
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
-    "1 while the kubelet's list of pods cannot be read, and pods are known by what they ask for.",
+    "1 while the kubelet's pod list cannot be read, and pods are resolved by what they request.",
 )
 
 
 @dataclass(slots=True)
-class AllocationSpan:
-    """A span, or nothing where tracing is off; the trace goes on either way."""
+class TracedAllocation:
+    """A span, or none where tracing is off; the trace context continues either way."""
 
     context: str
     span: Span | None
     facts: Mapping[str, str]
 
     def end(self, error: str = "") -> None:
-        """End it, as failed if there is an error; either is logged."""
+        """End it, as failed if there is an error; log the outcome."""
         logger.info(
             "container %s of %s/%s %s",
             self.facts.get("k8s.container.name"),
@@ -78,12 +78,12 @@ class AllocationSpan:
 
 
 class AgentMetrics:
-    """Spans go where the service's own do."""
+    """Spans are exported with the service's own."""
 
     def __init__(self, tracing: telemetry.Tracing) -> None:
         self.tracing = tracing
 
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> TracedAllocation:
         """Begin the span `node-agent allocate` below the lease's trace."""
         pod = {
             "k8s.pod.uid": lease.pod,
@@ -93,7 +93,7 @@ class AgentMetrics:
         }
         known = {**pod, **facts}
         span = self.tracing.span("node-agent allocate", lease.trace, known)
-        return AllocationSpan(
+        return TracedAllocation(
             lease.trace if span is None else telemetry.context_of(span), span, known
         )
 
@@ -108,10 +108,13 @@ class AgentMetrics:
         PARTITIONING.observe(seconds)
 
 
-def watch(
-    leases: Callable[[], int], unregistered: Callable[[], bool], blind: Callable[[], bool]
+def export_gauges(
+    *,
+    leases: Sized,
+    unregistered: Callable[[], str | None],
+    unreadable: Callable[[], str],
 ) -> None:
-    """Have the gauges read from these whenever somebody asks for them."""
-    LEASES.set_function(leases)
-    UNREGISTERED.set_function(lambda: float(unregistered()))
-    PODS_UNREADABLE.set_function(lambda: float(blind()))
+    """Have each scrape read the gauges from these: live leases, and reasons that may be empty."""
+    LEASES.set_function(lambda: float(len(leases)))
+    UNREGISTERED.set_function(lambda: float(bool(unregistered())))
+    PODS_UNREADABLE.set_function(lambda: float(bool(unreadable())))

@@ -47,10 +47,6 @@ EXAMPLES = (
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 MONITOR = "0.0.0.0:9394"
 """Where HAMi's and Volcano's monitors are scraped."""
-NVML_LOOK_S = 5.0
-SIMULATED_LOOK_S = 1.0
-SIMULATED_FIRST_S = 1.0
-"""How long a simulated GPU is left in peace when it is first cordoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

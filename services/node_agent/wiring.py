@@ -1,22 +1,31 @@
-"""Builds a node agent out of real clients."""
+"""Builds a node agent out of real clients, room by room: each gets what was built before it."""
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from services.node_agent import metrics
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.allocate.pod_resolver import LeaseRequester, PodResolver
+from services.node_agent.allocate.pod_resolver import PodResolver
+from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.device_config import DeviceConfigLoader
-from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
+from services.node_agent.device_watcher import DeviceWatcher
+from services.node_agent.gpu_access import (
+    open_gpus,
+    partitioner_of,
+    read_xid_rules,
+    usage_source_of,
+)
 from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.driver import GpuDriver, open_gpu_driver
+from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.simulated.gpus import NoUsage
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -27,21 +36,17 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.mig.layout_reconciler import LayoutPartitioner, LayoutReconciler
-from services.node_agent.mig.partition_client import RemoteMigGpus, RemotePartitioner
-from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.ports import Gpus
+from services.node_agent.metrics import AgentMetrics, export_gauges
+from services.node_agent.mig.layout_reconciler import LayoutReconciler
+from services.node_agent.mig.partition_client import RemoteMigGpus
+from services.node_agent.node_state import NodeState
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
+from services.node_agent.records.reconciler import CheckpointReconciler
 from services.node_agent.service import NodeAgent
-from services.node_agent.settings import (
-    NVML_LOOK_S,
-    SIMULATED_FIRST_S,
-    SIMULATED_LOOK_S,
-    AgentSettings,
-    kubelet_credentials,
-)
-from services.node_agent.usage.monitor import UsageMonitor, UsageSource
+from services.node_agent.settings import AgentSettings, kubelet_credentials
+from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.handshake import Handshake
 from services.node_agent.views.node_views import ViewWriter
@@ -49,8 +54,9 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.model.clock import SystemClock
+from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
+from shared.model.names import NodeName
 from shared.runtime.health import served
 from shared.runtime.sd_notify import notify_ready
 from shared.runtime.telemetry import Tracing
@@ -58,207 +64,332 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 
-def gpus_of(settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
-    """Return the node's GPUs."""
-    gpus = open_gpu_driver(
-        settings.node_name,
-        settings.gpus,
-        fault_file=settings.fault_file or settings.state_dir / "faults.json",
-        mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
-    )
-    if settings.partition_socket is None:
-        return gpus
-    return RemoteMigGpus(gpus, RemotePartitioner(settings.partition_socket))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """What every room gets."""
+
+    node: NodeName
+    settings: AgentSettings
+    clock: Clock
+    timing: AgentTiming
+    state: NodeState
+    metrics: AgentMetrics
+    kubernetes: KubernetesClient
+    pod_list: KubeletPods
+    pod_resources: KubeletPodResources
+    checkpoint: Checkpoint
+    leases: KnownLeases
+    lease_sync: LeaseSync
 
 
-def partitioning_of(
-    settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus
-) -> LayoutPartitioner | None:
-    """Return who changes the layouts of GPUs; None: nobody may."""
-    if not settings.partitions:
-        return None
-    return gpus.remote if isinstance(gpus, RemoteMigGpus) else Partitioner(gpus)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Views:
+    views: ViewWriter
+    handshake: Handshake | None
+    reporter: AllocationReporter
 
 
-def xid_rules(environ: Mapping[str, str]) -> XidRules:
-    """Return which XIDs condemn a GPU, as the environment says; what it says wrongly is logged."""
-    rules = XidRules.from_environment(environ)
-    if rules.invalid_words:
-        words = ", ".join(rules.invalid_words)
-        logger.warning(
-            "%s and %s list XIDs by number, not %s", DISABLE_VARIABLE, ENABLE_VARIABLE, words
-        )
-    return rules
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpus:
+    driver: GpuDriver | RemoteMigGpus
+    health: HealthMonitor
+    mig: LayoutReconciler
 
 
-def usage_of(settings: AgentSettings, gpus: Gpus) -> UsageSource:
-    """Return who knows what runs on the node's GPUs."""
-    if settings.simulated:
-        return NoUsage(gpus.discover)
-    from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - as above
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Isolation:
+    layout: HostLayout
+    files: ContainerFiles
 
-    return NvmlProcesses()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kubelet:
+    window: AdmissionWindow
+    pods: NodePods
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Allocation:
+    resolver: PodResolver
+    cdi: CdiFiles
+    plugins: DevicePlugins
 
 
 async def install_library(settings: AgentSettings) -> None:
-    """Install the library that the operator names; if that fails, the one before goes on."""
+    """Install the library that the operator names; if that fails, the previous one stays."""
     if settings.library_source is None:
         return
     try:
         source, root = settings.library_source, settings.library_root
-        place = await asyncio.to_thread(library.install, source, root)
-        logger.info("containers mount %s", place)
+        logger.info("containers mount %s", await asyncio.to_thread(library.install, source, root))
     except UnavailableError as error:
         logger.error("containers mount %s still: %s", settings.library, error)  # noqa: TRY400
 
 
-@contextlib.asynccontextmanager
-async def node_agent(
-    settings: AgentSettings, *, asking: LeaseRequester, tracing: Tracing
-) -> AsyncIterator[NodeAgent]:
-    """Open everything a node agent needs; the state directory is this agent's alone."""
-    node, clock = settings.node_name, SystemClock()
-    await install_library(settings)
+async def _open_base(
+    settings: AgentSettings,
+    stack: AsyncExitStack,
+    *,
+    requester: LeaseRequester,
+    tracing: Tracing,
+    timing: AgentTiming,
+) -> _Base:
+    """Load the checkpoint, and open the connections to the API server and the kubelet."""
+    node = settings.node_name
+    checkpoint, leases = Checkpoint(settings.state_dir / "checkpoint.json", node), KnownLeases(node)
+    await checkpoint.load()
+    api_server = load_credentials(settings.kubeconfig, environ=os.environ)
+    current_credentials = functools.partial(kubelet_credentials, settings)
+    kubelet = await stack.enter_async_context(KubernetesClient(current_credentials()))
+    socket = settings.kubelet_dir / "pod-resources" / "kubelet.sock"
+    return _Base(
+        node=node,
+        settings=settings,
+        clock=SystemClock(),
+        timing=timing,
+        state=NodeState(),
+        metrics=AgentMetrics(tracing),
+        kubernetes=await stack.enter_async_context(KubernetesClient(api_server)),
+        pod_list=KubeletPods(kubelet, current_credentials),
+        pod_resources=await stack.enter_async_context(KubeletPodResources(socket)),
+        checkpoint=checkpoint,
+        leases=leases,
+        lease_sync=LeaseSync(node, leases, requester),
+    )
+
+
+async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> _Isolation:
     layout = HostLayout(
         state_dir=PurePosixPath(settings.state_dir.absolute()),
         library=PurePosixPath(settings.library.absolute()),
     )
-    preparing = ContainerFiles(
+    files = ContainerFiles(
         layout,
         simulated=settings.simulated and settings.library_source is None,
         installed=settings.library_root if settings.library_source else None,
+        timing=timing,
     )
-    record = Checkpoint(settings.state_dir / "checkpoint.json", node)
-    leases = KnownLeases(node)
-    async with contextlib.AsyncExitStack() as stack:
+    await files.create_shared_files()
+    return _Isolation(layout=layout, files=files)
+
+
+def _build_views(
+    base: _Base,
+) -> _Views:
+    views = ViewWriter(base.kubernetes, base.node, base.clock)
+    wanted = base.settings.volcano_handshake
+    handshake = Handshake(base.kubernetes, views.path, base.clock) if wanted else None
+    reporter = AllocationReporter(base.node, leases=base.leases, views=views)
+    return _Views(views=views, handshake=handshake, reporter=reporter)
+
+
+def _build_gpus(
+    base: _Base,
+) -> _Gpus:
+    settings, driver = base.settings, open_gpus(base.settings)
+    backoff_s = base.timing.simulated_backoff_s
+    health = HealthMonitor(
+        base.node,
+        xids=driver,
+        rules=read_xid_rules(os.environ),
+        policy=HealthPolicy(first_backoff_s=backoff_s) if settings.simulated else HealthPolicy(),
+        leases=base.leases,
+        clock=base.clock,
+    )
+    mig = LayoutReconciler(
+        driver,
+        partitioner_of(settings, driver),
+        leases=base.leases,
+        checkpoint=base.checkpoint,
+        pods=base.pod_list,
+        counting=base.metrics,
+        clock=base.clock,
+    )
+    return _Gpus(driver=driver, health=health, mig=mig)
+
+
+def _build_kubelet(base: _Base, reporter: AllocationReporter) -> _Kubelet:
+    window = AdmissionWindow(
+        base.leases,
+        base.checkpoint,
+        refused=reporter.refused,
+        get_snapshot=base.state.get_snapshot,
+        ticks=base.clock.ticks,
+    )
+    pods = NodePods(
+        base.pod_list,
+        base.pod_resources,
+        implied=window.implied_pods,
+        proc=base.settings.proc_dir,
+        clock=base.clock,
+        timing=base.timing,
+    )
+    return _Kubelet(window=window, pods=pods)
+
+
+def _build_allocation(
+    base: _Base, views: _Views, gpus: _Gpus, *, files: ContainerFiles, pods: NodePods
+) -> _Allocation:
+    settings = base.settings
+    resolver = PodResolver(
+        base.lease_sync,
+        pods=pods,
+        pod_resources=base.pod_resources,
+        clock=base.clock,
+        timing=base.timing,
+    )
+    cdi = CdiFiles(
+        settings.cdi_directory,
+        settings.device_list_strategies,
+        places=settings.driver_places,
+        driver=gpus.driver,
+        checkpoint=base.checkpoint,
+    )
+    handler = AllocationHandler(
+        base.node,
+        require_snapshot=base.state.require_snapshot,
+        resolver=resolver,
+        pod_resources=base.pod_resources,
+        checkpoint=base.checkpoint,
+        files=files,
+        cdi=cdi,
+        mig_instances_of=gpus.mig.instance_uuids,
+        reporter=views.reporter,
+        metrics=base.metrics,
+        clock=base.clock,
+    )
+    sockets, allocatable = settings.kubelet_dir / "device-plugins", views.views.read_allocatable
+    plugins = DevicePlugins(sockets, handler, allocatable, timing=base.timing)
+    return _Allocation(resolver=resolver, cdi=cdi, plugins=plugins)
+
+
+def _build_watcher(
+    base: _Base, views: _Views, gpus: _Gpus, *, isolation: _Isolation, allocation: _Allocation
+) -> DeviceWatcher:
+    settings = base.settings
+    sharing = DeviceConfigLoader(
+        base.kubernetes,
+        base.node,
+        flags=settings.sharing,
+        split=settings.device_split_count,
+        unit=settings.memory_factor,
+        device_file=settings.device_config,
+        node_file=settings.node_config,
+        cache_file=settings.state_dir / "device-config.json",
+        clock=base.clock,
+    )
+    return DeviceWatcher(
+        base.node,
+        state=base.state,
+        discover=gpus.driver.discover,
+        read_sharing_config=sharing.load,
+        health=gpus.health,
+        observe_mig=gpus.mig.update_devices,
+        can_isolate=isolation.files.can_isolate,
+        cdi=allocation.cdi,
+        dialects=enabled(Rules(enabled=settings.dialects)),
+        paths=isolation.layout.paths,
+        checkpoint=base.checkpoint,
+        serve=allocation.plugins.serve,
+        advertise=views.views.set_advertisement,
+        look_s=base.timing.gpu_look_s(simulated=settings.simulated),
+        clock=base.clock,
+    )
+
+
+async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> UsageMonitor:
+    settings = base.settings
+    monitor = UsageMonitor(
+        base.node,
+        usage=usage_source_of(settings, gpus.driver),
+        list_instances=gpus.driver.instances,
+        pods=base.pod_list,
+        checkpoint=base.checkpoint,
+        leases=base.leases,
+        clock=base.clock,
+        proc=settings.proc_dir,
+        scan_interval_s=base.timing.usage_look_s,
+    )
+    if settings.monitor_address is not None:
+        page = served(metrics_app(monitor), settings.monitor_address, flag="--monitor-http")
+        address = await stack.enter_async_context(page)
+        logger.info("what containers use is shown at http://%s%s", address, METRICS_PATH)
+    return monitor
+
+
+@contextlib.asynccontextmanager
+async def node_agent(
+    settings: AgentSettings,
+    *,
+    requester: LeaseRequester,
+    tracing: Tracing,
+    timing: AgentTiming = DEFAULT_TIMING,
+) -> AsyncIterator[NodeAgent]:
+    """Open everything a node agent needs; no other agent uses its state directory meanwhile."""
+    await install_library(settings)
+    async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
-        await preparing.create_shared_files()
-        await record.load()
-        kube = await stack.enter_async_context(
-            KubernetesClient(load_credentials(settings.kubeconfig, environ=os.environ))
+        isolation = await _prepare_isolation(settings, timing)
+        base = await _open_base(
+            settings, stack, requester=requester, tracing=tracing, timing=timing
         )
-        kubelet = await stack.enter_async_context(KubernetesClient(kubelet_credentials(settings)))
-        held = await stack.enter_async_context(
-            KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
-        )
-        views = ViewWriter(kube, node, clock)
-        handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
-        gpus, counting = gpus_of(settings), metrics.AgentMetrics(tracing)
-        pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
-        turns = AdmissionWindow(leases, record, lambda: answering.refused, clock.ticks)
-        seen = NodePods(
-            pods,
-            held,
-            implied=lambda: turns.implied_pods(answering.facts),
-            proc=settings.proc_dir,
-            clock=clock,
-        )
-        instances = LayoutReconciler(
-            gpus,
-            partitioning_of(settings, gpus),
-            leases=leases,
-            checkpoint=record,
-            pods=pods,
-            counting=counting,
-            clock=clock,
-        )
-        cdi = CdiFiles(
-            settings.cdi_directory,
-            settings.device_list_strategies,
-            places=settings.driver_places,
-            driver=gpus,
-            record=record,
-        )
-        answering = AllocationHandler(
-            node,
-            finding=PodResolver(
-                node,
-                leases=leases,
-                pods=seen,
-                pod_resources=held,
-                lease_requester=asking,
-                clock=clock,
-            ),
-            record=record,
-            preparing=preparing,
-            cdi=cdi,
-            instances=instances,
-            views=views,
-            measuring=counting,
-            clock=clock,
-        )
-        plugins = DevicePlugins(
-            settings.kubelet_dir / "device-plugins", answering, views.read_allocatable
-        )
-        monitor = UsageMonitor(
-            node,
-            usage=usage_of(settings, gpus),
-            list_instances=gpus.instances,
-            pods=pods,
-            checkpoint=record,
-            leases=leases,
-            clock=clock,
-            proc=settings.proc_dir,
-        )
-        if settings.monitor_address is not None:
-            address = await stack.enter_async_context(
-                served(metrics_app(monitor), settings.monitor_address, flag="--monitor-http")
-            )
-            logger.info("what containers use is shown at http://%s%s", address, METRICS_PATH)
-        metrics.watch(
-            lambda: len(leases.leases),
-            lambda: plugins.unready_reason() is not None,
-            lambda: bool(seen.unreadable_reason),
-        )
-        agent = NodeAgent(
-            node,
-            gpus=gpus,
-            look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
-            health_monitor=HealthMonitor(
-                node,
-                xids=gpus,
-                rules=xid_rules(os.environ),
-                policy=HealthPolicy(first_backoff_s=SIMULATED_FIRST_S)
-                if settings.simulated
-                else HealthPolicy(),
-                leases=leases,
-                clock=clock,
-            ),
-            sharing_source=DeviceConfigLoader(
-                kube,
-                node,
-                flags=settings.sharing,
-                split=settings.device_split_count,
-                unit=settings.memory_factor,
-                device_file=settings.device_config,
-                node_file=settings.node_config,
-                cache_file=settings.state_dir / "device-config.json",
-                clock=clock,
-            ),
-            instances=instances,
-            dialects=enabled(Rules(enabled=settings.dialects)),
-            paths=layout.paths,
-            answering=answering,
-            turns=turns,
-            plugins=plugins,
-            views=views,
-            handshake=handshake,
-            record=record,
-            cleaning=preparing,
-            cdi=cdi,
-            limiting=LimitUpdater(
-                node,
-                leases=leases,
-                record=record,
-                facts=lambda: answering.facts,
-                monitor=monitor,
-                asking=asking,
-                clock=clock,
-            ),
-            usage=monitor,
-            clock=clock,
-        )
-        with contextlib.suppress(UnavailableError):  # the agent looks again, and says so
-            await agent.look()
+        agent = await _build_agent(base, isolation, stack)
+        with contextlib.suppress(UnavailableError):  # the agent looks again, and logs why
+            await agent.watcher.look()
         notify_ready("serves the kubelet as soon as its socket is there")
         yield agent
+
+
+async def _build_agent(base: _Base, isolation: _Isolation, stack: AsyncExitStack) -> NodeAgent:
+    views = _build_views(base)
+    gpus = _build_gpus(base)
+    kubelet = _build_kubelet(base, views.reporter)
+    allocation = _build_allocation(base, views, gpus, files=isolation.files, pods=kubelet.pods)
+    watcher = _build_watcher(base, views, gpus, isolation=isolation, allocation=allocation)
+    monitor = await _open_monitor(base, gpus, stack)
+    export_gauges(
+        leases=base.leases.leases,
+        unregistered=allocation.plugins.unready_reason,
+        unreadable=kubelet.pods.get_unreadable_reason,
+    )
+    limits = LimitUpdater(
+        base.node,
+        lease_sync=base.lease_sync,
+        checkpoint=base.checkpoint,
+        get_snapshot=base.state.get_snapshot,
+        monitor=monitor,
+        on_change=watcher.advertise_amounts,
+        clock=base.clock,
+        timing=base.timing,
+    )
+    reconciler = CheckpointReconciler(
+        base.checkpoint,
+        base.leases,
+        pods=kubelet.pods,
+        pod_resources=base.pod_resources,
+        list_mig_instances=gpus.mig.list_instances,
+        retain_refused=views.reporter.retain_refused,
+        files=isolation.files,
+        clock=base.clock,
+    )
+    return NodeAgent(
+        base.node,
+        state=base.state,
+        watcher=watcher,
+        health=gpus.health,
+        mig=gpus.mig,
+        checkpoint=base.checkpoint,
+        lease_sync=base.lease_sync,
+        reconciler=reconciler,
+        window=kubelet.window,
+        pods=kubelet.pods,
+        resolver=allocation.resolver,
+        plugins=allocation.plugins,
+        outbox=views.reporter.outbox,
+        files=isolation.files,
+        limits=limits,
+        usage=monitor,
+        view_loops=[view.run for view in (views.views, views.handshake) if view is not None],
+        clock=base.clock,
+        timing=base.timing,
+    )

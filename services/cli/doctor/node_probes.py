@@ -12,6 +12,7 @@ from services.cli.doctor import node_checks as judge
 from services.cli.doctor.finding import Finding, SkipError
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
+from services.node_agent.gpu_access import open_gpus, usage_source_of
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import running_instance
@@ -22,7 +23,6 @@ from services.node_agent.mig.partition_client import RemoteMigGpus
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.cgroups import read_origin
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
-from services.node_agent.wiring import gpus_of, usage_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
@@ -244,7 +244,7 @@ class NodeProbes:
         leases = self.leases
         if leases is None:
             raise SkipError("the ledger is not known here: give --redis-url")
-        samples = await usage_of(self.settings, gpus_of(self.settings)).sample()
+        samples = await usage_source_of(self.settings, open_gpus(self.settings)).sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
         origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}
@@ -312,7 +312,7 @@ class NodeProbes:
 
     @functools.cached_property
     def _hardware(self) -> GpuDriver | RemoteMigGpus:
-        return gpus_of(self.settings)
+        return open_gpus(self.settings)
 
     async def _found(self) -> tuple[Gpu, ...]:
         if self._gpus is None:

@@ -1,4 +1,4 @@
-"""May a container have these devices, and what is it given? Its lease alone decides; pure."""
+"""Whether a container may have the devices, and what it gets, by its lease alone; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +17,7 @@ from services.node_agent.kubelet.device_ids import (
     preferred_ids,
     wanted_counts,
 )
+from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import (
@@ -32,15 +33,7 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
 HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
-"""States in which a lease may be told to the kubelet: a reservation alone may still expire."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
-    """The newest fence honoured for a slot, and for which pod."""
-
-    fence: int
-    pod: PodUid
+"""States in which a lease may be allocated: a reservation alone may still expire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +45,7 @@ class NodeSnapshot:
     served: Mapping[str, Mapping[str, PluginDeviceId]]
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
-    """How containers are told which devices they have."""
-
-
-def slot_key(share: Share, pod: PodUid) -> str:
-    """Name the place whose fences only rise: a slot; for a share without one, the pod's own."""
-    place = pod if share.slot is None else str(share.slot)
-    return f"{share.device}/{place}"
+    """How containers learn which devices they have."""
 
 
 def shares_for(
@@ -66,14 +53,14 @@ def shares_for(
 ) -> tuple[Share, ...]:
     """Return the shares that the lease gives the container.
 
-    Raises RequestError, naming what is missing, if there is no live lease of this very pod on this
-    node with shares for this container, or if the pod sets a variable that only a lease may set.
+    Raises RequestError, naming what is missing, unless there is a live lease of exactly this pod on
+    this node with shares for this container; also if the pod sets a variable reserved for leases.
     """
     pod = candidate.pod
     if lease is None:
         raise RequestError(
             f"pod {candidate} holds no lease on node {node}: it was not placed by Leasehold; "
-            "set schedulerName to the one Leasehold answers to, and do not set nodeName"
+            "set schedulerName to Leasehold's scheduler, and do not set nodeName"
         )
     if lease.pod != pod.uid or lease.node != node:
         raise RequestError(
@@ -94,12 +81,12 @@ def shares_for(
 
 
 def dialect_of(lease: Lease) -> Dialect:
-    """Return the dialect in which the pod asked. Raises RequestError for one nobody knows."""
+    """Return the dialect of the pod's request. Raises RequestError for an unknown one."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:
         raise RequestError(
-            f"the lease of pod {lease.namespace}/{lease.name} speaks {lease.dialect!r}, which this "
-            f"agent does not: it speaks {', '.join(DIALECTS)}"
+            f"the lease of pod {lease.namespace}/{lease.name} has dialect "
+            f"{lease.dialect!r}, which this agent does not know: it knows {', '.join(DIALECTS)}"
         )
     return dialect
 
@@ -121,7 +108,7 @@ def preferred_device_ids(
 ) -> list[str]:
     """Choose device IDs for a container; an empty list leaves the choice to the kubelet.
 
-    Raises RequestError where its lease gives it nothing.
+    Raises RequestError if its lease gives it nothing.
     """
     shares = shares_for(lease, candidate, node.name)
     if lease is None:
@@ -147,19 +134,19 @@ def grant(
     reusable: Iterable[str] = (),
     instances: Mapping[tuple[DeviceUuid, int], str] | None = None,
 ) -> ContainerSetup:
-    """Return what the container is given. Raises RequestError saying why it gets nothing.
+    """Return what the container gets. Raises RequestError with the reason for a refusal.
 
     `instances` are the UUIDs of its MIG instances, by device and position.
 
-    `reusable` are IDs of the pod's init containers, which the kubelet hands on whatever the lease
-    says: the container's limits come from its lease, not from the names of IDs.
+    `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
+    lease: the container's limits come from its lease, not from the names of IDs.
     """
     shares = shares_for(lease, candidate, node.name)
     ids_of = _ids_of(lease, resource)
     _check_fences(shares, lease.pod, honoured)
-    asked = devices_named(device_ids, node.served.get(resource, {}))
-    if None not in asked and not set(reusable).intersection(device_ids):
-        _check_ids(asked, wanted_counts(shares, ids_of))
+    chosen = devices_named(device_ids, node.served.get(resource, {}))
+    if None not in chosen and not set(reusable).intersection(device_ids):
+        _check_ids(chosen, wanted_counts(shares, ids_of))
     _check_devices(shares, node.devices)
     return container_setup(lease, candidate.container.name, node, instances or {})
 
@@ -170,10 +157,10 @@ def container_setup(
     node: NodeSnapshot,
     instances: Mapping[tuple[DeviceUuid, int], str],
 ) -> ContainerSetup:
-    """Return what holds a container to its shares.
+    """Return the setup that gives a container its shares and enforces their limits.
 
-    MIG instances are given by name alone: hardware holds to their limits. Raises RequestError for
-    an instance that is not there, and for instances beside shares that are none.
+    MIG instances are given by name alone: the hardware enforces their limits. Raises RequestError
+    for an instance that does not exist, and for instances beside other shares.
     """
     dialect, shares = dialect_of(lease), lease.shares_of(container)
     if not any(share.mig for share in shares):
@@ -186,8 +173,8 @@ def container_setup(
     ]
     if not all(uuids):
         raise RequestError(
-            "the lease is for MIG instances and others, which no container can use at once, or "
-            "for an instance that is not there"
+            "the lease is for MIG instances and other shares, which no container can use at once, "
+            "or for an instance that does not exist"
         )
     setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.mig_variables})
     return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
@@ -199,14 +186,14 @@ def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, F
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
             raise RequestError(
                 f"the lease's fence {share.fence} for slot {share.slot} of device {share.device} "
-                f"is older than {newest.fence}, which pod {newest.pod} was given it with"
+                f"is older than fence {newest.fence}, with which pod {newest.pod} got the slot"
             )
 
 
-def _check_ids(asked: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) -> None:
-    if asked != wanted:
+def _check_ids(chosen: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) -> None:
+    if chosen != wanted:
         raise RequestError(
-            f"the kubelet chose {_counted(asked)}, and the lease is for {_counted(wanted)}"
+            f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
         )
 
 
@@ -214,7 +201,7 @@ def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]
     for share in shares:
         device = devices.get(share.device)
         if device is None:
-            raise RequestError(f"the lease is for device {share.device}, which is not here")
+            raise RequestError(f"the lease is for device {share.device}, which is not on this node")
         if (device.mode is DeviceMode.MIG) != (share.mig is not None):
             raise RequestError(
                 f"device {share.device} is in {device.mode} mode, and the lease is for "
@@ -238,7 +225,7 @@ def _counted(counts: Mapping[DeviceUuid, int] | Mapping[DeviceUuid | None, int])
 
 
 def refusal_text(why: str, *, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
-    """Put a refusal in one sentence for the pod's owner: node, resource, IDs and reason."""
+    """Return a refusal as one sentence for the pod's owner: node, resource, IDs and reason."""
     ids = compact(device_ids)
     named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
     return f"Leasehold refuses {len(device_ids)} of {resource} on node {node} ({named}): {why}"

@@ -1,8 +1,8 @@
-"""The CDI specification of a node's devices: what a runtime adds to a container that names one.
+"""The CDI specification of a node's devices: what each adds to a container; pure.
 
 Container Device Interface, https://github.com/cncf-tags/container-device-interface. The kind is our
-own: of devices that two files name alike, runtimes give neither, and other plugins write files too.
-What graphics and video programs need is left out, for HAMi-core does not hold them to any limit.
+own: runtimes inject no device that two files define, and other plugins write files too. Libraries
+for graphics and video are left out, since HAMi-core does not limit them.
 """
 
 import json
@@ -16,13 +16,13 @@ from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
 
 VERSION = "0.5.0"
-"""The lowest version of the specification that knows all fields used."""
+"""The lowest version of the specification with all fields used here."""
 KIND = "leasehold.dev/gpu"
 FILE = "leasehold.dev-gpu.json"
 NOT_BY_NVIDIA = f"{VISIBLE}={NOTHING_VISIBLE}"
-"""Whatever the image says: NVIDIA's own runtime leaves the container as it is."""
+"""Overrides the image's variable, so that NVIDIA's own runtime adds no devices."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-"""Device nodes that all devices share; those that are there."""
+"""Device nodes that all devices share; absent ones are left out."""
 LIBRARIES = (
     "libcuda.so",
     "libcudadebugger.so",
@@ -38,7 +38,7 @@ LIBRARIES = (
     "libnvidia-pkcs11.so",
     "libnvidia-ptxjitcompiler.so",
 )
-"""The driver's libraries for computing and looking, each followed by the driver's version."""
+"""The driver's libraries for compute and monitoring, each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
 _MOUNTED = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
@@ -48,19 +48,19 @@ class HostDriver:
     """The driver's files on the host; paths are those of its root."""
 
     root: str = "/"
-    """Where the host has that root."""
+    """Path of that root on the host."""
     nodes: tuple[str, ...] = ()
-    """Of `CONTROL_NODES`, those that are there."""
+    """Those of `CONTROL_NODES` that exist."""
     files: tuple[str, ...] = ()
-    """Libraries and programs, all in the same places inside containers."""
+    """Libraries and programs; containers get them at the same paths."""
     folder: str = ""
-    """Where the libraries are."""
+    """The directory of the libraries."""
     hook: str = ""
     """NVIDIA's program that completes a container's file system, on the host."""
 
 
 def qualified_name(device: str) -> str:
-    """Return the name by which a container asks for a GPU or an instance."""
+    """Return the qualified CDI name of a GPU or an instance."""
     return f"{KIND}={device}"
 
 
@@ -69,8 +69,8 @@ def build_specification(
 ) -> dict[str, Any]:
     """Return the specification of all GPUs and MIG instances.
 
-    `minors` are the numbers of the device nodes of MIG's capabilities; an instance of which one is
-    missing is left out. Without a driver, as where GPUs are simulated, there are no device nodes.
+    `minors` are the numbers of the device nodes of MIG's capabilities; an instance without all its
+    numbers is left out. Without a driver, as with simulated GPUs, there are no device nodes.
     """
     devices = [
         {"name": name, "containerEdits": _edits(nodes if driver is not None else ())}
@@ -83,12 +83,12 @@ def build_specification(
 
 
 def encode_specification(specification: Mapping[str, Any]) -> bytes:
-    """Return the file; equal specifications are equal files."""
+    """Return the file's bytes; equal specifications give equal bytes."""
     return json.dumps(specification, indent=2).encode() + b"\n"
 
 
 def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names by which containers may ask."""
+    """Return the qualified names of all devices."""
     return frozenset(qualified_name(device["name"]) for device in specification["devices"])
 
 
@@ -99,14 +99,14 @@ def parse_minors(text: str) -> dict[str, int]:
 
 
 def names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return what can be asked for of a GPU: itself, or its instances."""
+    """Return the devices of a GPU: itself, or its MIG instances."""
     if gpu.mode is not DeviceMode.MIG:
         return (gpu.uuid,)
     return tuple(instance.uuid for instance in gpu.instances if instance.uuid)
 
 
 def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return what can be asked for of a GPU, each with its device nodes."""
+    """Return the devices of a GPU, each with its device nodes."""
     whole = f"/dev/nvidia{gpu.index}"
     instances = {instance.uuid: instance for instance in gpu.instances}
     return [
@@ -116,7 +116,7 @@ def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[st
 
 
 def _capabilities(gpu: Gpu, instance: MigInstance, minors: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the device nodes that open an instance, and it alone; empty: not known."""
+    """Return the device nodes that open this instance only; empty paths for unknown numbers."""
     within = f"gpu{gpu.index}/gi{instance.gi}"
     keys = (f"{within}/access", *(f"{within}/ci{ci}/access" for ci in instance.compute_ids))
     return tuple(

@@ -1,7 +1,7 @@
-"""Keeps the CDI specification of this node's devices on disk, as long as containers are to use it.
+"""The file with the CDI specification of this node's devices, while containers use it.
 
-The file appears whole and is compared at every look: one that is lost, or that somebody else has
-written over, is there again within seconds.
+The file appears whole and is compared at every look: one that is lost or overwritten is restored
+within seconds.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.gpus.inventory import Gpu, driver_version
 from services.node_agent.mig.instances import MigInstance
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
@@ -55,10 +55,10 @@ HOOKS = (
     "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
     "/usr/local/nvidia/toolkit/nvidia-ctk",
 )
-"""Where NVIDIA's container toolkit and GPU operator put the program."""
+"""Where NVIDIA's container toolkit and GPU operator install the program."""
 
 
-class Instanced(Protocol):
+class MigInstanceLister(Protocol):
     """The driver's list of MIG instances."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -66,30 +66,21 @@ class Instanced(Protocol):
         ...
 
 
-class Answered(Protocol):
-    """What the kubelet was told."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All that is not over."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPlaces:
-    """Where the driver's files are to be looked for."""
+    """Where to look for the driver's files."""
 
     root: Path = Path("/")
     """On the host."""
     seen_at: Path = Path("/")
-    """Where this process sees that root."""
+    """Path of that root for this process."""
     hook: str = ""
-    """NVIDIA's program on the host; empty: the first of the usual places that has one."""
+    """NVIDIA's program on the host; empty: the first of `HOOKS` that exists."""
     proc: Path = Path("/proc")
 
 
 class CdiFiles:
-    """The one file of this node's agent; `places` is None where GPUs are simulated."""
+    """The one file of this node's agent; `places` is None for simulated GPUs."""
 
     def __init__(
         self,
@@ -97,42 +88,42 @@ class CdiFiles:
         strategies: DeviceListStrategies,
         *,
         places: DriverPlaces | None,
-        driver: Instanced,
-        record: Answered,
+        driver: MigInstanceLister,
+        checkpoint: CheckpointEntries,
     ) -> None:
         self.path = directory / FILE
         self.strategies = strategies
         self.places = places
         self.driver = driver
-        self.record = record
+        self.checkpoint = checkpoint
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
-        """Have the file say what there is, or be gone if nobody uses it.
+        """Have the file name these GPUs, or remove it if no container uses it.
 
-        While containers run that were given devices by it, it stays: their restarts need it. Raises
-        UnavailableError saying what of the driver is missing, or cannot be written.
+        It stays while containers run that got devices by it: their restarts need it. Raises
+        UnavailableError naming the missing file of the driver, or the path that cannot be written.
         """
         self._gpus = tuple(gpus)
         async with self._writing:
             wanted = not CDI_STRATEGIES.isdisjoint(self.strategies)
-            if wanted or any(cdi_names_of(entry.setup) for entry in self.record.entries):
+            if wanted or any(cdi_names_of(entry.setup) for entry in self.checkpoint.entries):
                 await self._write()
             else:
                 await asyncio.to_thread(self._remove)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
-        """See that the file names what a container is given; MIG instances may be new.
+        """Have the file name what a container gets; MIG instances may be new.
 
-        Raises UnavailableError if it does not: the runtime would not start the container.
+        Raises UnavailableError if it cannot: the runtime would not start the container.
         """
         names = cdi_names_of(setup)
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
             return
         async with self._writing:
-            self._gpus = tuple(await asyncio.gather(*map(self._asked, self._gpus)))
+            self._gpus = tuple(await asyncio.gather(*map(self._with_instances, self._gpus)))
             await self._write()
         if not names <= self._names:
             missing = ", ".join(sorted(names - self._names))
@@ -141,14 +132,16 @@ class CdiFiles:
                 "for MIG instances at /proc/driver/nvidia-caps/mig-minors"
             )
 
-    async def _asked(self, gpu: Gpu) -> Gpu:
-        """Return a GPU with its instances as they are now; as it was if it does not answer."""
+    async def _with_instances(self, gpu: Gpu) -> Gpu:
+        """Return a GPU with its current instances; unchanged if it does not answer."""
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
         try:
             return replace(gpu, instances=await self.driver.instances(gpu.uuid))
         except UnavailableError as error:
-            logger.warning("the CDI specification has GPU %d as it was: %s", gpu.index, error)
+            logger.warning(
+                "the CDI specification keeps the known instances of GPU %d: %s", gpu.index, error
+            )
             return gpu
 
     async def _write(self) -> None:
@@ -189,44 +182,44 @@ class CdiFiles:
         self._names = frozenset()
         with contextlib.suppress(OSError):
             self.path.unlink()
-            logger.info("%s is gone: no container is given devices by CDI", self.path)
+            logger.info("%s is removed: no container gets devices by CDI", self.path)
 
 
 def find_driver(places: DriverPlaces, version: str) -> HostDriver:
     """Find the files of a driver's version on the host.
 
-    Raises UnavailableError naming what is not there: no container could use a GPU.
+    Raises UnavailableError naming the missing file: no container could use a GPU.
     """
     root = places.seen_at
     folder = next((f for f in FOLDERS if (root / f / f"libcuda.so.{version}").is_file()), None)
     if folder is None:
         raise UnavailableError(
-            f"there is no libcuda.so.{version} in the usual places below {root}: mount the host's "
+            f"libcuda.so.{version} is not in the usual directories below {root}: mount the host's "
             f"{places.root} here and give its path by --driver-root-ctr-path; where a container "
             "has the driver, --nvidia-driver-root is its root on the host"
         )
     libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
     return HostDriver(
         root=str(places.root),
-        nodes=_there((f"dev/{name}" for name in CONTROL_NODES), root, "/dev/"),
-        files=_there((*libraries, *(f"usr/bin/{name}" for name in PROGRAMS)), root, ""),
+        nodes=_existing((f"dev/{name}" for name in CONTROL_NODES), root, "/dev/"),
+        files=_existing((*libraries, *(f"usr/bin/{name}" for name in PROGRAMS)), root, ""),
         folder=f"/{folder}",
         hook=_hook(places),
     )
 
 
-def _there(paths: Iterable[str], root: Path, before: str) -> tuple[str, ...]:
+def _existing(paths: Iterable[str], root: Path, before: str) -> tuple[str, ...]:
     return tuple(f"/{path}".removeprefix(before) for path in paths if (root / path).exists())
 
 
 def _hook(places: DriverPlaces) -> str:
-    """Return the program's path on the host; it is looked for where the host's root is seen."""
+    """Return the program's path on the host, found below the root as this process sees it."""
     if places.hook:
         return places.hook
     for path in HOOKS:
         if (places.seen_at / path[1:]).exists():
             return path
     raise UnavailableError(
-        f"none of {', '.join(HOOKS)} is there: install NVIDIA's container toolkit on the node, or "
+        f"none of {', '.join(HOOKS)} exists: install NVIDIA's container toolkit on the node, or "
         "give the program's path there by --nvidia-cdi-hook-path"
     )

@@ -1,7 +1,7 @@
-"""How a container is told which devices it has: NVIDIA's device-list strategies; pure.
+"""How a container learns which devices it has: NVIDIA's device-list strategies; pure.
 
-The strategies and what each puts into the answer to Allocate are those of NVIDIA's device plugin:
-a variable or mounts for NVIDIA's container runtime, names for any runtime that knows CDI.
+The strategies and what each adds to the response to Allocate are those of NVIDIA's device plugin:
+a variable or mounts for NVIDIA's container runtime, names for any runtime that supports CDI.
 """
 
 import uuid
@@ -15,15 +15,15 @@ from shared.dialects.reserved import VISIBLE
 from shared.model.errors import RequestError
 
 MOUNTS = "/var/run/nvidia-container-devices"
-"""Below it, NVIDIA's runtime reads names of devices from mounts of `NOTHING`."""
+"""NVIDIA's runtime reads device names from mounts of `NULL_DEVICE` below this path."""
 NULL_DEVICE = "/dev/null"
 CDI_KEY = "cdi.k8s.io/nvidia-device-plugin_"
-"""Annotation of the container in its runtime; what follows tells one answer from another."""
+"""Prefix of a container annotation for its runtime; the suffix is unique for each response."""
 _ANSWERS = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
 
 
 class DeviceListStrategy(StrEnum):
-    """One way of naming devices."""
+    """One way to name devices."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -37,7 +37,7 @@ CDI_STRATEGIES = frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.CDI_A
 
 
 def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
-    """Read the names of strategies. Raises RequestError naming one that is none, or none at all."""
+    """Parse the names of strategies. Raises RequestError for an unknown name, or no name at all."""
     known = ", ".join(DeviceListStrategy)
     for word in words:
         if word not in set(DeviceListStrategy):
@@ -50,10 +50,10 @@ def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
 def name_devices(
     setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies, answer: str
 ) -> ContainerSetup:
-    """Return the setup with its devices named as the strategies want it.
+    """Return the setup with its devices named by the strategies.
 
     `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
-    instances, and `answer` is the same whenever the same container is answered.
+    instances, and `answer` is the same for each response to the same container.
     """
     environment, mounts = dict(setup.environment), list(setup.mounts)
     annotations = dict(setup.annotations)
@@ -75,9 +75,9 @@ def name_devices(
 
 
 def cdi_names_of(setup: ContainerSetup) -> frozenset[str]:
-    """Return the CDI names of devices that a container was given, by either strategy."""
-    noted = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
-    return frozenset(setup.cdi_devices).union(*(value.split(",") for value in noted))
+    """Return the CDI names of a container's devices, by either strategy."""
+    annotated = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
+    return frozenset(setup.cdi_devices).union(*(value.split(",") for value in annotated))
 
 
 def _named(device: str) -> Mount:

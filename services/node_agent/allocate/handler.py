@@ -1,15 +1,14 @@
-"""Answers the kubelet: gathers who asks and what they hold, decides, writes down, then says it.
+"""Answers the kubelet: resolves the container, decides by its lease, records, then answers.
 
-Calls for one resource are answered one after the other, since each answer changes who is asked for
-next. Whatever is refused here fails the pod for good: its controller makes a new one.
+Calls for one resource are answered one after the other, since each answer changes which container
+is next. A refusal fails the pod for good: its controller makes a new one.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.node_agent.allocate.allocation import (
-    Fence,
     NodeSnapshot,
     grant,
     preferred_device_ids,
@@ -22,27 +21,32 @@ from services.node_agent.allocate.pod_resolution import (
     ContainerCandidate,
     Holding,
 )
-from services.node_agent.allocate.pod_resolver import PodResolver
+from services.node_agent.allocate.pod_resolver import PodResolver, PodResourcesLister
+from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.outbox import Outbox
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, Fence
 from shared.dialects.dialect import ContainerSetup
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.node_events import Allocation, ShareActivated, ShareRefused
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
+MigInstancesOf = Callable[[Lease, str], Awaitable[dict[tuple[DeviceUuid, int], str]]]
+"""Returns the UUIDs of a container's MIG instances, by device and position, once they exist."""
+ContainerPlace = tuple[str, str, str]
+"""Namespace, pod name and container name."""
 
-class Record(Protocol):
-    """What the kubelet was told before."""
+
+class AllocationRecords(Protocol):
+    """The checkpoint: what the kubelet was answered before."""
 
     fences: dict[str, Fence]
     changing: asyncio.Lock
-    """Held while an answer and the region of its container change together."""
+    """Held while an entry and the region of its container change together."""
 
     async def save(self, entry: CheckpointEntry) -> None:
-        """Record an answer; it is safe when this returns."""
+        """Record an answer; it is on disk when this returns."""
         ...
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
@@ -54,7 +58,7 @@ class Record(Protocol):
         ...
 
     def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
-        """Return what identity needs to know."""
+        """Return what pod resolution needs to know of our own answers."""
         ...
 
 
@@ -66,37 +70,15 @@ class ContainerPreparer(Protocol):
         ...
 
 
-class Specifying(Protocol):
+class CdiNames(Protocol):
     """The CDI specification of the node's devices."""
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
-        """See that it names what a container is given; UnavailableError if it cannot."""
+        """Have it name what a container is given; raises UnavailableError if it cannot."""
         ...
 
 
-class MigInstances(Protocol):
-    """Instances of devices in MIG mode."""
-
-    async def instance_uuids(
-        self, lease: Lease, container: str
-    ) -> dict[tuple[DeviceUuid, int], str]:
-        """Return the UUIDs of a container's, by device and position, once they are there."""
-        ...
-
-
-class PodViews(Protocol):
-    """Annotations that others like to read."""
-
-    def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
-        """Show that these containers of the pod have their devices."""
-        ...
-
-    def show_failed(self, lease: Lease) -> None:
-        """Show that the pod was refused."""
-        ...
-
-
-class Span(Protocol):
+class AllocationSpan(Protocol):
     """One allocation in the pod's trace."""
 
     context: str
@@ -109,7 +91,7 @@ class Span(Protocol):
 class AllocationMetrics(Protocol):
     """Traces and counters."""
 
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Span:
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
         """Begin a span below the lease's trace."""
         ...
 
@@ -119,50 +101,50 @@ class AllocationMetrics(Protocol):
 
 
 class AllocationHandler:
-    """The kubelet's three questions."""
+    """The kubelet's three calls."""
 
     def __init__(
         self,
         node: NodeName,
         *,
-        finding: PodResolver,
-        record: Record,
-        preparing: ContainerPreparer,
-        cdi: Specifying,
-        instances: MigInstances,
-        views: PodViews,
-        measuring: AllocationMetrics,
+        require_snapshot: Callable[[], NodeSnapshot],
+        resolver: PodResolver,
+        pod_resources: PodResourcesLister,
+        checkpoint: AllocationRecords,
+        files: ContainerPreparer,
+        cdi: CdiNames,
+        mig_instances_of: MigInstancesOf,
+        reporter: AllocationReporter,
+        metrics: AllocationMetrics,
         clock: Clock,
     ) -> None:
         self.node = node
-        self.finding = finding
-        self.record = record
-        self.preparing = preparing
+        self.require_snapshot = require_snapshot
+        self.resolver = resolver
+        self.pod_resources = pod_resources
+        self.checkpoint = checkpoint
+        self.files = files
         self.cdi = cdi
-        self.instances = instances
-        self.views = views
-        self.measuring = measuring
+        self.mig_instances_of = mig_instances_of
+        self.reporter = reporter
+        self.metrics = metrics
         self.clock = clock
-        self.facts: NodeSnapshot | None = None
-        """Set as soon as the devices are known, and nothing is served before that."""
-        self.outbox = Outbox()
-        self.refused: set[PodUid] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> list[str]:
-        """Return the IDs that the lease of whoever is asked for names; none if that is unclear."""
-        facts = self._known_node()
+        """Return the IDs that the container's lease names; none if the container is ambiguous."""
+        node = self.require_snapshot()
         async with self._locks.setdefault(resource, asyncio.Lock()):
-            who = await self.finding.resolve(resource, size, self._told(resource))
-            if isinstance(who, Ambiguous):
+            candidate = await self.resolver.resolve(resource, size, self._history(resource))
+            if isinstance(candidate, Ambiguous):
                 return []
-            lease = await self.finding.lease_of(who)
+            lease = await self.resolver.lease_of(candidate)
         return preferred_device_ids(
             lease,
-            who,
-            facts,
+            candidate,
+            node,
             resource=resource,
             available=available,
             must_include=must_include,
@@ -190,195 +172,182 @@ class AllocationHandler:
         else:
             return setup
         finally:
-            self.measuring.count_allocation(resource, outcome, self.clock.ticks() - began)
+            self.metrics.count_allocation(resource, outcome, self.clock.ticks() - began)
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Agree to a start if PodResources shows that the IDs are with whom they were given to.
+        """Agree to a start if PodResources shows the IDs with the container they were given to.
 
         Init containers are not shown there. What the container mounts is made again if it is gone.
-        Raises RequestError if another container holds the IDs, or nobody was told of them.
+        Raises RequestError if another container holds the IDs, or they were given to none.
         """
         ids = compact(device_ids)
         entries = [
             entry
-            for entry in self.record.of_resource(resource)
+            for entry in self.checkpoint.of_resource(resource)
             if entry.allocation.device_ids == ids
         ]
         holders = await self._holders(resource, ids)
-        if not holders:
-            fitting = [entry for entry in entries if entry.init]
-        else:
-            fitting = [entry for entry in entries if _place(entry) in holders]
-        if not fitting:
-            holder = ", ".join("/".join(place) for place in sorted(holders)) or "nobody"
-            told = ", ".join("/".join(_place(entry)) for entry in entries) or "nobody"
+        matching = [
+            entry for entry in entries if (_place(entry) in holders if holders else entry.init)
+        ]
+        if not matching:
             raise RequestError(
                 refusal_text(
-                    f"the kubelet shows them with {holder}, and they were given to {told}",
+                    f"the kubelet shows them with {_listed(holders)}, and they were given to "
+                    f"{_listed(map(_place, entries))}",
                     node=self.node,
                     resource=resource,
                     device_ids=device_ids,
                 )
             )
-        for entry in fitting:
+        for entry in matching:
             await self._prepare_again(entry, starting=True)
 
     async def _prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
-        """Make sure that what was told is there; MIG instances are lost when a device is reset."""
-        told = entry.allocation
+        """Ensure that what was given still exists; a device reset removes its MIG instances."""
+        allocation = entry.allocation
         if entry.instances:
-            there = await self.instances.instance_uuids(told.lease, told.container)
-            if tuple(there.values()) != entry.instances:
+            existing = await self.mig_instances_of(allocation.lease, allocation.container)
+            if tuple(existing.values()) != entry.instances:
                 raise RequestError(
-                    f"container {told.container} of pod {told.namespace}/{told.name} was given "
-                    f"{', '.join(entry.instances)}, and its lease is for "
-                    f"{', '.join(there.values())}: delete the pod"
+                    f"container {allocation.container} of pod {allocation.namespace}/"
+                    f"{allocation.name} was given {', '.join(entry.instances)}, and its lease is "
+                    f"for {', '.join(existing.values())}: delete the pod"
                 )
-        async with self.record.changing:
-            newest = self.record.find(told.pod, told.container, told.resource) or entry
-            await self.preparing.prepare(newest.limits, starting=starting)
+        async with self.checkpoint.changing:
+            newest = self.checkpoint.find(*entry.key) or entry
+            await self.files.prepare(newest.limits, starting=starting)
             await self.cdi.ensure_named(newest.setup)
 
-    async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
-        held = await self.finding.pod_resources.list_holdings()
-        return {_shown(one) for one in held.holdings if _holds(one, resource, ids)}
+    async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[ContainerPlace]:
+        pod_resources = await self.pod_resources.list_holdings()
+        return {
+            (holding.namespace, holding.name, holding.container)
+            for holding in pod_resources.holdings
+            if _holds(holding, resource, ids)
+        }
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         ids = compact(device_ids)
-        who = await self.finding.resolve(
-            resource, len(device_ids), self._told(resource), device_ids=ids
+        candidate = await self.resolver.resolve(
+            resource, len(device_ids), self._history(resource), device_ids=ids
         )
-        if isinstance(who, Ambiguous):
-            self.outbox.add(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
-            blind = self.finding.pods.unreadable_reason
-            because = f", and {blind}" if blind else ""
-            raise RequestError(f"whom it is for is not certain: {who}{because}")
+        if isinstance(candidate, Ambiguous):
+            self.reporter.report_ambiguous(resource, candidate)
+            unreadable = self.resolver.unreadable_reason
+            because = f", and {unreadable}" if unreadable else ""
+            raise RequestError(f"its container is ambiguous: {candidate}{because}")
         try:
-            return await self._give(who, resource, device_ids, ids)
+            return await self._give(candidate, resource, device_ids, ids)
         except LeaseholdError as error:
-            self._refuse(who, str(error))
+            self.reporter.report_refused(candidate, str(error))
             raise
-
-    def _refuse(self, who: ContainerCandidate, reason: str) -> None:
-        self.refused.add(who.pod.uid)
-        self.outbox.add(
-            ShareRefused(
-                node=self.node,
-                reason=reason,
-                pod=who.pod.uid,
-                namespace=who.pod.namespace,
-                name=who.pod.name,
-                container=who.container.name,
-            )
-        )
-        lease = self.finding.leases.find(who.pod.uid)
-        if lease is not None:
-            self.views.show_failed(lease)
 
     async def _give(
         self,
-        who: ContainerCandidate,
+        candidate: ContainerCandidate,
         resource: str,
         device_ids: Sequence[str],
         ids: tuple[str, ...],
     ) -> ContainerSetup:
-        lease = await self.finding.lease_of(who)
-        before = self.record.find(who.pod.uid, who.container.name, resource)
-        shares_for(lease, who, self.node)
+        lease = await self.resolver.lease_of(candidate)
+        container = candidate.container.name
+        previous = self.checkpoint.find(candidate.pod.uid, container, resource)
+        shares_for(lease, candidate, self.node)
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
-        if before is not None and before.allocation.device_ids == ids:
-            await self._prepare_again(before)
-            return before.setup
-        span = self.measuring.begin(
-            lease, {"k8s.container.name": who.container.name, "leasehold.resource": resource}
+        if previous is not None and previous.allocation.device_ids == ids:
+            await self._prepare_again(previous)
+            return previous.setup
+        span = self.metrics.begin(
+            lease, {"k8s.container.name": container, "leasehold.resource": resource}
         )
         try:
-            entry = await self._settle(lease, who, resource, device_ids, ids)
+            entry = await self._grant(lease, candidate, resource, device_ids, ids)
         except LeaseholdError as error:
             span.end(str(error))
             raise
         span.end()
-        self.refused.discard(who.pod.uid)
-        told = entry.allocation
-        self.outbox.add(ShareActivated(node=self.node, allocation=told, trace=span.context))
-        self.views.show_allocated(lease, self._done(lease))
+        self.reporter.report_activated(
+            entry.allocation, containers=self._activated(lease), trace=span.context
+        )
         return entry.setup
 
-    async def _settle(
+    async def _grant(
         self,
         lease: Lease,
-        who: ContainerCandidate,
+        candidate: ContainerCandidate,
         resource: str,
         device_ids: Sequence[str],
         ids: tuple[str, ...],
     ) -> CheckpointEntry:
-        instances = await self.instances.instance_uuids(lease, who.container.name)
+        """Decide, make what the container mounts, and record the answer."""
+        container = candidate.container
+        instances = await self.mig_instances_of(lease, container.name)
         setup = grant(
             lease,
-            who,
-            self._known_node(),
+            candidate,
+            self.require_snapshot(),
             resource=resource,
             device_ids=device_ids,
-            honoured=self.record.fences,
+            honoured=self.checkpoint.fences,
             reusable=self._of_init_containers(lease.pod, resource),
             instances=instances,
         )
-        await self.preparing.prepare(setup)
+        await self.files.prepare(setup)
         await self.cdi.ensure_named(setup)
-        activation = Allocation(
+        allocation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
-            container=who.container.name,
+            container=container.name,
             resource=resource,
             device_ids=ids,
             lease=lease,
             activated_at=self.clock.now(),
         )
         entry = CheckpointEntry(
-            allocation=activation,
+            allocation=allocation,
             setup=setup,
-            init=who.container.init,
+            init=container.init,
             instances=tuple(instances.values()),
         )
-        await self.record.save(entry)
+        await self.checkpoint.save(entry)
         return entry
 
-    def _done(self, lease: Lease) -> frozenset[str]:
+    def _activated(self, lease: Lease) -> frozenset[str]:
+        """Return the containers of the lease's pod that have their devices."""
         containers = {share.container for share in lease.shares}
-        resources = self._known_node().served
+        resources = self.require_snapshot().served
         return frozenset(
             name
             for name in containers
-            if any(self.record.find(lease.pod, name, resource) for resource in resources)
+            if any(self.checkpoint.find(lease.pod, name, resource) for resource in resources)
         )
 
     def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
+        """Return the IDs that the pod's init containers were given."""
         return [
             text
-            for entry in self.record.of_resource(resource)
+            for entry in self.checkpoint.of_resource(resource)
             if entry.init and entry.allocation.pod == pod
             for text in entry.allocation.device_ids
         ]
 
-    def _told(self, resource: str) -> Callable[[], AllocationHistory]:
-        return lambda: self.record.allocation_history(resource, frozenset(self.refused))
-
-    def _known_node(self) -> NodeSnapshot:
-        if self.facts is None:
-            raise UnavailableError("the node agent does not know its devices yet")
-        return self.facts
+    def _history(self, resource: str) -> Callable[[], AllocationHistory]:
+        return lambda: self.checkpoint.allocation_history(
+            resource, frozenset(self.reporter.refused)
+        )
 
 
-def _place(entry: CheckpointEntry) -> tuple[str, str, str]:
-    told = entry.allocation
-    return told.namespace, told.name, told.container
+def _place(entry: CheckpointEntry) -> ContainerPlace:
+    allocation = entry.allocation
+    return allocation.namespace, allocation.name, allocation.container
 
 
-def _shown(held: Holding) -> tuple[str, str, str]:
-    return held.namespace, held.name, held.container
+def _listed(places: Iterable[ContainerPlace]) -> str:
+    return ", ".join("/".join(place) for place in sorted(places)) or "no container"
 
 
-def _holds(held: Holding, resource: str, ids: tuple[str, ...]) -> bool:
-    return held.resource == resource and compact(held.device_ids) == ids
+def _holds(holding: Holding, resource: str, ids: tuple[str, ...]) -> bool:
+    return holding.resource == resource and compact(holding.device_ids) == ids

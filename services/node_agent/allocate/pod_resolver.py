@@ -1,9 +1,11 @@
-"""Finds out for whom the kubelet asks, and which lease they hold."""
+"""Finds out for which container the kubelet allocates, and which lease its pod has."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Set
 from typing import Protocol
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.pod_resolution import (
     AllocationHistory,
@@ -13,26 +15,21 @@ from services.node_agent.allocate.pod_resolution import (
     PodResources,
     resolve_container,
 )
-from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.records.lease_sync import LeaseSync
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 
 LOOK_AGAIN_S = 0.1
-CLEAR_UP_S = 2.0
-"""How long several possible containers are looked at again: a rejected pod is soon seen as such."""
-ASK_S = 2.0
-ASKING_S = 4.0
-ASK_PAUSE_S = 0.2
+FETCH_PAUSE_S = 0.2
 
 
 class PodLister(Protocol):
-    """The kubelet's own list."""
+    """The pods of the node."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod the kubelet knows."""
+        """Return every pod of the node."""
         ...
 
     async def list_running(self) -> frozenset[PodUid]:
@@ -41,11 +38,11 @@ class PodLister(Protocol):
 
 
 class NodePodLister(PodLister, Protocol):
-    """The pods of the node."""
+    """The same, also where the kubelet's list cannot be read."""
 
     @property
     def unreadable_reason(self) -> str:
-        """Why they are only known from leases; empty: the kubelet lists them."""
+        """Why pods are only known from leases; empty: the kubelet lists them."""
         ...
 
 
@@ -53,46 +50,40 @@ class PodResourcesLister(Protocol):
     """The kubelet's PodResources."""
 
     async def list_holdings(self) -> PodResources:
-        """Return everything held."""
-        ...
-
-
-class LeaseRequester(Protocol):
-    """Whoever answers for the ledger."""
-
-    async def request(
-        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
-    ) -> LeasesReply:
-        """Put a question; UnavailableError if nobody answers."""
+        """Return the devices that every container has."""
         ...
 
 
 class PodResolver:
-    """Looks at the kubelet and, for a lease that no news told of, asks the ledger's side."""
+    """Reads the kubelet's lists and, for a lease that no update brought, requests it."""
 
     def __init__(
         self,
-        node: NodeName,
+        lease_sync: LeaseSync,
         *,
-        leases: KnownLeases,
         pods: NodePodLister,
         pod_resources: PodResourcesLister,
-        lease_requester: LeaseRequester,
         clock: Clock,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
-        self.node = node
-        self.leases = leases
+        self.lease_sync = lease_sync
+        self.leases = lease_sync.leases
         self.pods = pods
         self.pod_resources = pod_resources
-        self.lease_requester = lease_requester
         self.clock = clock
+        self.timing = timing
+
+    @property
+    def unreadable_reason(self) -> str:
+        """Why the kubelet's pod list cannot be read; empty: it can."""
+        return self.pods.unreadable_reason
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
         """Return those of the pods whose last container has ended, as the kubelet shows it."""
-        going_on = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
-        if not going_on.issuperset(pods):
-            going_on |= await self.pods.list_running()
-        return pods - going_on
+        running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
+        if not running.issuperset(pods):
+            running |= await self.pods.list_running()
+        return pods - running
 
     async def resolve(
         self,
@@ -102,85 +93,75 @@ class PodResolver:
         *,
         device_ids: tuple[str, ...] | None = None,
     ) -> ContainerCandidate | Ambiguous:
-        """Say who is asked for; look again for a while if several could be meant.
+        """Return the container that `count` devices are for.
 
-        `device_ids` are those chosen already; before that, an unclear question is left alone.
+        `device_ids` are those chosen already. With them, the kubelet's lists are read again for
+        `resolve_s` while the container is ambiguous; without them, it stays so.
         """
-        until = self.clock.ticks() + CLEAR_UP_S
-        asked = False
+        until = self.clock.ticks() + self.timing.resolve_s
+        fetched = False
         while True:
-            pods, held = await self._look()
-            who = resolve_container(
+            pods, pod_resources = await self._list()
+            found = resolve_container(
                 resource,
                 count,
                 pods=pods,
-                pod_resources=held,
+                pod_resources=pod_resources,
                 history=history(),
                 device_ids=device_ids,
             )
-            if (
-                isinstance(who, Ambiguous)
-                and not who.candidates
-                and self.pods.unreadable_reason
-                and not asked
-            ):
-                asked = await self._ask_all()
+            if not isinstance(found, Ambiguous):
+                return found
+            if not found.candidates and self.pods.unreadable_reason and not fetched:
+                await self._fetch_all()
+                fetched = True
                 continue
-            unclear = isinstance(who, Ambiguous) and who.candidates
-            if not unclear or device_ids is None or self.clock.ticks() > until:
-                return who
+            if not found.candidates or device_ids is None or self.clock.ticks() > until:
+                return found
             await self.clock.sleep(LOOK_AGAIN_S)
 
-    async def _look(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
-        """Ask the kubelet for its pods and for who holds what, at once.
+    async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
+        """Return the kubelet's pods and its PodResources, read at once.
 
-        Raises what the first that cannot be answered raises, as it is: the kubelet repeats it.
+        Raises what the first failing call raises, unchanged: it carries the kubelet's own words.
         """
-        pods, held = await asyncio.gather(
+        pods, pod_resources = await asyncio.gather(
             self.pods.list_pods(), self.pod_resources.list_holdings(), return_exceptions=True
         )
         if isinstance(pods, BaseException):
             raise pods
-        if isinstance(held, BaseException):
-            raise held
-        return pods, held
+        if isinstance(pod_resources, BaseException):
+            raise pod_resources
+        return pods, pod_resources
 
-    async def _ask_all(self) -> bool:
-        """Hear all leases of the node, for without the kubelet's list only they tell of pods."""
-        try:
-            answer = await self.lease_requester.request(
-                LeasesRequest(node=self.node), LeasesReply, timeout_s=ASK_S
-            )
-        except UnavailableError:
-            return True
-        self.leases.observe(answer.leases)
-        return True
+    async def _fetch_all(self) -> None:
+        """Request all leases of the node: without the kubelet's list, only they name its pods."""
+        with contextlib.suppress(UnavailableError):
+            await self.lease_sync.fetch()
 
-    async def lease_of(self, who: ContainerCandidate) -> Lease | None:
-        """Return the pod's lease, asking for it if need be.
+    async def lease_of(self, candidate: ContainerCandidate) -> Lease | None:
+        """Return the pod's lease, requested if need be.
 
-        For `ASKING_S` it is asked for again if nobody answers, and if the lease is only reserved:
-        its binder is about to say more.
+        For `lease_wait_s` it is requested again if there is no reply, and if the lease is only
+        reserved: its binder is about to bind it.
         """
-        pod = who.pod.uid
-        until = self.clock.ticks() + ASKING_S
+        pod = candidate.pod.uid
+        until = self.clock.ticks() + self.timing.lease_wait_s
         while True:
             lease = self.leases.find(pod)
             if lease is not None and lease.state in HONOURED_STATES:
                 return lease
             try:
-                question = LeasesRequest(node=self.node, pods=(pod,))
-                answer = await self.lease_requester.request(question, LeasesReply, timeout_s=ASK_S)
+                fetched = await self.lease_sync.fetch(pod)
             except UnavailableError as error:
-                if self.clock.ticks() + ASK_PAUSE_S > until:
+                if self.clock.ticks() + FETCH_PAUSE_S > until:
                     raise UnavailableError(
-                        f"nobody could say within {ASKING_S:g} s whether pod {who} holds a lease: "
-                        f"{error}; are the binder and NATS running?"
+                        f"no reply within {self.timing.lease_wait_s:g} s on whether pod "
+                        f"{candidate} holds a lease: {error}; are the binder and NATS running?"
                     ) from error
             else:
-                self.leases.observe(answer.leases)
-                found = next((one for one in answer.leases if one.pod == pod), None)
-                waits = found is not None and found.state is LeaseState.RESERVED
-                if not waits or self.clock.ticks() > until:
+                found = next((lease for lease in fetched if lease.pod == pod), None)
+                is_reserved = found is not None and found.state is LeaseState.RESERVED
+                if not is_reserved or self.clock.ticks() > until:
                     return self.leases.find(pod)
-            await self.clock.sleep(ASK_PAUSE_S)
+            await self.clock.sleep(FETCH_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Makes on disk what containers mount, and removes what pods left behind."""
+"""Files on the host that containers mount: made before a start, removed after the pod is gone."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.isolation.host_paths import (
     ELF_HEAD,
     HostLayout,
@@ -27,82 +28,95 @@ from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
-SHARED = 0o777
+SHARED_MODE = 0o777
 PROBE_BYTES = 4096
-LEAST_BYTES = 16 * 1024 * 1024
-"""Regions, directories and the checkpoint of some pods."""
-LEAST_FILES = 64
-"""Some file systems count files and have room for so many only."""
-NEW_S = 300.0
-"""What was made or changed within this time stays, whoever it is for: its pod may be on its way."""
+MIN_FREE_BYTES = 16 * 1024 * 1024
+"""Room for regions, directories and the checkpoint of some pods."""
+MIN_FREE_FILES = 64
+"""Some file systems have room for a fixed number of files only."""
 
 
 class ContainerFiles:
     """Directories and files of one node.
 
     With `simulated`, the library is an empty stand-in, and nothing is preloaded: a dynamic linker
-    that is told to preload an empty file complains in every process. Below `installed` are the
-    versions of the library that we have installed, if it was we.
+    that preloads an empty file complains in every process. Below `installed` are the versions of
+    the library that the agent has installed; None: it has installed none.
     """
 
     def __init__(
-        self, layout: HostLayout, *, simulated: bool, installed: Path | None = None
+        self,
+        layout: HostLayout,
+        *,
+        simulated: bool,
+        installed: Path | None = None,
+        min_free_bytes: int = MIN_FREE_BYTES,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.layout = layout
         self.simulated = simulated
         self.installed = installed
+        self.min_free_bytes = min_free_bytes
+        self.timing = timing
         self.unwritable_reason = ""
-        """Why no container could be prepared when it was last looked at; empty: it could."""
-        self._tried: tuple[tuple[int, ...], str] | None = None
+        """Why no container could be prepared at the last probe; empty: it could."""
+        self._library_check: tuple[tuple[int, ...], str] | None = None
+        """The library file that was last loaded, and why it is unusable; empty: it is usable."""
 
     async def create_shared_files(self) -> None:
-        """Make what all containers share. Raises UnavailableError naming what is missing."""
-        await asyncio.to_thread(self._begin)
+        """Make the files that all containers share; raises UnavailableError naming the path."""
+        await asyncio.to_thread(self._create_shared_files)
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
-        """Make what one container mounts, if it is missing, and see that its limits are set.
+        """Make what one container mounts, if it is missing, and set its limits.
 
-        What is there stays as it is; only what an earlier run of the container left in its region
-        is replaced when it is `starting`. Raises UnavailableError naming a file that is missing
-        and is not ours to make (a runtime would make a directory of its name), or a region that
-        cannot be made; RequestError if the limits are none.
+        Existing files stay; only what an earlier run of the container left in its region is
+        replaced when it is `starting`. Raises UnavailableError naming a missing file that the agent
+        does not make (a runtime would make a directory in its place), or a region that cannot be
+        made; RequestError if the limits are invalid.
         """
         await asyncio.to_thread(self._prepare, setup, starting=starting)
 
     async def can_isolate(self) -> bool:
-        """Say whether the library is there, and one that a process of this machine can load.
+        """Return whether the library exists and a process of this machine can load it.
 
-        It is loaded once per file: it may be an installation that somebody else is about to finish.
+        Each file is loaded once; another installer may replace it later.
         """
-        there = await asyncio.to_thread(self._isolates)
-        if self.simulated or not there:
-            return there
+        exists = await asyncio.to_thread(self._library_exists)
+        if self.simulated or not exists:
+            return exists
         path = Path(self.layout.library)
-        mark = await asyncio.to_thread(_mark_of, path)
-        if self._tried is None or self._tried[0] != mark:
-            why = await unusable_reason(path)
-            if why:
-                logger.warning("%s is of no use, nothing can be limited: %s", path, why)
-            self._tried = (mark, why)
-        return not self._tried[1]
+        identity = await asyncio.to_thread(_file_identity, path)
+        if self._library_check is None or self._library_check[0] != identity:
+            reason = await unusable_reason(path)
+            if reason:
+                logger.warning("%s is unusable, nothing can be limited: %s", path, reason)
+            self._library_check = (identity, reason)
+        return not self._library_check[1]
 
     async def remove_unused(self, keep: set[PodUid], mounted: set[str] | None) -> None:
-        """Remove what is of pods that are gone, and versions of the library that nobody mounts.
+        """Remove the files of pods other than `keep`, and unmounted versions of the library.
 
-        Unless it is known what is mounted, all versions stay.
+        All versions stay if `mounted` is None, which means that it is not known.
         """
-        await asyncio.to_thread(self._clean, keep)
+        await asyncio.to_thread(self._remove_directories, keep)
         if self.installed is not None and mounted is not None:
-            await asyncio.to_thread(remove_unused_versions, self.installed, mounted, time.time())
+            await asyncio.to_thread(
+                remove_unused_versions,
+                self.installed,
+                mounted,
+                now=time.time(),
+                unused_s=self.timing.library_unused_s,
+            )
 
     async def probe_disk(self) -> None:
-        """See whether a container could be prepared now."""
-        lack = await asyncio.to_thread(self._lack)
-        if lack and lack != self.unwritable_reason:
-            logger.error("no pod may come here: %s", lack)
-        self.unwritable_reason = lack
+        """Check whether a container could be prepared now."""
+        reason = await asyncio.to_thread(self._probe_disk)
+        if reason and reason != self.unwritable_reason:
+            logger.error("no pod may be bound to this node: %s", reason)
+        self.unwritable_reason = reason
 
-    def _lack(self) -> str:
+    def _probe_disk(self) -> str:
         state, probe = self.layout.state_dir, Path(self.layout.state_dir) / ".probe"
         try:
             with probe.open("wb") as file:
@@ -115,32 +129,32 @@ class ContainerFiles:
         return self.disk_pressure()
 
     def disk_pressure(self) -> str:
-        """Say at once why there is no room on the disk; empty: there is."""
+        """Return at once why the disk is too full; empty: it has room."""
         state = self.layout.state_dir
         try:
-            room = os.statvfs(state)
+            free = os.statvfs(state)
         except OSError as error:
             return f"nothing can be written below {state}: {error.strerror}"
-        if room.f_bavail * room.f_frsize < LEAST_BYTES:
+        if free.f_bavail * free.f_frsize < self.min_free_bytes:
             return f"the disk of {state} is full"
-        if room.f_files and room.f_favail < LEAST_FILES:
+        if free.f_files and free.f_favail < MIN_FREE_FILES:
             return f"the disk of {state} has no room for more files"
         return ""
 
-    def _begin(self) -> None:
+    def _create_shared_files(self) -> None:
         try:
             Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
             preloaded = b"" if self.simulated else LIBRARY.encode()
-            _keep(Path(self.layout.paths.preload), preloaded)
+            _ensure_content(Path(self.layout.paths.preload), preloaded)
             if self.simulated:
-                _write_once(Path(self.layout.library), b"")
+                _ensure_exists(Path(self.layout.library), b"")
         except OSError as error:
             raise UnavailableError(
                 f"{error.filename or self.layout.state_dir}: {error.strerror}; --state-dir and "
                 "--library-dir must be writable by the node agent"
             ) from error
 
-    def _isolates(self) -> bool:
+    def _library_exists(self) -> bool:
         try:
             with Path(self.layout.library).open("rb") as library:
                 return self.simulated or is_loadable(library.read(ELF_HEAD), platform.machine())
@@ -148,16 +162,16 @@ class ContainerFiles:
             return False
 
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
-        self._begin()
-        place = region_path_of(setup)
-        needed = required_paths(setup, place)
+        self._create_shared_files()
+        region_path = region_path_of(setup)
+        needed = required_paths(setup, region_path)
         library = str(self.layout.library)
-        if library in needed.files and self._tried is not None and self._tried[1]:
-            raise UnavailableError(f"{library} is of no use: {self._tried[1]}")
+        if library in needed.files and self._library_check is not None and self._library_check[1]:
+            raise UnavailableError(f"{library} is unusable: {self._library_check[1]}")
         for file in needed.files:
             if not Path(file).is_file():
                 raise UnavailableError(
-                    f"{file} is not there, and containers mount it: install HAMi-core's library "
+                    f"{file} does not exist, and containers mount it: install HAMi-core's library "
                     "on this node, or give its directory by --library-dir"
                 )
         try:
@@ -165,10 +179,10 @@ class ContainerFiles:
                 _make_shared(Path(directory))
         except OSError as error:
             raise UnavailableError(f"{error.filename}: {error.strerror}") from error
-        if place is not None:
-            seed_region(place, seed_of(setup.environment), starting=starting)
+        if region_path is not None:
+            seed_region(region_path, seed_of(setup.environment), starting=starting)
 
-    def _clean(self, keep: set[PodUid]) -> None:
+    def _remove_directories(self, keep: set[PodUid]) -> None:
         root, now = Path(self.layout.containers), time.time()
         try:
             names = [entry.name for entry in root.iterdir()]
@@ -177,7 +191,7 @@ class ContainerFiles:
         for name in orphaned_directories(names, keep):
             entry = root / name
             with contextlib.suppress(OSError):
-                if abs(now - entry.lstat().st_mtime) < NEW_S:
+                if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
@@ -185,29 +199,29 @@ class ContainerFiles:
                     entry.unlink()
 
 
-def _mark_of(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from another that takes its place; empty: there is none."""
+def _file_identity(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from another at the same path; empty: it does not exist."""
     try:
-        seen = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _make_shared(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    if directory.stat().st_mode & SHARED != SHARED:
-        directory.chmod(SHARED)
+    if directory.stat().st_mode & SHARED_MODE != SHARED_MODE:
+        directory.chmod(SHARED_MODE)
 
 
-def _write_once(path: Path, content: bytes) -> None:
-    """Make a file unless it is there."""
+def _ensure_exists(path: Path, content: bytes) -> None:
+    """Make a file unless it exists."""
     if not path.is_file():
         _write(path, content)
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Make a file unless it is there with this content; containers keep the one they have open."""
+def _ensure_content(path: Path, content: bytes) -> None:
+    """Make a file unless it exists with this content; containers keep the file they have open."""
     if not path.is_file() or path.read_bytes() != content:
         _write(path, content)
 

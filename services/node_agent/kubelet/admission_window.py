@@ -1,20 +1,19 @@
-"""Which pods may be bound to this node now: none while the kubelet would refuse them for good.
+"""Which pods may be bound to this node now; pure.
 
-A kubelet asks for one pod after the other, and refuses all that it has still to ask for if its
-agent is killed. So few are let through ahead of its questions; the next when one of them is
-answered, refused or gone.
+A kubelet requests devices for one pod after the other; if its agent is killed, it refuses every pod
+that is still waiting for them, for good. So few pods are admitted ahead of its requests; the next
+when one of them is answered, refused or gone.
 
-Where the kubelet's own list of pods cannot be read, a container is known only by what it asks for:
-then of pods that ask for the same, one is bound after the other.
+Where the kubelet's own pod list cannot be read, a container is known only by what it requests: then
+pods that request the same are bound one after the other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import BindReply
@@ -22,26 +21,17 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 PERMIT_S = 10.0
-"""A pod that was let through is bound within this, or does not count any more."""
+"""An admitted pod is bound within this, or does not count any more."""
 MAX_IN_FLIGHT = 2
-"""So many pods are on their way at once: one that the kubelet asks for, and the next."""
+"""This many pods are on their way at once: one that the kubelet serves, and the next."""
 IN_FLIGHT_S = 5.0
-"""A pod that was let through and not asked for within this does not hold up others any more."""
+"""An admitted pod that the kubelet does not request within this no longer holds up others."""
 DRAINING = "its agent is being stopped"
-WINDOW_FULL = "the kubelet has still to ask for the pods before it"
-LEASES_NOT_SYNCED = "its agent does not know yet for which pods the kubelet may ask"
+WINDOW_FULL = "the kubelet has still to request devices for the pods before it"
+LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
 
 RequestSignature = tuple[str, int]
 """A resource, and how many of it."""
-
-
-class Record(Protocol):
-    """What the kubelet was told."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All answers that are not over."""
-        ...
 
 
 def containers_of(lease: Lease) -> tuple[str, ...]:
@@ -50,20 +40,18 @@ def containers_of(lease: Lease) -> tuple[str, ...]:
 
 
 def is_expected(lease: Lease, answered: Set[tuple[PodUid, str]]) -> bool:
-    """Say whether the kubelet may still ask for containers of the lease's pod."""
-    told = [(lease.pod, name) in answered for name in containers_of(lease)]
-    return (
-        lease.state in HONOURED_STATES
-        and not all(told)
-        and (lease.state is LeaseState.BOUND or any(told))
-    )
+    """Return whether the kubelet may still request devices for containers of the lease's pod."""
+    if lease.state not in HONOURED_STATES:
+        return False
+    done = [(lease.pod, name) in answered for name in containers_of(lease)]
+    return not all(done) and (lease.state is LeaseState.BOUND or any(done))
 
 
 def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
-    """Return what a container may ask of the resources that the node serves for its dialect."""
+    """Return what a container may request of the resources that the node serves."""
     try:
         dialect = dialect_of(lease)
-    except RequestError:  # Allocate says so
+    except RequestError:  # Allocate reports it
         return {}
     shares = lease.shares_of(container)
     counts = {
@@ -74,7 +62,7 @@ def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int
 
 
 def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
-    """Return everything that the kubelet may ask for the lease's pod."""
+    """Return every request that the kubelet may make for the lease's pod."""
     return frozenset(
         signature
         for name in containers_of(lease)
@@ -85,7 +73,7 @@ def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignatur
 def implied_pods(
     leases: Iterable[Lease], node: NodeSnapshot, answered: Set[tuple[PodUid, str]]
 ) -> tuple[KubeletPod, ...]:
-    """Return the pods that leases tell of, as far as a kubelet's own list would show them."""
+    """Return the pods that leases imply, with what a kubelet's own list would show of them."""
     return tuple(
         KubeletPod(
             uid=lease.pod,
@@ -108,121 +96,132 @@ def implied_pods(
 
 @dataclass(slots=True)
 class AdmissionWindow:
-    """Pods that were let through and are not known to be bound yet, beside those that are."""
+    """Pods that were admitted and are not known to be bound yet, beside those that are."""
 
     leases: KnownLeases
-    record: Record
-    refused: Callable[[], Set[PodUid]]
-    now: Callable[[], float]
+    checkpoint: CheckpointEntries
+    refused: Set[PodUid]
+    """Pods that Allocate refused; the owner of the set changes it."""
+    get_snapshot: Callable[[], NodeSnapshot | None]
+    ticks: Callable[[], float]
     draining: bool = False
     _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
+    """Pods admitted while the kubelet's list was unreadable, and until when each permit holds."""
     _in_flight: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
-    """Pods that were let through, and until when each counts as on its way."""
+    """Pods admitted otherwise, and until when each counts as on its way."""
 
     @property
     def answered(self) -> frozenset[tuple[PodUid, str]]:
         """Pods and containers that Allocate was answered for."""
         return frozenset(
-            (entry.allocation.pod, entry.allocation.container) for entry in self.record.entries
+            (entry.allocation.pod, entry.allocation.container) for entry in self.checkpoint.entries
         )
 
     def expected_leases(self) -> dict[PodUid, Lease]:
-        """Return the leases of pods that the kubelet may still ask for."""
-        answered, refused = self.answered, self.refused()
+        """Return the leases of pods that the kubelet may still request devices for."""
+        answered = self.answered
         return {
             pod: lease
             for pod, lease in self.leases.leases.items()
-            if pod not in refused and is_expected(lease, answered)
+            if pod not in self.refused and is_expected(lease, answered)
         }
 
     def in_flight(self) -> dict[PodUid, Lease]:
-        """Return the leases of pods that the kubelet may still ask for, bound by now or not."""
+        """Return the leases of all pods on their way to the kubelet, bound by now or not."""
         self._forget_arrived()
-        let_through = {pod: lease for pod, (lease, _) in self._in_flight.items()}
-        return {**let_through, **self._permitted(), **self.expected_leases()}
+        admitted = {pod: lease for pod, (lease, _) in self._in_flight.items()}
+        return {**admitted, **self._permitted(), **self.expected_leases()}
 
-    def implied_pods(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
+    def implied_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods of the node as its leases imply them."""
+        node = self.get_snapshot()
         if node is None:
             return ()
         return implied_pods(self.leases.leases.values(), node, self.answered)
 
     def admit_binds(
-        self, leases: Sequence[Lease], node: NodeSnapshot | None, trouble: str | None, *, blind: str
+        self, leases: Sequence[Lease], unready_reason: str | None, *, unreadable_reason: str
     ) -> BindReply:
-        """Say which pods must wait; `blind` says why the kubelet's list cannot be read."""
-        if self.draining or node is None or trouble:
-            why = DRAINING if self.draining else trouble or "its devices are not known yet"
-            return _closed(leases, why)
-        if not blind:
-            held = self._beyond(leases)
-            return BindReply(
-                deferred_pods=held,
-                reason=WINDOW_FULL if held else "",
-                window_open=False,
-                retry_soon=True,
-            )
-        if not self.leases.synced:
-            return _closed(leases, LEASES_NOT_SYNCED)
-        held = self._out_of_turn(leases, node)
-        why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
-        return BindReply(deferred_pods=held, reason=why, window_open=False, retry_soon=True)
+        """Return which pods must wait.
 
-    def _beyond(self, asked: Sequence[Lease]) -> tuple[PodUid, ...]:
-        """Let so many through that no more than `AHEAD` are on their way; return the others."""
+        `unready_reason` says why no pod may come, `unreadable_reason` why the kubelet's pod list
+        cannot be read; either may be empty.
+        """
+        if self.draining:
+            return _closed(leases, DRAINING)
+        node = self.get_snapshot()
+        if node is None or unready_reason:
+            return _closed(leases, unready_reason or "its devices are not known yet")
+        if not unreadable_reason:
+            deferred, reason = self._admit_ahead(leases), WINDOW_FULL
+        elif not self.leases.synced:
+            return _closed(leases, LEASES_NOT_SYNCED)
+        else:
+            deferred = self._admit_distinct(leases, node)
+            reason = f"a pod with the same request must be served first, as {unreadable_reason}"
+        return BindReply(
+            deferred_pods=deferred,
+            reason=reason if deferred else "",
+            window_open=False,
+            retry_soon=True,
+        )
+
+    def _admit_ahead(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
+        """Admit pods until `MAX_IN_FLIGHT` are on their way; return the others."""
         answered = self._forget_arrived()
-        held = []
-        for lease in asked:
-            if lease.pod in self._in_flight or self._is_over(lease.pod, answered):
+        deferred = []
+        for lease in leases:
+            if lease.pod in self._in_flight or self._is_done(lease.pod, answered):
                 continue
             if len(self._in_flight) < MAX_IN_FLIGHT:
-                self._in_flight[lease.pod] = lease, self.now() + IN_FLIGHT_S
+                self._in_flight[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
             else:
-                held.append(lease.pod)
-        return tuple(held)
+                deferred.append(lease.pod)
+        return tuple(deferred)
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
-        """Drop who is on its way no more; return what was answered."""
-        now, answered, refused = self.now(), self.answered, self.refused()
+        """Drop pods that are on their way no more; return what was answered."""
+        now, answered = self.ticks(), self.answered
         self._in_flight = {
             pod: (lease, until)
             for pod, (lease, until) in self._in_flight.items()
-            if now < until and pod not in refused and not self._is_over(pod, answered)
+            if now < until and pod not in self.refused and not self._is_done(pod, answered)
         }
         return answered
 
-    def _is_over(self, pod: PodUid, answered: Set[tuple[PodUid, str]]) -> bool:
+    def _is_done(self, pod: PodUid, answered: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:
             return True
         lease = self.leases.find(pod)
         return lease is not None and all((pod, name) in answered for name in containers_of(lease))
 
-    def _out_of_turn(self, asked: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
-        busy: dict[RequestSignature, PodUid] = {}
+    def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
+        """Admit pods whose requests differ from those on their way; return the others."""
+        pending: dict[RequestSignature, PodUid] = {}
         for lease in (*self.expected_leases().values(), *self._permitted().values()):
-            busy.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
-        going = set(busy.values())
-        held = []
-        for lease in asked:
-            wanted = signatures_of(lease, node)
-            if lease.pod in going:
+            pending.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
+        on_their_way = set(pending.values())
+        deferred = []
+        for lease in leases:
+            signatures = signatures_of(lease, node)
+            if lease.pod in on_their_way:
                 continue
-            if not busy.keys().isdisjoint(wanted):
-                held.append(lease.pod)
+            if not pending.keys().isdisjoint(signatures):
+                deferred.append(lease.pod)
                 continue
-            self._permits[lease.pod] = (lease, self.now() + PERMIT_S)
-            busy.update(dict.fromkeys(wanted, lease.pod))
-        return tuple(held)
+            self._permits[lease.pod] = (lease, self.ticks() + PERMIT_S)
+            pending.update(dict.fromkeys(signatures, lease.pod))
+        return tuple(deferred)
 
     def _permitted(self) -> Mapping[PodUid, Lease]:
-        """Return what was let through; what is known to be bound, or to be over, counts itself."""
-        now, known, refused = self.now(), self.leases, self.refused()
+        """Return what was permitted, without pods that count as bound, ended or refused."""
+        now = self.ticks()
         self._permits = {
             pod: (lease, until)
             for pod, (lease, until) in self._permits.items()
             if now < until
-            and pod not in known.ended
-            and pod not in refused
+            and pod not in self.leases.ended
+            and pod not in self.refused
             and not self._is_bound(pod)
         }
         return {pod: lease for pod, (lease, _) in self._permits.items()}
@@ -232,6 +231,6 @@ class AdmissionWindow:
         return lease is not None and lease.state in HONOURED_STATES
 
 
-def _closed(asked: Sequence[Lease], why: str) -> BindReply:
-    held = tuple(lease.pod for lease in asked)
-    return BindReply(deferred_pods=held, reason=why, window_open=False, node_closed=True)
+def _closed(leases: Sequence[Lease], reason: str) -> BindReply:
+    deferred = tuple(lease.pod for lease in leases)
+    return BindReply(deferred_pods=deferred, reason=reason, window_open=False, node_closed=True)

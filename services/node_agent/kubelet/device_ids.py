@@ -1,4 +1,4 @@
-"""Device IDs of a device-plugin list: which device each names, many of them in few words; pure."""
+"""Device IDs of a device-plugin list: which device each names, and many of them as runs; pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ IdsOf = Callable[[Share], int]
 """How many IDs a share takes in its dialect: `Dialect.ids_of`."""
 
 MAX_PLAIN = 64
-"""More IDs than this are kept as runs."""
+"""More IDs than this are recorded as runs."""
 
 
 def compact(ids: Iterable[str]) -> tuple[str, ...]:
@@ -81,22 +81,20 @@ def preferred_ids(
     Where a share takes many, the lowest numbers are taken first, so that many IDs make few runs.
     Returns exactly `size` IDs with `must_include` among them, or none at all if that cannot be.
     """
-    wanted = wanted_counts(shares, ids_of)
-    for text in must_include:
-        if text in served and (device := served[text].device) is not None:
-            wanted[device] -= 1
-    free = set(available)
+    wanted: Counter[DeviceUuid | None] = Counter(wanted_counts(shares, ids_of))
+    wanted.subtract(served[text].device for text in must_include if text in served)
+    free = set(available).intersection(served)
     leased = [f"{share.device}-{share.slot}" for share in shares if share.slot is not None]
     chosen = dict.fromkeys(must_include)
     for text in (*leased, *served):
         if len(chosen) >= size:
             break
-        entry = served.get(text)
-        if entry is None or text in chosen or text not in free:
+        if text in chosen or text not in free:
             continue
-        if entry.device is None:
-            chosen[text] = None
-        elif wanted[entry.device] > 0:
-            wanted[entry.device] -= 1
-            chosen[text] = None
+        device = served[text].device
+        if device is not None:
+            if wanted[device] <= 0:
+                continue
+            wanted[device] -= 1
+        chosen[text] = None
     return list(chosen) if len(chosen) == size else []

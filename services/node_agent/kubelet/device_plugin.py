@@ -28,7 +28,7 @@ OPTIONS = api_pb2.DevicePluginOptions(
 
 
 class DevicePluginHandler(Protocol):
-    """Who decides. RequestError and UnavailableError become what the pod's owner reads."""
+    """Decides. Its RequestError and UnavailableError become what the pod's owner reads."""
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -37,7 +37,7 @@ class DevicePluginHandler(Protocol):
         ...
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Say what the container gets that these IDs are given to."""
+        """Return what the container gets that these IDs are given to."""
         ...
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ def _encode_entry(entry: PluginDeviceId) -> bytes:
 
 
 def encode_setup(setup: ContainerSetup) -> bytes:
-    """Encode an answer to Allocate; equal setups give equal bytes."""
+    """Encode a response to Allocate; equal setups give equal bytes."""
     answer = api_pb2.ContainerAllocateResponse(
         envs=dict(setup.environment),
         mounts=[
@@ -85,20 +85,20 @@ class PluginServer:
     """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
 
     def __init__(
-        self, resource: str, socket: Path, answers: DevicePluginHandler, devices: bytes
+        self, resource: str, socket: Path, handler: DevicePluginHandler, devices: bytes
     ) -> None:
         self.resource = resource
         self.socket = socket
         self.watched = asyncio.Event()
         self.ended = asyncio.Event()
-        self._answers = answers
+        self._handler = handler
         self._devices = devices
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._starting: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Listen. Raises UnavailableError if the socket cannot be had."""
+        """Listen. Raises UnavailableError if the socket cannot be opened."""
         server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
@@ -120,9 +120,9 @@ class PluginServer:
         """End the stream and remove the socket, also where `start` was cancelled."""
         self.ended.set()
         if self._server is not None:
-            await self._starting  # one that has only begun to start cannot be stopped
+            await self._starting  # a server that is still starting cannot be stopped
             await self._server.stop(None)
-        with contextlib.suppress(OSError):  # the directory may be gone, or another thing
+        with contextlib.suppress(OSError):  # the directory may be gone
             self.socket.unlink(missing_ok=True)
 
     def send(self, devices: bytes) -> None:
@@ -165,19 +165,19 @@ class PluginServer:
     async def _preferred(
         self, request: api_pb2.PreferredAllocationRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreferredAllocationResponse:
-        answers = []
-        for one in request.container_requests:
+        responses = []
+        for container in request.container_requests:
             try:
-                chosen = await self._answers.get_preferred_allocation(
+                chosen = await self._handler.get_preferred_allocation(
                     self.resource,
-                    list(one.available_deviceIDs),
-                    list(one.must_include_deviceIDs),
-                    one.allocation_size,
+                    list(container.available_deviceIDs),
+                    list(container.must_include_deviceIDs),
+                    container.allocation_size,
                 )
             except (RequestError, UnavailableError, ConflictError):
-                chosen = ()  # Allocate, which follows, says why
-            answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
-        return api_pb2.PreferredAllocationResponse(container_responses=answers)
+                chosen = ()  # Allocate, which follows, reports why
+            responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+        return api_pb2.PreferredAllocationResponse(container_responses=responses)
 
     async def _allocate(
         self, request: api_pb2.AllocateRequest, context: grpc.aio.ServicerContext
@@ -187,11 +187,11 @@ class PluginServer:
                 context,
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"Allocate for {len(request.container_requests)} containers at once; the kubelet "
-                "asks for one at a time",
+                "allocates for one at a time",
             )
         try:
             ids = list(request.container_requests[0].devices_ids)
-            return encode_setup(await self._answers.allocate(self.resource, ids))
+            return encode_setup(await self._handler.allocate(self.resource, ids))
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:
@@ -201,7 +201,7 @@ class PluginServer:
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
         try:
-            await self._answers.pre_start_container(self.resource, list(request.devices_ids))
+            await self._handler.pre_start_container(self.resource, list(request.devices_ids))
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:

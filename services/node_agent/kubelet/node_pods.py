@@ -1,7 +1,7 @@
 """The pods of the node: the kubelet's own list, or, where it cannot be read, what leases imply.
 
-Without the list (an older cluster, a right that is missing) a pod is known by its lease, and counts
-only while the kubelet's PodResources call it active. Whatever a pod sets itself is not seen then.
+Without the list (an older cluster, a missing permission) a pod is known by its lease, and counts
+only while the kubelet's PodResources list it as active. A pod's own variables are not seen then.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.allocate.pod_resolver import PodLister, PodResourcesLister
 from services.node_agent.usage.cgroups import parse_cgroup
@@ -19,19 +20,20 @@ from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
-"""So long a kubelet that does not answer may just be restarting."""
-TRY_AGAIN_S = 5.0
-ADVICE = "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
-UNTRUSTED = (
-    "--kubelet-ca-file names the authority of the kubelet's certificate, --kubelet-token-file who "
-    "we are"
+RESTART_S = 10.0
+"""For this long, a kubelet that does not answer may just be restarting."""
+ACCESS_ADVICE = (
+    "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
-SILENT = "look at the kubelet's log, and at --kubelet-address"
+TLS_ADVICE = (
+    "--kubelet-ca-file names the authority of the kubelet's certificate, --kubelet-token-file the "
+    "agent's own credentials"
+)
+SILENT_ADVICE = "look at the kubelet's log, and at --kubelet-address"
 
 
 class NodePods:
-    """What is known of the node's pods."""
+    """The kubelet's list with its fallback."""
 
     def __init__(
         self,
@@ -41,47 +43,56 @@ class NodePods:
         implied: Callable[[], tuple[KubeletPod, ...]],
         proc: Path,
         clock: Clock,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.kubelet = kubelet
         self.pod_resources = pod_resources
         self.implied = implied
         self.proc = proc
         self.clock = clock
+        self.timing = timing
         self.unreadable_reason = ""
         """Why the kubelet's list cannot be read; empty: it can."""
         self._silent_since: float | None = None
         self._tried_at = 0.0
 
+    def get_unreadable_reason(self) -> str:
+        """Return why the kubelet's list cannot be read; empty: it can."""
+        return self.unreadable_reason
+
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
-        if not self.unreadable_reason or self.clock.ticks() - self._tried_at >= TRY_AGAIN_S:
-            listed = await self._try()
+        retry_at = self._tried_at + self.timing.pod_list_retry_s
+        if not self.unreadable_reason or self.clock.ticks() >= retry_at:
+            listed = await self._read_list()
             if listed is not None:
                 return listed
-        shown = await self.pod_resources.list_holdings()
-        return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in shown.pods)
+        active = (await self.pod_resources.list_holdings()).pods
+        return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in active)
 
     async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods that still run; without the list, those that processes belong to."""
+        """Return the pods that still run; without the list, those that have processes."""
         if self.unreadable_reason:
             return await asyncio.to_thread(pods_of_processes, self.proc)
         return await self.kubelet.list_running()
 
-    async def _try(self) -> tuple[KubeletPod, ...] | None:
+    async def _read_list(self) -> tuple[KubeletPod, ...] | None:
         self._tried_at = self.clock.ticks()
         try:
             listed = await self.kubelet.list_pods()
         except RequestError as error:
             self._silent_since = None
-            self._lose(str(error), UNTRUSTED if isinstance(error, KubeconfigError) else ADVICE)
+            self._mark_unreadable(
+                str(error), TLS_ADVICE if isinstance(error, KubeconfigError) else ACCESS_ADVICE
+            )
             return None
         except UnavailableError as error:
             now = self.clock.ticks()
             if self._silent_since is None:
                 self._silent_since = now
-            if not self.unreadable_reason and now - self._silent_since < PATIENCE_S:
+            if not self.unreadable_reason and now - self._silent_since < RESTART_S:
                 raise
-            self._lose(str(error), SILENT)
+            self._mark_unreadable(str(error), SILENT_ADVICE)
             return None
         self._silent_since = None
         if self.unreadable_reason:
@@ -89,15 +100,15 @@ class NodePods:
         self.unreadable_reason = ""
         return listed
 
-    def _lose(self, why: str, advice: str) -> None:
+    def _mark_unreadable(self, reason: str, advice: str) -> None:
         if not self.unreadable_reason:
             logger.warning(
-                "the kubelet's list of pods cannot be read: pods that ask for the same are bound "
+                "the kubelet's list of pods cannot be read: pods with the same request are bound "
                 "one after the other from now on; %s: %s",
                 advice,
-                why,
+                reason,
             )
-        self.unreadable_reason = f"the kubelet's list of pods cannot be read ({why}); {advice}"
+        self.unreadable_reason = f"the kubelet's list of pods cannot be read ({reason}); {advice}"
 
 
 def pods_of_processes(proc: Path) -> frozenset[PodUid]:

@@ -1,7 +1,7 @@
-"""Keeps our device plugins registered with a kubelet that comes and goes.
+"""Registration of our device plugins with a kubelet that may restart at any time.
 
-The kubelet never dials again by itself: whenever its socket is replaced, ours is lost, or its
-stream ends, a resource is served anew, on a fresh socket, and registered again.
+The kubelet never reconnects on its own: whenever its socket is replaced, ours is removed, or its
+stream ends, a resource is served on a fresh socket and registered again.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ from pathlib import Path
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
     DevicePluginHandler,
     PluginServer,
     encode_list,
 )
-from services.node_agent.timeouts import set_within
+from services.node_agent.node_state import wait_for_event
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
@@ -30,39 +31,44 @@ VERSION = "v1beta1"
 MAX_SOCKET_PATH = 107
 LOOK_S = 0.2
 LOOK_SOON_S = 0.05
-"""While there is no kubelet: one that boots admits its pods 0.8 s after it has made its socket."""
+"""While there is no kubelet: a starting one admits its pods 0.8 s after it made its socket."""
 REGISTER_S = 10.0
 FIRST_LIST_S = 10.0
-"""The kubelet asks for the list within this after it took a registration."""
-LONGEST_PAUSE_S = 30.0
-SETTLING_S = 1.0
+"""The kubelet requests the list within this after it accepted a registration."""
+MAX_PAUSE_S = 30.0
+MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
-VERIFY_S = 20.0
 
 Allocatable = Callable[[str], Awaitable[int | None]]
 """How many devices of a resource the node shows as allocatable; None: not known now."""
 
-SocketMark = tuple[int, int]
+SocketIdentity = tuple[int, int]
 
 
-def mark_of(path: Path) -> SocketMark | None:
-    """Return what tells a socket from another of the same name, or None if there is none."""
+def socket_identity(path: Path) -> SocketIdentity | None:
+    """Return what tells a socket from another at the same path; None: it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns
+    return status.st_ino, status.st_ctime_ns
 
 
 class DevicePlugins:
     """All resources served to one kubelet."""
 
     def __init__(
-        self, directory: Path, answers: DevicePluginHandler, allocatable: Allocatable | None = None
+        self,
+        directory: Path,
+        handler: DevicePluginHandler,
+        allocatable: Allocatable | None = None,
+        *,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.directory = directory
-        self.answers = answers
+        self.handler = handler
         self.allocatable = allocatable
+        self.timing = timing
         self.endpoints: dict[str, PluginEndpoint] = {}
         self._changed = asyncio.Event()
 
@@ -95,7 +101,7 @@ class DevicePlugins:
                 await self._changed.wait()
 
     def unready_reason(self) -> str | None:
-        """Say which resources are not registered, or None."""
+        """Return which resources are not registered; None: all are."""
         missing = [name for name, end in self.endpoints.items() if not end.is_served]
         return f"not registered with the kubelet: {', '.join(missing)}" if missing else None
 
@@ -124,7 +130,7 @@ class PluginEndpoint:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is registered, and the kubelet has asked for the list."""
+        """Whether it is registered, and the kubelet has requested the list."""
         return self.registered and self._server is not None and self._server.watched.is_set()
 
     def _socket(self) -> Path:
@@ -141,47 +147,47 @@ class PluginEndpoint:
 
     async def run(self) -> None:
         """Serve and register, again and again."""
-        self._remove_left_over()
+        self._remove_old_sockets()
         pause_s = 0.0
-        before: SocketMark | None = None
+        before: SocketIdentity | None = None
         while True:
             await self._pause(pause_s, before)
             before = await self._kubelet_socket()
-            why, lasted = await self._serve_once(before)
-            replaced = mark_of(self._kubelet) != before
-            logger.info("%s is registered anew: %s", self.resource, why)
-            if replaced:
+            reason, was_registered = await self._serve_once(before)
+            logger.info("%s is registered again: %s", self.resource, reason)
+            if socket_identity(self._kubelet) != before:
                 pause_s = 0.0
+            elif was_registered:
+                pause_s = MIN_PAUSE_S
             else:
-                longer = min(max(2 * pause_s, SETTLING_S), LONGEST_PAUSE_S)
-                pause_s = SETTLING_S if lasted else longer
+                pause_s = min(max(2 * pause_s, MIN_PAUSE_S), MAX_PAUSE_S)
 
-    async def _pause(self, pause_s: float, before: SocketMark | None) -> None:
-        """Wait; a kubelet whose socket is a new one is not kept waiting."""
+    async def _pause(self, pause_s: float, before: SocketIdentity | None) -> None:
+        """Wait, but no longer than until the kubelet's socket is replaced."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))
-            if mark_of(self._kubelet) != before:
+            if socket_identity(self._kubelet) != before:
                 return
 
-    def _remove_left_over(self) -> None:
+    def _remove_old_sockets(self) -> None:
         for path in self._plugins.directory.glob(f"{self._stem}-{6 * '[0-9a-f]'}.sock"):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    async def _kubelet_socket(self) -> SocketMark:
-        said = False
-        while (mark := mark_of(self._kubelet)) is None:
-            if not said:
+    async def _kubelet_socket(self) -> SocketIdentity:
+        logged = False
+        while (identity := socket_identity(self._kubelet)) is None:
+            if not logged:
                 logger.info("waiting for the kubelet's socket %s", self._kubelet)
-                said = True
+                logged = True
             await asyncio.sleep(LOOK_SOON_S)
-        return mark
+        return identity
 
-    async def _serve_once(self, before: SocketMark) -> tuple[str, bool]:
-        """Serve until something ends it; return what, and whether it had been registered."""
-        server = PluginServer(self.resource, self._socket(), self._plugins.answers, self._devices)
+    async def _serve_once(self, before: SocketIdentity) -> tuple[str, bool]:
+        """Serve until something ends it; return the reason, and whether it had been registered."""
+        server = PluginServer(self.resource, self._socket(), self._plugins.handler, self._devices)
         self._server = server
         try:
             await server.start()
@@ -197,18 +203,18 @@ class PluginEndpoint:
             self._server = None
             await server.stop()
 
-    async def _register(self, server: PluginServer, before: SocketMark) -> None:
-        """Register, patiently while the socket is there and nobody listens on it yet.
+    async def _register(self, server: PluginServer, before: SocketIdentity) -> None:
+        """Register; retry while the kubelet's socket exists and does not accept connections yet.
 
-        A kubelet that starts empties the directory, then listens. Asked to dial a socket that it
-        has removed, it would try for ten seconds, so it is never left with such a request.
+        A starting kubelet empties the directory, then listens. It would dial a socket that it has
+        removed for 10 seconds, so such a request is cancelled.
         """
-        own = mark_of(server.socket)
+        own = socket_identity(server.socket)
         deadline = asyncio.get_running_loop().time() + REGISTER_S
-        while mark_of(self._kubelet) == before and mark_of(server.socket) == own:
+        while socket_identity(self._kubelet) == before and socket_identity(server.socket) == own:
             call = asyncio.create_task(register(self._kubelet, server.socket.name, self.resource))
             try:
-                while not call.done() and mark_of(server.socket) == own:
+                while not call.done() and socket_identity(server.socket) == own:
                     await asyncio.wait({call}, timeout=LOOK_S)
                 if call.done():
                     return call.result()
@@ -220,25 +226,25 @@ class PluginEndpoint:
                 call.cancel()
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
-    async def _watch(self, server: PluginServer, before: SocketMark) -> str:
+    async def _watch(self, server: PluginServer, before: SocketIdentity) -> str:
         loop = asyncio.get_running_loop()
         began, verified = loop.time(), loop.time()
-        own = mark_of(server.socket)
+        own = socket_identity(server.socket)
         while True:
-            if await set_within(server.ended, LOOK_S):
+            if await wait_for_event(server.ended, LOOK_S):
                 return "the kubelet ended the stream"
-            if mark_of(self._kubelet) != before:
+            if socket_identity(self._kubelet) != before:
                 return "the kubelet's socket was replaced"
-            if mark_of(server.socket) != own:
+            if socket_identity(server.socket) != own:
                 return "our own socket was removed"
             if not server.watched.is_set() and loop.time() - began > FIRST_LIST_S:
-                return f"the kubelet did not ask for the list within {FIRST_LIST_S:g} s"
-            if loop.time() - verified > VERIFY_S:
+                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
+            if loop.time() - verified > self._plugins.timing.registration_check_s:
                 verified = loop.time()
-                if await self._is_missing():
+                if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
 
-    async def _is_missing(self) -> bool:
+    async def _is_unallocatable(self) -> bool:
         if self._plugins.allocatable is None or not any(
             entry.healthy for entry in self._ids.values()
         ):
@@ -251,7 +257,7 @@ class PluginEndpoint:
 
 
 async def register(kubelet: Path, endpoint: str, resource: str) -> None:
-    """Register one plugin. Raises UnavailableError with the kubelet's own words."""
+    """Register one plugin. Raises UnavailableError with the kubelet's message."""
     options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
     request = api_pb2.RegisterRequest(
         version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS

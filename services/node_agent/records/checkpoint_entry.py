@@ -1,47 +1,71 @@
-"""One answered Allocate, as the checkpoint keeps it."""
+"""What the checkpoint holds: an entry for each answered Allocate, a fence for each slot; pure."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Share
 from shared.model.names import PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """The newest fence honoured for a slot, and for which pod."""
+
+    fence: int
+    pod: PodUid
+
+
+def slot_key(share: Share, pod: PodUid) -> str:
+    """Return the key under which fences only rise: a slot's; without a slot, the pod's own."""
+    slot = pod if share.slot is None else str(share.slot)
+    return f"{share.device}/{slot}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredLease:
-    """A smaller lease that a container is held to already, and that the ledger may not have yet."""
+    """A smaller lease that a container is held to already; the ledger may not have it yet."""
 
     resize_id: str
-    """In which the lease may become so."""
+    """The resize in which the lease may become so."""
     lease: Lease
-    """As it may become; its version is the one that this was decided on."""
+    """As it may become; its version is the one that the resize was decided on."""
     setup: ContainerSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One answered Allocate; the setup is kept, so that a repetition is answered word for word."""
+    """One answered Allocate, with its setup: a repeated call gets the same answer."""
 
     allocation: Allocation
     setup: ContainerSetup
     init: bool = False
     instances: tuple[str, ...] = ()
-    """UUIDs of the MIG instances that the container has."""
+    """UUIDs of the container's MIG instances."""
     lowered: LoweredLease | None = None
 
     @property
     def key(self) -> tuple[PodUid, str, str]:
         """Pod, container, resource."""
-        told = self.allocation
-        return told.pod, told.container, told.resource
+        allocation = self.allocation
+        return allocation.pod, allocation.container, allocation.resource
 
     @property
     def limits(self) -> ContainerSetup:
-        """What the container is held to at this moment."""
+        """What the container is held to now."""
         return self.lowered.setup if self.lowered else self.setup
 
     @property
     def lease(self) -> Lease:
-        """The lease that it is held to."""
+        """The lease that it is held to now."""
         return self.lowered.lease if self.lowered else self.allocation.lease
+
+
+class CheckpointEntries(Protocol):
+    """The checkpoint, as far as most rooms need it."""
+
+    @property
+    def entries(self) -> tuple[CheckpointEntry, ...]:
+        """All answers whose containers have not ended."""
+        ...

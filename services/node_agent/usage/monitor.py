@@ -91,7 +91,7 @@ class UsageMonitor(Collector):
         leases: KnownLeases,
         clock: Clock,
         proc: Path = Path("/proc"),
-        scan_interval_s: float | None = None,
+        scan_interval_s: float = SCAN_INTERVAL_S,
     ) -> None:
         self.node = node
         self.usage = usage
@@ -116,7 +116,7 @@ class UsageMonitor(Collector):
         """Scan periodically until cancelled."""
         while True:
             await self.scan()
-            await self.clock.sleep(self.scan_interval_s or SCAN_INTERVAL_S)
+            await self.clock.sleep(self.scan_interval_s)
 
     async def violations(self) -> list[Violation]:
         """Wait for violations that are new, or due to be reported again."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.node_agent.timeouts import set_within
+from services.node_agent.node_state import wait_for_event
 from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.views.annotation_lists import merge_own_entries
 from services.node_agent.views.node_objects import NodeObjects
@@ -104,7 +104,7 @@ class ViewWriter:
                 if self.advertisement is not None:
                     await self._write_node(self.advertisement)
                 pause_s = PAUSE_S
-                await set_within(self._node_changed, LOOK_S)
+                await wait_for_event(self._node_changed, LOOK_S)
             except LeaseholdError as error:
                 logger.warning("the node's view waits %g s: %s", pause_s, error)
                 await asyncio.sleep(pause_s)

@@ -23,8 +23,8 @@ async def test_config_maps_of_the_cluster_divide_the_node() -> None:
             metadata = {"name": name, "namespace": "kube-system"}
             at.node.store.create("configmaps", {"metadata": metadata, "data": {key: said}})
         async with at.running() as agent:
-            (device,) = agent.devices
+            (device,) = agent.state.devices
 
             assert [layout.name for layout in device.layouts] == ["half"]
             assert (device.slots, device.unit_mib) == (2, 10)
-            assert len(agent.shown.served[NUMBER]) == 2
+            assert len(agent.state.shown.served[NUMBER]) == 2

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.drain import GRACE_S
 from services.node_agent.kubelet.admission_window import DRAINING
 from shared.model.events.request_reply import BindRequest
@@ -15,23 +16,20 @@ from tests.support.node_agent.agent import NUMBER, Site, lease_of, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
 
 
-async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.drain.LONGEST_S", 60.0)
-    async with site("8xA100-80GB") as at:
+async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused() -> None:
+    async with site("8xA100-80GB", timing=AgentTiming(drain_s=60.0)) as at:
         binder = Binder(at)
         async with at.running() as agent:
             warm = reserve(at, 50, _part(50))
             await binder.bind(warm)
             await at.node.phase("p50", "Running")
-            await agent.leave()
+            await agent.drain()
         burst = asyncio.create_task(_burst(at, binder))
         try:
             for _ in range(4):
                 async with at.running(registered=False) as agent:
                     await served_one_more(at, burst)
-                    await agent.leave()
+                    await agent.drain()
             async with at.running():
                 await burst
                 for n in range(50):
@@ -67,9 +65,9 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
         obj = pod("late", limits={NUMBER: 1}, node=None)
         uid = at.node.create(obj)["metadata"]["uid"]
         lease = at.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
-        leaving = asyncio.create_task(agent.leave())
+        leaving = asyncio.create_task(agent.drain())
         await eventually(lambda: at.reported and at.reported[-1].served == ())
-        told = await agent.may_bind(BindRequest(node=NodeName(NODE), leases=(lease,)))
+        told = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(lease,)))
         await asyncio.sleep(0.7)
         assert not leaving.done(), "a pod with a bound lease has not come yet"
         post(at, "late")
@@ -90,9 +88,9 @@ async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_
         uid = at.node.create(obj)["metadata"]["uid"]
         bound = lease_of(uid, share(0, 2000), name="slow")
         reserved = structs.replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
-        told = await agent.may_bind(BindRequest(node=NodeName(NODE), leases=(reserved,)))
+        told = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(reserved,)))
         at.ledger.silent = not binders_answer
-        leaving = asyncio.create_task(agent.leave())
+        leaving = asyncio.create_task(agent.drain())
         await asyncio.sleep(2 * GRACE_S)
         still_there = not leaving.done()
         await at.tell(at.ledger.grant(bound))
@@ -109,13 +107,13 @@ async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() 
     async with site() as at, at.running() as agent:
         lease = lease_of("some-uid")
         asked = BindRequest(node=NodeName(NODE), leases=(lease,))
-        before = await agent.may_bind(asked)
+        before = await agent.admit_binds(asked)
         await at.node.kubelet._stop()
         await eventually(lambda: agent.plugins.unready_reason() is not None)
-        without = await agent.may_bind(asked)
+        without = await agent.admit_binds(asked)
         await at.node.kubelet._start()
         await eventually(lambda: agent.plugins.unready_reason() is None)
-        after = await agent.may_bind(asked)
+        after = await agent.admit_binds(asked)
 
     assert before.deferred_pods == after.deferred_pods == ()
     assert without.deferred_pods == (lease.pod,)
@@ -127,7 +125,7 @@ async def test_an_agent_whose_binders_are_gone_does_not_wait_for_them() -> None:
         at.ledger.silent = True
         at.ledger.grant(lease_of("some-uid"))
         began = asyncio.get_running_loop().time()
-        await agent.leave()
+        await agent.drain()
         took_s = asyncio.get_running_loop().time() - began
 
     assert took_s < 3

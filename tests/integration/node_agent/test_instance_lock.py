@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent import instance_lock as module
-from services.node_agent.instance_lock import FILE, AgentInstance, instance_lock, running_instance
+from services.node_agent.instance_lock import (
+    FILE,
+    WARN_AFTER_S,
+    AgentInstance,
+    instance_lock,
+    running_instance,
+)
 from shared.runtime.sd_notify import notify_ready
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -19,12 +24,14 @@ UNIT = {"INVOCATION_ID": "0123"}
 
 
 @asynccontextmanager
-async def waiting(state_dir: Path, environ: dict[str, str]) -> AsyncIterator[asyncio.Event]:
+async def waiting(
+    state_dir: Path, environ: dict[str, str], *, warn_after_s: float = WARN_AFTER_S
+) -> AsyncIterator[asyncio.Event]:
     """Another agent; the event is set once it serves."""
     serves = asyncio.Event()
 
     async def other() -> None:
-        async with instance_lock(state_dir, environ):
+        async with instance_lock(state_dir, environ, warn_after_s=warn_after_s):
             serves.set()
             await asyncio.Event().wait()
 
@@ -54,18 +61,20 @@ async def test_whoever_serves_says_what_it_runs_as(
 
 
 async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
     caplog.set_level(logging.WARNING)
-    async with instance_lock(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(30):
+    async with (
+        instance_lock(tmp_path, UNIT),
+        waiting(tmp_path, POD, warn_after_s=0.0) as serves,
+        asyncio.timeout(30),
+    ):
         while "another node agent serves" not in caplog.text:
             await asyncio.sleep(0.01)
         assert not serves.is_set()
         assert "a unit of this node, pid" in caplog.text
         assert "leasehold.dev/agent=unit" in caplog.text
-    async with waiting(tmp_path, POD) as serves, asyncio.timeout(30):
+    async with waiting(tmp_path, POD, warn_after_s=0.0) as serves, asyncio.timeout(30):
         await serves.wait()
         holder = running_instance(tmp_path)
 
@@ -74,13 +83,12 @@ async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
 
 
 async def test_a_holder_of_an_earlier_version_is_waited_for_without_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     async with instance_lock(tmp_path, UNIT):
         (tmp_path / FILE).write_text("")
-        async with waiting(tmp_path, POD), asyncio.timeout(30):
-            while "it does not say which" not in caplog.text:
+        async with waiting(tmp_path, POD, warn_after_s=0.0), asyncio.timeout(30):
+            while "its name is not in the lock file" not in caplog.text:
                 await asyncio.sleep(0.01)
 
 

@@ -5,10 +5,11 @@ import os
 
 import pytest
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
-from tests.support.node_agent.agent import MEMORY, NUMBER, share, site
+from tests.support.node_agent.agent import MEMORY, NUMBER, handler_of, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod
 
 REPEATS = int(os.environ.get("LEASEHOLD_TEST_REPEATS", "2"))
@@ -47,17 +48,16 @@ async def test_a_pod_without_a_lease_is_refused_at_once_and_told_why() -> None:
     assert took_s < 1.0
 
 
-async def test_a_pod_is_refused_with_a_sentence_when_nobody_can_say_whether_it_has_a_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.allocate.pod_resolver.ASKING_S", 0.5)
-    async with site() as at, at.running():
+async def test_a_pod_is_refused_with_a_sentence_when_nobody_can_say_whether_it_has_a_lease() -> (
+    None
+):
+    async with site(timing=AgentTiming(lease_wait_s=0.5)) as at, at.running():
         at.ledger.silent = True
         at.node.create(pod("stray", limits={NUMBER: 1}))
         await at.node.phase("stray", "Failed")
         text = at.message("stray")
 
-    assert "nobody could say within 0.5 s whether pod default/stray" in text
+    assert "no reply within 0.5 s on whether pod default/stray" in text
 
 
 async def test_a_lease_that_no_news_told_of_is_asked_for() -> None:
@@ -165,8 +165,10 @@ async def test_22_a_refusal_takes_less_than_a_tenth_of_a_second() -> None:
         took: list[float] = []
         for _ in range(3):
             began = loop.time()
-            with pytest.raises(RequestError, match="no pod of the kubelet's list waits for it"):
-                await agent.answering.allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}-0"])
+            with pytest.raises(
+                RequestError, match="no pod in the kubelet's list waits for these devices"
+            ):
+                await handler_of(agent).allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}-0"])
             took.append(loop.time() - began)
 
     assert min(took) < 0.1
@@ -177,11 +179,13 @@ async def test_a_start_is_refused_if_the_devices_are_with_somebody_else() -> Non
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         ids = list((await at.node.allocated_devices())["one", "main"])
-        await agent.answering.pre_start_container(NUMBER, ids)
+        await handler_of(agent).pre_start_container(NUMBER, ids)
         free = [f"{uuid_of(NodeName(NODE), 1)}-7"]
 
-        with pytest.raises(RequestError, match="with nobody, and they were given to nobody"):
-            await agent.answering.pre_start_container(NUMBER, free)
+        with pytest.raises(
+            RequestError, match="with no container, and they were given to no container"
+        ):
+            await handler_of(agent).pre_start_container(NUMBER, free)
 
 
 async def test_refused_pods_that_the_kubelet_still_lists_do_not_confuse_it_about_others() -> None:

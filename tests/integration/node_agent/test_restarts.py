@@ -3,14 +3,14 @@
 import asyncio
 import shutil
 
-import pytest
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.device_plugin import encode_setup
 from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, Site, handler_of, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
 
 
@@ -23,9 +23,9 @@ async def test_40_a_restarted_agent_leaves_running_pods_alone_and_honours_pendin
         async with at.running() as agent:
             at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2), told=False)
             await at.node.phase("two", "Running")
-            told = {activation.container for activation in agent.record.allocations}
+            told = {activation.container for activation in agent.checkpoint.allocations}
 
-            assert len(agent.record.allocations) == 2
+            assert len(agent.checkpoint.allocations) == 2
             assert told == {"main"}
             assert at.env("one") == before
             assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
@@ -54,9 +54,9 @@ async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases()
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").write_text("{")
         async with at.running() as agent:
-            await eventually(lambda: agent.record.allocations)
+            await eventually(lambda: agent.checkpoint.allocations)
 
-            assert agent.record.allocations[0].name == "one"
+            assert agent.checkpoint.allocations[0].name == "one"
             assert (at.root / "agent" / "checkpoint.damaged").exists()
 
 
@@ -68,9 +68,9 @@ async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_
         ids = list((await at.node.allocated_devices())["one", "main"])
         shutil.rmtree(at.root / "agent")
         async with at.running() as agent:
-            await eventually(lambda: agent.record.allocations)
+            await eventually(lambda: agent.checkpoint.allocations)
 
-            await agent.answering.pre_start_container(NUMBER, ids)
+            await handler_of(agent).pre_start_container(NUMBER, ids)
 
 
 async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() -> None:
@@ -79,37 +79,36 @@ async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() 
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
             ids = list((await at.node.allocated_devices())["one", "main"])
-            first = agent.answering.record.find(*_key(at, "one"))
+            first = agent.checkpoint.find(*_key(at, "one"))
         assert at.node.kubelet._pods is not None
         at.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
         async with at.running() as agent:
-            again = await agent.answering.allocate(NUMBER, ids)
+            again = await handler_of(agent).allocate(NUMBER, ids)
 
     assert first is not None
     assert encode_setup(first.setup) == encode_setup(again)
 
 
-async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.05)
-    monkeypatch.setattr("services.node_agent.isolation.container_files.NEW_S", -1.0)
-    async with site() as at, at.running() as agent:
+async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended() -> None:
+    async with (
+        site(timing=AgentTiming(cleanup_s=0.05, new_files_s=-1.0)) as at,
+        at.running() as agent,
+    ):
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         never = PodUid("never-here")
         asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod, more_pods=(never, lease.pod))
-        running = await agent.end(asked)
+        running = await agent.report_terminated(asked)
         assert running.terminated_pods == (never,)
         at.node.store.delete("pods", "default", "one", grace_s=0)
         await eventually(lambda: not at.node.exists("one"))
         await asyncio.sleep(0.2)
-        kept = len(agent.record.allocations)
+        kept = len(agent.checkpoint.allocations)
         directory = at.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
         await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
-        await eventually(lambda: not agent.record.allocations and not directory.exists())
-        gone = await agent.end(asked)
+        await eventually(lambda: not agent.checkpoint.allocations and not directory.exists())
+        gone = await agent.report_terminated(asked)
 
     assert (running.terminated, gone.terminated) == (False, True)
     assert kept == 1, "the lease had not ended yet"
@@ -153,21 +152,18 @@ async def test_a_kubelet_that_restarts_inside_allocate_costs_that_pod_and_no_oth
         assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with site() as at:
+async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live() -> None:
+    async with site(timing=AgentTiming(cleanup_s=0.02)) as at:
         async with at.running():
             lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
         at.node.store.delete("pods", "default", "one", grace_s=0)
         at.ledger.silent = True
-        monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.02)
         async with at.running() as agent:
             await asyncio.sleep(0.3)
-            kept = agent.record.pods
+            kept = agent.checkpoint.pods
             del at.ledger.leases[lease.pod]
             at.ledger.silent = False
-            await eventually(lambda: not agent.record.pods)
+            await eventually(lambda: not agent.checkpoint.pods)
 
     assert kept == {lease.pod}

@@ -29,7 +29,7 @@ class Agents:
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         if self.at.agent is None:
             return NoReply(reason="no responders", has_responder=False)
-        return await self.at.agent.may_bind(BindRequest(node=node, leases=tuple(leases)))
+        return await self.at.agent.admit_binds(BindRequest(node=node, leases=tuple(leases)))
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         return bool(self.at.reported)

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpus.simulated.gpus import uuid_of
+from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings
 from services.node_agent.wiring import node_agent
@@ -93,6 +96,7 @@ class Site:
     ledger: Ledger = field(default_factory=Ledger)
     agent: NodeAgent | None = None
     said: list[Event] = field(default_factory=list)
+    timing: AgentTiming = DEFAULT_TIMING
     gpus: str = "2xT4"
     changes: dict[str, Any] = field(default_factory=dict)
 
@@ -112,7 +116,9 @@ class Site:
     async def running(self, *, registered: bool = True) -> AsyncIterator[NodeAgent]:
         """Run an agent; leaving is a stop without any warning."""
         tracing = Tracing("node-agent", None)
-        async with node_agent(self.settings, asking=self.ledger, tracing=tracing) as agent:
+        async with node_agent(
+            self.settings, requester=self.ledger, tracing=tracing, timing=self.timing
+        ) as agent:
             self.agent = agent
             tasks = [
                 asyncio.create_task(getattr(agent, role.method)())
@@ -126,9 +132,9 @@ class Site:
             try:
                 if registered:
                     await eventually(
-                        lambda: agent.plugins.unready_reason() is None and agent.devices
+                        lambda: agent.plugins.unready_reason() is None and agent.state.devices
                     )
-                    for resource, count in agent.shown.healthy_counts.items():
+                    for resource, count in agent.state.shown.healthy_counts.items():
                         await self.node.allocatable(resource, count)
                 yield agent
             finally:
@@ -144,7 +150,7 @@ class Site:
     async def tell(self, lease: Lease) -> None:
         """Push a lease, as the binder does."""
         assert self.agent is not None
-        await self.agent.note_leases([LeaseChanged(lease=lease)])
+        await self.agent.observe_leases([LeaseChanged(lease=lease)])
 
     def heard(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.said if isinstance(event, kind)]
@@ -180,9 +186,21 @@ class Site:
         return str(self.node.pod(pod)["status"].get("message", ""))
 
 
+def handler_of(agent: NodeAgent | None) -> AllocationHandler:
+    """Return what answers the kubelet's calls."""
+    assert agent is not None
+    assert isinstance(agent.plugins, DevicePlugins)
+    assert isinstance(agent.plugins.handler, AllocationHandler)
+    return agent.plugins.handler
+
+
 @asynccontextmanager
 async def site(
-    gpus: str = "2xT4", settings: NodeSettings = FAST, **changes: Any
+    gpus: str = "2xT4",
+    settings: NodeSettings = FAST,
+    *,
+    timing: AgentTiming = DEFAULT_TIMING,
+    **changes: Any,
 ) -> AsyncIterator[Site]:
     """Start an API server and a kubelet; the agent is started by the test."""
     root = Path(tempfile.mkdtemp(prefix="lh-"))
@@ -191,6 +209,6 @@ async def site(
             api_server() as api,
             one_kubelet(settings, store=api.store, directory=root / "k") as node,
         ):
-            yield Site(api, node, root, gpus=gpus, changes=changes)
+            yield Site(api, node, root, gpus=gpus, timing=timing, changes=changes)
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -75,12 +75,12 @@ async def test_when_cdi_is_given_up_the_file_stays_for_those_who_have_devices_by
             await at.node.phase("one", "Running")
         at.changes["device_list_strategy"] = ("envvar",)
         async with at.running() as agent:
-            await agent.look()
+            await agent.watcher.look()
             kept = specified(at)
             at.node.store.delete("pods", "default", "one", grace_s=0)
             await eventually(lambda: not at.node.exists("one"))
-            await agent.record.forget([lease.pod])
-            await agent.look()
+            await agent.checkpoint.forget([lease.pod])
+            await agent.watcher.look()
             gone = not (at.root / "agent/cdi" / FILE).exists()
 
     assert f"leasehold.dev/gpu={lease.shares[0].device}" in kept

@@ -1,6 +1,6 @@
 """Init containers, sidecars and restarts: which devices a container gets, and when it may start."""
 
-from tests.support.node_agent.agent import NUMBER, share, site
+from tests.support.node_agent.agent import NUMBER, handler_of, share, site
 from tests.support.simcluster.kubelet import container, eventually, pod
 
 GPU = "nvidia.com/gpu"
@@ -82,10 +82,10 @@ async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -
             before = await at.node.allocated_devices()
         await at.node.kubelet.restart()
         async with at.running() as agent:
-            await agent.answering.pre_start_container(NUMBER, sorted(before["one", "main"]))
+            await handler_of(agent).pre_start_container(NUMBER, sorted(before["one", "main"]))
             at.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
             await at.node.phase("two", "Running")
 
             assert (await at.node.allocated_devices())["one", "main"] == before["one", "main"]
             assert limit(at.env("two")) == "2000m"
-            assert len(agent.record.allocations) == 2
+            assert len(agent.checkpoint.allocations) == 2

@@ -30,7 +30,7 @@ async def test_a_card_may_have_two_thousand_slots() -> None:
         await at.node.phase("last", "Running")
         held = await at.node.allocated_devices()
 
-        assert len(agent.shown.served[NUMBER]) == 4000
+        assert len(agent.state.shown.served[NUMBER]) == 4000
         assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-1999"}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
@@ -28,7 +29,7 @@ async def test_either_right_is_enough(right: str) -> None:
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
 
-            assert not agent.answering.finding.pods.unreadable_reason
+            assert not agent.pods.unreadable_reason
             assert not at.reported[-1].pods_unreadable
 
 
@@ -49,7 +50,7 @@ async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() 
         assert limits == [f"{1000 + n}m" for n in range(8)]
         assert not at.refused
         assert any(
-            "another pod that asks for the same must be served first" in why for why in binder.waits
+            "a pod with the same request must be served first" in why for why in binder.waits
         )
 
 
@@ -58,12 +59,10 @@ async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() 
     async with site() as at:
         take_rights(at)
         async with at.running() as agent:
-            await eventually(
-                lambda: agent.answering.finding.pods.unreadable_reason and agent.leases.synced
-            )
+            await eventually(lambda: agent.pods.unreadable_reason and agent.leases.synced)
             one, other = reserve(at, 0, share(0, 1000)), reserve(at, 1, *two, limits={NUMBER: 2})
-            told = agent.turns.admit_binds(
-                [one, other], agent.answering.facts, None, blind="it cannot be read"
+            told = agent.window.admit_binds(
+                [one, other], None, unreadable_reason="it cannot be read"
             )
             for lease in (one, other):
                 await Binder(at).bind(lease)
@@ -77,8 +76,7 @@ async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() 
 async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.node_agent.allocate.pod_resolver.CLEAR_UP_S", 0.3)
-    async with site() as at:
+    async with site(timing=AgentTiming(resolve_s=0.3)) as at:
         take_rights(at)
         async with at.running() as agent:
             leases = [reserve(at, n, share(n, 1000 + n)) for n in range(2)]
@@ -86,18 +84,18 @@ async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
                 bound = at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
                 await at.tell(bound)
             both = {("default", lease.name) for lease in leases}
-            listing = agent.answering.finding.pod_resources.list_holdings
+            listing = agent.resolver.pod_resources.list_holdings
 
             async def both_active() -> object:
                 shown = await listing()
                 return replace(shown, pods=shown.pods | both)
 
-            monkeypatch.setattr(agent.answering.finding.pod_resources, "list_holdings", both_active)
+            monkeypatch.setattr(agent.resolver.pod_resources, "list_holdings", both_active)
             post(at, "p0")
             await at.node.phase("p0", "Failed")
             text = at.message("p0")
 
-        assert "2 containers could be meant" in text
+        assert "2 containers are possible" in text
         assert WHY in text
         assert "nodes/pods" in text
 
@@ -145,16 +143,15 @@ async def test_a_lease_that_no_news_told_of_is_asked_for_by_node() -> None:
             assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_when_the_right_is_granted_the_list_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.1)
-    monkeypatch.setattr("services.node_agent.kubelet.node_pods.TRY_AGAIN_S", 0.1)
-    async with site() as at, at.running() as agent:
+async def test_when_the_right_is_granted_the_list_is_read_again() -> None:
+    async with (
+        site(timing=AgentTiming(cleanup_s=0.1, pod_list_retry_s=0.1)) as at,
+        at.running() as agent,
+    ):
         await eventually(lambda: at.reported and not at.reported[-1].pods_unreadable)
         take_rights(at)
         await eventually(lambda: at.reported[-1].pods_unreadable)
-        blind = agent.answering.finding.pods.unreadable_reason
+        blind = agent.pods.unreadable_reason
         take_rights(at, "nodes/pods")
         await eventually(lambda: not at.reported[-1].pods_unreadable)
 
@@ -166,9 +163,9 @@ async def test_a_kubelet_that_only_restarts_is_no_reason_to_go_by_signature() ->
     async with site() as at, at.running() as agent:
         await at.node.kubelet.restart()
         await eventually(lambda: agent.plugins.unready_reason() is None)
-        await agent.answering.finding.pods.list_pods()
+        await agent.pods.list_pods()
 
-        assert not agent.answering.finding.pods.unreadable_reason
+        assert not agent.pods.unreadable_reason
 
 
 async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> None:
@@ -179,13 +176,17 @@ async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> No
             lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
             asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-            runs = await agent.end(asked)
+            runs = await agent.report_terminated(asked)
             lingering = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
             cgroup = at.root / "proc" / "17" / "cgroup"
             cgroup.parent.mkdir(parents=True)
             cgroup.write_text(f"0::/kubepods/pod{lingering}/{'a' * 64}\n")
-            lingers = await agent.end(TerminationRequest(node=NodeName(NODE), pod=lingering))
+            lingers = await agent.report_terminated(
+                TerminationRequest(node=NodeName(NODE), pod=lingering)
+            )
             cgroup.unlink()
-            over = await agent.end(TerminationRequest(node=NodeName(NODE), pod=lingering))
+            over = await agent.report_terminated(
+                TerminationRequest(node=NodeName(NODE), pod=lingering)
+            )
 
     assert [told.terminated for told in (runs, lingers, over)] == [False, False, True]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.simulated.gpus import uuid_of
@@ -15,11 +16,11 @@ from shared.model.names import NodeName
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
 
+QUICK = AgentTiming(simulated_look_s=0.1, simulated_backoff_s=0.5)
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.node_agent.wiring.SIMULATED_LOOK_S", 0.1)
-    monkeypatch.setattr("services.node_agent.wiring.SIMULATED_FIRST_S", 0.5)
     monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.HANG_LIMIT_S", 0.2)
 
 
@@ -50,7 +51,7 @@ async def until_sick(at: Site, index: int, word: str = "") -> Device:
 async def test_hami_core_41_after_an_xid_a_gpu_leaves_and_its_leases_are_told_and_it_heals() -> (
     None
 ):
-    async with site() as at, at.running():
+    async with site(timing=QUICK) as at, at.running():
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(1))
         await at.node.phase("one", "Running")
         fault(at, gpu1="xid-79")
@@ -88,9 +89,9 @@ def watched(checkup: HealthMonitor) -> list[int]:
 
 
 async def test_a_storm_of_application_xids_takes_nothing_from_anybody() -> None:
-    async with site() as at, at.running() as agent:
+    async with site(timing=QUICK) as at, at.running() as agent:
         fault(at, gpu0="xid-31", gpu1="xid-13")
-        looks = watched(agent.checkup)
+        looks = watched(agent.health_monitor)
         await eventually(lambda: len(looks) > 5)
         allocatable = at.node.amount(NUMBER)
 
@@ -102,7 +103,7 @@ async def test_a_storm_of_application_xids_takes_nothing_from_anybody() -> None:
 async def test_the_operators_word_on_xids_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "31")
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
-    async with site() as at, at.running():
+    async with site(timing=QUICK) as at, at.running():
         fault(at, gpu0="xid-79", gpu1="xid-31")
         await until_sick(at, 1, "cordoned")
 
@@ -110,7 +111,7 @@ async def test_the_operators_word_on_xids_counts(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_gpu_that_hangs_stalls_neither_allocate_nor_the_others_and_comes_back() -> None:
-    async with site() as at, at.running():
+    async with site(timing=QUICK) as at, at.running():
         fault(at, gpu1="hang")
         at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
         await at.node.phase("meanwhile", "Running")
@@ -124,7 +125,7 @@ async def test_a_gpu_that_hangs_stalls_neither_allocate_nor_the_others_and_comes
 
 
 async def test_a_driver_that_hangs_altogether_stalls_no_allocate() -> None:
-    async with site() as at, at.running():
+    async with site(timing=QUICK) as at, at.running():
         fault(at, gpu0="hang", gpu1="hang")
         at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
         await at.node.phase("meanwhile", "Running")
@@ -144,7 +145,7 @@ async def test_a_driver_that_hangs_altogether_stalls_no_allocate() -> None:
 async def test_a_gpu_that_is_not_what_it_was_is_cordoned_and_returns(
     gpus: str, text: str, word: str, after: dict[str, Any]
 ) -> None:
-    async with site(gpus) as at, at.running():
+    async with site(gpus, timing=QUICK) as at, at.running():
         before = device(at, 1)
         fault(at, gpu1=text)
         sick = await until_sick(at, 1, "cordoned")

@@ -21,11 +21,11 @@ AGENT = Path(__file__).parents[4] / "k8s" / "base" / "node-agent.yaml"
 CLEAN = """
 import asyncio, sys
 from pathlib import PurePosixPath
-from services.node_agent.isolation.host_paths import Layout
-from services.node_agent.isolation.container_files import HostPreparing
+from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.isolation.container_files import ContainerFiles
 state = PurePosixPath(sys.argv[1])
-layout = Layout(state_dir=state, library=state / "libvgpu.so")
-asyncio.run(HostPreparing(layout, simulated=True).clean({"live"}, None))
+layout = HostLayout(state_dir=state, library=state / "libvgpu.so")
+asyncio.run(ContainerFiles(layout, simulated=True).remove_unused({"live"}, None))
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave rights behind")

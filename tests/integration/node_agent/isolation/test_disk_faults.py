@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.kubelet.admission_window import LEASES_NOT_SYNCED
 from shared.model.errors import UnavailableError
@@ -15,24 +16,17 @@ from tests.support.binder.node_binder import Binder, reserve
 from tests.support.node_agent.agent import NUMBER, lease_of, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
 
-LACK = "services.node_agent.isolation.container_files.LEAST_BYTES"
+OFTEN = AgentTiming(cleanup_s=0.1)
 
 
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.1)
-
-
-async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with site() as at, at.running() as agent:
-        monkeypatch.setattr(LACK, 1 << 62)
-        await eventually(lambda: agent.cleaning.unwritable_reason)
+async def test_while_the_disk_is_full_pods_wait_and_none_is_refused() -> None:
+    async with site(timing=OFTEN) as at, at.running() as agent:
+        agent.files.min_free_bytes = 1 << 62
+        await eventually(lambda: agent.files.unwritable_reason)
         binder = Binder(at)
         going = asyncio.create_task(binder.bind(reserve(at, 1, share(0, 1001))))
         await eventually(lambda: any("is full" in reason for reason in binder.waits))
-        monkeypatch.setattr(LACK, 0)
+        agent.files.min_free_bytes = 0
         await going
         await at.node.phase("p1", "Running")
 
@@ -40,16 +34,13 @@ async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
     assert not at.refused
 
 
-async def test_a_disk_that_fills_between_two_looks_holds_the_next_pod_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.service.TIDY_S", 1000.0)
-    async with site() as at, at.running() as agent:
-        before = await agent.may_bind(asked())
-        monkeypatch.setattr(LACK, 1 << 62)
-        full = await agent.may_bind(asked())
-        monkeypatch.setattr(LACK, 0)
-        after = await agent.may_bind(asked())
+async def test_a_disk_that_fills_between_two_looks_holds_the_next_pod_back() -> None:
+    async with site(timing=AgentTiming(cleanup_s=1000.0)) as at, at.running() as agent:
+        before = await agent.admit_binds(asked())
+        agent.files.min_free_bytes = 1 << 62
+        full = await agent.admit_binds(asked())
+        agent.files.min_free_bytes = 0
+        after = await agent.admit_binds(asked())
 
     assert before.deferred_pods == after.deferred_pods == ()
     assert full.deferred_pods
@@ -61,7 +52,7 @@ def asked() -> BindRequest:
 
 
 async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_to_start() -> None:
-    async with site() as at:
+    async with site(timing=OFTEN) as at:
         (at.root / "agent").mkdir(exist_ok=True)
         (at.root / "agent" / "device-config.new").symlink_to("/dev/full")
         async with at.running():
@@ -70,24 +61,24 @@ async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_
 
 
 async def test_a_state_directory_that_vanishes_is_told_and_made_again() -> None:
-    async with site() as at, at.running() as agent:
+    async with site(timing=OFTEN) as at, at.running() as agent:
         state = at.root / "agent"
         state.rename(at.root / "away")
         state.write_text("in the way")
-        await eventually(lambda: "nothing can be written below" in agent.cleaning.unwritable_reason)
+        await eventually(lambda: "nothing can be written below" in agent.files.unwritable_reason)
         state.unlink()
         (at.root / "away").rename(state)
-        await eventually(lambda: not agent.cleaning.unwritable_reason)
+        await eventually(lambda: not agent.files.unwritable_reason)
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
 
 
 async def test_an_answer_that_cannot_be_written_down_is_not_given() -> None:
-    async with site() as at, at.running() as agent:
+    async with site(timing=OFTEN) as at, at.running() as agent:
         (at.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Failed")
-        message, kept = at.message("one"), agent.record.allocations
+        message, kept = at.message("one"), agent.checkpoint.allocations
         at.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
         await at.node.phase("two", "Running")
 
@@ -101,7 +92,7 @@ async def test_a_region_for_which_there_is_no_room_starts_no_container(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    async with site() as at, at.running():
+    async with site(timing=OFTEN) as at, at.running():
         with monkeypatch.context() as short:
             short.setattr("services.node_agent.isolation.region_seed._write", full)
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))

@@ -3,9 +3,9 @@
 import subprocess
 from pathlib import Path
 
-import pytest
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
 from tests.support.node_agent.agent import NUMBER, Site, share, site
@@ -21,7 +21,7 @@ def build(path: Path, number: int) -> None:
 def mounted(at: Site, name: str) -> Path:
     """Return the library that the agent has given a pod's container."""
     assert at.agent is not None
-    entries = at.agent.record.entries
+    entries = at.agent.checkpoint.entries
     (entry,) = [one for one in entries if one.allocation.name == name]
     (found,) = [
         mount.host_path for mount in entry.setup.mounts if mount.host_path.endswith("libvgpu.so")
@@ -29,14 +29,12 @@ def mounted(at: Site, name: str) -> Path:
     return Path(found)
 
 
-async def test_item_41_containers_keep_the_library_that_they_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.1)
-    monkeypatch.setattr("services.node_agent.isolation.library.UNUSED_S", -1.0)
+async def test_item_41_containers_keep_the_library_that_they_began_with(tmp_path: Path) -> None:
     source = tmp_path / "from-the-image.so"
     build(source, 1)
-    async with site(library_source=source) as at:
+    async with site(
+        library_source=source, timing=AgentTiming(cleanup_s=0.1, library_unused_s=-1.0)
+    ) as at:
         async with at.running():
             old = at.bind(pod("old", limits={NUMBER: 1}), share(0, slot=0))
             await at.node.phase("old", "Running")
@@ -48,7 +46,7 @@ async def test_item_41_containers_keep_the_library_that_they_began_with(
             await at.node.phase("new", "Running")
             second = mounted(at, "new")
             kept = mounted(at, "old")
-            isolates = agent.host.isolation_available
+            isolates = agent.state.software.isolation_available
             same = (first.stat().st_ino, first.read_bytes()) == (inode, content)
             at.node.store.delete("pods", "default", "old", grace_s=0)
             at.ledger.leases = {lease.pod: lease}
@@ -70,7 +68,7 @@ async def test_a_source_that_is_no_library_isolates_nothing_and_no_container_sta
         at.bind(pod("one", limits={NUMBER: 1}), share(0))
         await at.node.phase("one", "Failed")
 
-        assert "libvgpu.so is not there" in at.message("one")
-        assert not agent.host.isolation_available
+        assert "libvgpu.so does not exist" in at.message("one")
+        assert not agent.state.software.isolation_available
         (report, *_) = await eventually(lambda: at.reported)
         assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

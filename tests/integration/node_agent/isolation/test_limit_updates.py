@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from services.binder.resize.rules import SizeChange, decide
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
@@ -79,7 +80,7 @@ async def running(at: Site, *, mib: int = 4_000) -> AsyncIterator[tuple[NodeAgen
 
 async def ask(agent: NodeAgent, lease: Lease, turn: str = "", *, over: bool = False) -> LimitsReply:
     question = LimitsRequest(node=agent.route, lease=lease, resize_id=turn, finished=over)
-    return await agent.limit(question)
+    return await agent.update_limits(question)
 
 
 async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_container() -> None:
@@ -94,7 +95,7 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
 
         assert (await ask(agent, sized(lease, 6_000, 30))).applied
         assert at.node.container("one").started_at == started
-        told = agent.record.allocations[0].lease
+        told = agent.checkpoint.allocations[0].lease
         assert told == sized(lease, 6_000, 30), "a rebuilt ledger learns of the new size"
     changed = {n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     limits = range(V1_2.memory_limits, V1_2.memory_limits + 8)
@@ -131,7 +132,7 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
         asked = ResizeRequest(pod=lease.pod, memory_mib=2_000, cores_percent=None)
         node = LedgerNode(
             facts=NodeFacts(name=lease.node),
-            devices=tuple((device, DeviceUse()) for device in agent.devices),
+            devices=tuple((device, DeviceUse()) for device in agent.state.devices),
             served=(resource,),
         )
         change = decide(structs.replace(lease, state=LeaseState.ACTIVE), asked, node)
@@ -168,9 +169,9 @@ async def test_an_agent_that_was_away_learns_of_a_resize_when_it_is_back() -> No
         at.ledger.grant(sized(lease, 6_000))
         async with at.running() as agent:
             await eventually(lambda: limit_mib(place) == 6_000)
-            assert agent.record.allocations[0].lease.shares[0].memory_mib == 6_000
+            assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
         async with at.running() as agent:
-            assert agent.record.allocations[0].lease.shares[0].memory_mib == 6_000
+            assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
             assert limit_mib(place) == 6_000
 
 
@@ -187,16 +188,13 @@ async def test_a_container_is_not_held_to_less_than_it_has_in_use() -> None:
         assert "would be 2999" in refused.reason
         assert done.applied
         assert limit_mib(place) == 3_000
-        assert agent.record.allocations[0].lease == structs.replace(
+        assert agent.checkpoint.allocations[0].lease == structs.replace(
             lease, version=2, state=LeaseState.BOUND
         ), "the ledger has not decided yet"
 
 
-async def test_what_is_allocated_while_a_limit_is_lowered_raises_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.isolation.limit_updates.SETTLE_S", 1.0)
-    async with site() as at, running(at) as (agent, lease):
+async def test_what_is_allocated_while_a_limit_is_lowered_raises_it_again() -> None:
+    async with site(timing=AgentTiming(limit_settle_s=1.0)) as at, running(at) as (agent, lease):
         place = region_of(at, lease)
         asking = asyncio.create_task(ask(agent, sized(lease, 1_000, later=0), "turn"))
         await eventually(lambda: limit_mib(place) == 1_000)
@@ -224,12 +222,11 @@ async def test_a_turn_that_comes_to_nothing_raises_the_limit_again() -> None:
         assert limit_mib(place) == 4_000
 
 
-async def test_a_lowered_limit_stays_until_the_ledger_says_that_the_lease_did_not_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.isolation.limit_updates.LOOK_S", 0.02)
-    monkeypatch.setattr("services.node_agent.isolation.limit_updates.HOLD_S", 0.1)
-    async with site() as at, running(at) as (agent, lease):
+async def test_a_lowered_limit_stays_until_the_ledger_says_that_the_lease_did_not_change() -> None:
+    async with (
+        site(timing=AgentTiming(limit_look_s=0.02, limit_hold_s=0.1)) as at,
+        running(at) as (agent, lease),
+    ):
         place = region_of(at, lease)
         at.ledger.silent = True
         before = len(at.ledger.questions)
@@ -242,27 +239,23 @@ async def test_a_lowered_limit_stays_until_the_ledger_says_that_the_lease_did_no
         await eventually(lambda: limit_mib(place) == 4_000)
 
 
-async def test_a_smaller_lease_whose_news_are_lost_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.isolation.limit_updates.LOOK_S", 0.02)
-    monkeypatch.setattr("services.node_agent.isolation.limit_updates.HOLD_S", 0.1)
-    async with site() as at, running(at) as (agent, lease):
+async def test_a_smaller_lease_whose_news_are_lost_is_asked_for() -> None:
+    async with (
+        site(timing=AgentTiming(limit_look_s=0.02, limit_hold_s=0.1)) as at,
+        running(at) as (agent, lease),
+    ):
         place = region_of(at, lease)
         at.ledger.grant(sized(lease, 1_000))
         assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
 
-        await eventually(lambda: agent.record.entries[0].lowered is None)
+        await eventually(lambda: agent.checkpoint.entries[0].lowered is None)
 
-        assert agent.record.allocations[0].lease == sized(lease, 1_000)
+        assert agent.checkpoint.allocations[0].lease == sized(lease, 1_000)
         assert limit_mib(place) == 1_000
 
 
-async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.02)
-    async with site() as at:
+async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it() -> None:
+    async with site(timing=AgentTiming(usage_look_s=0.02)) as at:
         async with running(at) as (agent, lease):
             place = region_of(at, lease)
             assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
@@ -272,14 +265,13 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
 
             await at.tell(at.ledger.grant(sized(lease, 1_000)))
 
-            await eventually(lambda: agent.record.entries[0].lowered is None)
+            await eventually(lambda: agent.checkpoint.entries[0].lowered is None)
             assert limit_mib(place) == 1_000
             assert not at.heard(ViolationFound)
 
 
-async def test_no_resize_is_taken_for_tampering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.001)
-    async with site() as at, running(at) as (agent, lease):
+async def test_no_resize_is_taken_for_tampering() -> None:
+    async with site(timing=AgentTiming(usage_look_s=0.001)) as at, running(at) as (agent, lease):
         place = region_of(at, lease)
         for step in range(1, 21):
             mib = 4_000 + 100 * (step % 5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.allocate.pod_resolution import PodResources
-from services.node_agent.kubelet.node_pods import UNTRUSTED, NodePods
+from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -67,7 +67,7 @@ async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_
                 await pods.list_pods()
             seen = NodePods(pods, Nothing(), implied=tuple, proc=tmp_path, clock=FakeClock())
             assert await seen.list_pods() == ()
-            assert UNTRUSTED in seen.unreadable_reason
+            assert TLS_ADVICE in seen.unreadable_reason
 
             place.write_bytes(after.ca.read_bytes())
             assert [pod.name for pod in await pods.list_pods()] == ["a"]

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
@@ -200,14 +201,14 @@ async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
 
 
 async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path,
 ) -> None:
     async def nothing(_: str) -> int:
         return 0
 
-    monkeypatch.setattr("services.node_agent.kubelet.registration.VERIFY_S", 0.3)
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         plugins.allocatable = nothing
+        plugins.timing = AgentTiming(registration_check_s=0.3)
         await within(5, lambda: len(kubelet.endpoints) == 2)
 
 

@@ -18,7 +18,7 @@ from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName, PodUid
 from simcluster.kubelet.containers.container_spec import RUN_FOR
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, Site, handler_of, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod
 
 GPU = uuid_of(NodeName(NODE), 0)
@@ -104,7 +104,7 @@ async def test_the_node_says_which_device_is_in_which_mode() -> None:
     async with site("1xT4+1xA100-40GB:mig", device_split_count=3) as at, at.running() as agent:
         await eventually(lambda: at.node.node()["metadata"]["annotations"].get(REGISTER))
         text = at.node.node()["metadata"]["annotations"][REGISTER]
-        served = list(agent.shown.served[NUMBER])
+        served = list(agent.state.shown.served[NUMBER])
 
     t4, a100, rest = text.split(":")
     assert t4.endswith("3,15360,NVIDIA-Tesla T4,true,hami-core")
@@ -313,7 +313,7 @@ async def test_item_47_a_failed_partition_fails_its_pod_alone_with_the_reason(
         assert at.node.pod("well")["status"]["phase"] == "Running"
         assert [one.profile for one in instances.values()] == ["3g.20gb", "3g.20gb"]
         assert at.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[4].uuid
-        assert agent.trouble is None
+        assert agent.watcher.unready_reason() is None
 
 
 async def test_item_47_a_driver_that_does_not_come_back_is_given_up_on(
@@ -358,8 +358,8 @@ async def test_a_checkpoint_that_was_lost_is_rebuilt_with_the_instances() -> Non
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").unlink()
         async with at.running() as agent:
-            await eventually(lambda: agent.record.allocations)
-            (entry,) = agent.answering.record.of_resource(NUMBER)
+            await eventually(lambda: agent.checkpoint.allocations)
+            (entry,) = agent.checkpoint.of_resource(NUMBER)
 
             assert entry.instances == ((await there(at))[2].uuid,)
             assert entry.setup.environment == given_of(at.env("one"))
@@ -371,7 +371,7 @@ async def test_instances_that_a_reset_took_are_made_again_before_a_container_sta
         await at.node.phase("one", "Running")
         before = await there(at)
         (at.root / "agent" / "simulated-mig.json").unlink()
-        await agent.answering.pre_start_container(NUMBER, [f"{GPU}-1"])
+        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}-1"])
 
         assert await there(at) == before
 
@@ -390,7 +390,7 @@ async def test_a_layout_that_is_no_more_offered_refuses_its_lease() -> None:
 
         changed = structs.replace(held, shares=(other,))
         with pytest.raises(RequestError, match="were the layouts changed"):
-            await agent.answering.instances.instance_uuids(changed, "main")
+            await handler_of(agent).mig_instances_of(changed, "main")
 
     assert "layout old" in message
     assert await there(at) == {}
@@ -423,7 +423,7 @@ async def test_an_agent_that_may_not_partition_serves_what_is_there() -> None:
         for start in (0, 4):
             mig.create_compute(GPU, mig.create_instance(GPU, 9, start))
         async with at.running() as agent:
-            names = [layout.name for layout in agent.devices[0].layouts]
+            names = [layout.name for layout in agent.state.devices[0].layouts]
             at.bind(pod("one", limits={NUMBER: 1}), part("group3", 1))
             await at.node.phase("one", "Running")
             at.bind(pod("two", limits={NUMBER: 1}), part("group1", fence=2))

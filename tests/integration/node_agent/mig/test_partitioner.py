@@ -87,13 +87,15 @@ async def test_an_agent_without_rights_has_its_devices_laid_out_by_the_partition
 async def test_while_the_partitioner_is_away_devices_stay_as_seen_and_pods_are_told() -> None:
     async with node() as at, at.running(registered=False) as agent:
         async with partitioner(at.root):
-            await eventually(lambda: len(agent.devices) == 2 and agent.devices[0].layouts)
+            await eventually(
+                lambda: len(agent.state.devices) == 2 and agent.state.devices[0].layouts
+            )
             await eventually(lambda: agent.plugins.unready_reason() is None)
         at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
         at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await at.node.phase("one", "Failed")
         await at.node.phase("share", "Running")
-        kept = agent.devices[0].layouts
+        kept = agent.state.devices[0].layouts
         async with partitioner(at.root):
             at.bind(pod("two", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480, fence=2))
             await at.node.phase("two", "Running")

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
@@ -85,11 +86,11 @@ async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
     )
 
 
-async def test_the_page_shows_a_container_as_long_as_its_lease_lives(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.05)
-    async with site(monitor_http=address) as at, at.running():
+async def test_the_page_shows_a_container_as_long_as_its_lease_lives(address: str) -> None:
+    async with (
+        site(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as at,
+        at.running(),
+    ):
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         use(region_of(at, lease), 300 * MIB)
@@ -105,11 +106,11 @@ async def test_the_page_shows_a_container_as_long_as_its_lease_lives(
     assert set(after["HostGPUMemoryUsage"]) == {"0", "1"}
 
 
-async def test_an_altered_limit_is_put_back_and_told(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.node_agent.usage.monitor.SCAN_INTERVAL_S", 0.05)
-    async with site(monitor_http=address) as at, at.running():
+async def test_an_altered_limit_is_put_back_and_told(address: str) -> None:
+    async with (
+        site(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as at,
+        at.running(),
+    ):
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         place = region_of(at, lease)

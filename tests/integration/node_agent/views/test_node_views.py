@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
@@ -49,7 +50,7 @@ async def test_the_register_annotation_and_patched_amounts_come_back_if_they_are
             }
         }
         at.node.store.patch("nodes", None, NODE, lost, subresource="status")
-        agent.views.set_advertisement(agent.shown)
+        agent.watcher.advertise(agent.state.shown)
         await at.node.allocatable("volcano.sh/vgpu-cores", 200)
         await eventually(lambda: at.node.node()["metadata"]["annotations"].get(key))
 
@@ -78,22 +79,26 @@ async def test_17_a_strategy_that_no_kubelet_takes_ends_the_start_with_the_facto
 
 async def test_without_a_driver_it_waits_and_says_so() -> None:
     async with site("nvml") as at, at.running(registered=False) as agent:
-        await eventually(lambda: "not asked yet" not in (agent.trouble or ""))
+        await eventually(
+            lambda: "not been discovered yet" not in (agent.watcher.unready_reason() or "")
+        )
 
-        assert "Install the NVIDIA driver" in (agent.trouble or "")
+        assert "Install the NVIDIA driver" in (agent.watcher.unready_reason() or "")
         assert at.reported == []
 
 
-async def test_a_driver_that_comes_late_is_found_without_a_restart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("services.node_agent.wiring.NVML_LOOK_S", 0.1)
-    async with site("nvml") as at, at.running(registered=False) as agent:
-        await eventually(lambda: "Install the NVIDIA driver" in (agent.trouble or ""))
-        agent.gpus = SimulatedGpus(NodeName(NODE), "2xT4")
+async def test_a_driver_that_comes_late_is_found_without_a_restart() -> None:
+    async with (
+        site("nvml", timing=AgentTiming(nvml_look_s=0.1)) as at,
+        at.running(registered=False) as agent,
+    ):
+        await eventually(
+            lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or "")
+        )
+        agent.watcher.discover = SimulatedGpus(NodeName(NODE), "2xT4").discover
         await eventually(lambda: at.reported)
 
-        assert agent.trouble is None
+        assert agent.watcher.unready_reason() is None
         assert len(at.reported[-1].devices) == 2
 
 
@@ -121,7 +126,7 @@ async def test_reports_stay_newer_than_those_before_when_the_clock_is_set_back()
         await eventually(lambda: at.reported)
         agent.clock = SetBack()
         before = len(at.reported)
-        await agent.answer_listing([])
+        await agent.resync([])
         await eventually(lambda: len(at.reported) > before)
 
         times = [report.reported_at for report in at.reported]

@@ -9,18 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.allocate.allocation import (
-    Fence,
     NodeSnapshot,
     grant,
     preferred_device_ids,
     refusal_text,
-    slot_key,
 )
 from services.node_agent.allocate.pod_resolution import (
     ContainerCandidate,
     KubeletContainer,
     KubeletPod,
 )
+from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import (
     ContainerSetup,
@@ -189,7 +188,7 @@ def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:
         ({"shares": (share(container="side"),)}, "no share for this container"),
         ({"shares": (share(memory_mib=0),)}, "0 MiB"),
         ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
-        ({"dialect": "unheard-of"}, "speaks 'unheard-of'"),
+        ({"dialect": "unheard-of"}, "has dialect 'unheard-of'"),
     ],
 )
 def test_a_lease_that_does_not_hold_here_gives_nothing(changes: dict[str, Any], text: str) -> None:
@@ -229,7 +228,7 @@ def test_memory_by_the_unit_must_be_as_much_as_leased() -> None:
 def test_an_older_fence_than_one_honoured_is_refused() -> None:
     key = slot_key(share(), PodUid("uid"))
 
-    with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than 8"):
+    with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than fence 8"):
         granted(honoured={key: Fence(fence=8, pod=PodUid("later"))})
     assert granted(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
     assert granted(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"

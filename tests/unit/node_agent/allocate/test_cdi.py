@@ -93,7 +93,7 @@ class Node:
             strategies or (CDI_CRI,),
             places=None if simulated else self.places,
             driver=self,
-            record=self,
+            checkpoint=self,
         )
 
     @property
@@ -178,7 +178,7 @@ def test_a_strategy_that_is_none_is_refused_by_name() -> None:
     assert parse_strategies(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
     with pytest.raises(RequestError, match=r"must be one of envvar, .*got 'cdi'"):
         parse_strategies(["cdi"])
-    with pytest.raises(RequestError, match="needs one of"):
+    with pytest.raises(RequestError, match="needs at least one of"):
         parse_strategies([])
 
 

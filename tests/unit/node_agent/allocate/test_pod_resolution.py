@@ -146,6 +146,6 @@ def test_what_cannot_be_told_is_named() -> None:
     )
 
     assert str(unknown) == (
-        "2 containers could be meant (default/a, container main; default/b, container main)"
+        "2 containers are possible (default/a, container main; default/b, container main)"
     )
-    assert str(Ambiguous(())) == "no pod of the kubelet's list waits for it"
+    assert str(Ambiguous(())) == "no pod in the kubelet's list waits for these devices"

@@ -28,7 +28,7 @@ from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.simcluster.kubelet import NODE
 
-BLIND = "the list cannot be read"
+UNREADABLE = "the list cannot be read"
 
 
 def reserved(uid: str, *shares: object, **changes: object) -> Lease:
@@ -43,14 +43,20 @@ class Desk:
         self.refused: set[PodUid] = set()
         self.time = 0.0
         self.leases = KnownLeases(NodeName(NODE), synced=True)
-        self.turns = AdmissionWindow(self.leases, self, lambda: self.refused, lambda: self.time)
-        self.node = node()
+        self.window = AdmissionWindow(
+            self.leases,
+            self,
+            refused=self.refused,
+            get_snapshot=lambda: self.node,
+            ticks=lambda: self.time,
+        )
+        self.node: NodeSnapshot | None = node()
 
     def held(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.admit_binds(leases, self.node, None, blind=BLIND).deferred_pods
+        return self.window.admit_binds(leases, None, unreadable_reason=UNREADABLE).deferred_pods
 
     def paced(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.admit_binds(leases, self.node, None, blind="").deferred_pods
+        return self.window.admit_binds(leases, None, unreadable_reason="").deferred_pods
 
     def bind(self, lease: Lease) -> Lease:
         bound = structs.replace(lease, state=LeaseState.BOUND, version=2)
@@ -175,28 +181,31 @@ def test_who_was_let_through_or_answered_may_be_asked_for_again_at_any_time() ->
     assert desk.paced(done, *others) == ("three",)
 
 
-@pytest.mark.parametrize("blind", ["", BLIND])
-def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(blind: str) -> None:
+@pytest.mark.parametrize("unreadable", ["", UNREADABLE])
+def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(unreadable: str) -> None:
     desk = Desk()
     one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
     for lease in (one, two):
-        assert desk.turns.admit_binds((lease,), desk.node, None, blind=blind).deferred_pods == ()
+        assert (
+            desk.window.admit_binds((lease,), None, unreadable_reason=unreadable).deferred_pods
+            == ()
+        )
 
-    assert desk.turns.in_flight().keys() == {"one", "two"}
+    assert desk.window.in_flight().keys() == {"one", "two"}
     desk.answer(desk.bind(one))
-    assert desk.turns.in_flight().keys() == {"two"}
+    assert desk.window.in_flight().keys() == {"two"}
     desk.time += PERMIT_S
-    assert desk.turns.in_flight() == {}
+    assert desk.window.in_flight() == {}
 
 
 def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> None:
     desk = Desk()
     asked = [reserved(uid) for uid in ("one", "two", "three")]
 
-    assert desk.turns.admit_binds(asked, desk.node, None, blind="").retry_soon
-    assert desk.turns.admit_binds(asked, desk.node, None, blind=BLIND).retry_soon
-    desk.turns.draining = True
-    assert not desk.turns.admit_binds(asked, desk.node, None, blind="").retry_soon
+    assert desk.window.admit_binds(asked, None, unreadable_reason="").retry_soon
+    assert desk.window.admit_binds(asked, None, unreadable_reason=UNREADABLE).retry_soon
+    desk.window.draining = True
+    assert not desk.window.admit_binds(asked, None, unreadable_reason="").retry_soon
 
 
 def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
@@ -204,17 +213,18 @@ def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
     desk.leases.synced = False
 
     assert desk.held(reserved("one")) == ("one",)
-    assert not desk.turns.admit_binds([reserved("one")], desk.node, None, blind="").deferred_pods
+    assert not desk.window.admit_binds([reserved("one")], None, unreadable_reason="").deferred_pods
 
 
 def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
     desk = Desk()
     asked = [reserved("one"), reserved("two")]
 
-    late = desk.turns.admit_binds(asked, desk.node, "not registered", blind="")
-    early = desk.turns.admit_binds(asked, None, None, blind="")
-    desk.turns.draining = True
-    leaving = desk.turns.admit_binds(asked, desk.node, None, blind="")
+    late = desk.window.admit_binds(asked, "not registered", unreadable_reason="")
+    desk.node = None
+    early = desk.window.admit_binds(asked, None, unreadable_reason="")
+    desk.window.draining = True
+    leaving = desk.window.admit_binds(asked, None, unreadable_reason="")
 
     assert late.deferred_pods == early.deferred_pods == leaving.deferred_pods == ("one", "two")
     assert (late.reason, leaving.reason) == ("not registered", DRAINING)

@@ -248,7 +248,7 @@ async def test_41_a_file_that_is_mounted_keeps_its_inode(tmp_path: Path) -> None
 async def test_a_missing_library_is_named_and_never_made_up(tmp_path: Path) -> None:
     preparing = host(tmp_path, simulated=False)
 
-    with pytest.raises(UnavailableError, match=r"libvgpu\.so is not there"):
+    with pytest.raises(UnavailableError, match=r"libvgpu\.so does not exist"):
         await preparing.prepare(setup_for(preparing))
 
 

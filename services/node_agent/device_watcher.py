@@ -1,0 +1,179 @@
+"""Discovers the node's GPUs again and again, and advertises what changed.
+
+The kubelet sees them as lists of its device plugins, Kubernetes in the node's status, the ledger in
+device reports.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
+from services.node_agent.gpus import inventory
+from services.node_agent.gpus.device_faults import Fault, no_response
+from services.node_agent.gpus.health_monitor import HealthMonitor
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
+from services.node_agent.isolation.limits import excess_requests
+from services.node_agent.node_state import NodeState
+from services.node_agent.records.checkpoint_entry import CheckpointEntries
+from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
+from shared.dialects.advertised import NodeSoftware, PluginDeviceId
+from shared.dialects.dialect import Dialect, Paths
+from shared.model.clock import Clock
+from shared.model.device import Device
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.names import NodeName
+
+logger = logging.getLogger(__name__)
+
+
+class CdiSpecification(Protocol):
+    """The CDI specification of the node's devices."""
+
+    strategies: DeviceListStrategies
+
+    async def update(self, gpus: Sequence[Gpu]) -> None:
+        """Have it name these devices; raises UnavailableError if it cannot be written."""
+        ...
+
+
+class DeviceWatcher:
+    """The GPUs of one node."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        state: NodeState,
+        discover: Callable[[], Awaitable[tuple[Gpu, ...]]],
+        read_sharing_config: Callable[[], Awaitable[SharingConfig]],
+        health: HealthMonitor,
+        observe_mig: Callable[[Sequence[Gpu], Sequence[Device]], None],
+        can_isolate: Callable[[], Awaitable[bool]],
+        cdi: CdiSpecification,
+        dialects: Sequence[Dialect],
+        paths: Paths,
+        checkpoint: CheckpointEntries,
+        serve: Callable[[Mapping[str, Mapping[str, PluginDeviceId]]], None],
+        advertise: Callable[[NodeAdvertisement], None],
+        look_s: float,
+        clock: Clock,
+    ) -> None:
+        self.node = node
+        self.state = state
+        self.discover = discover
+        """Returns all GPUs; raises UnavailableError while the driver does not answer."""
+        self.read_sharing_config = read_sharing_config
+        self.health = health
+        self.observe_mig = observe_mig
+        self.can_isolate = can_isolate
+        self.cdi = cdi
+        self.dialects = tuple(dialects)
+        self.paths = paths
+        self.checkpoint = checkpoint
+        self.serve = serve
+        """Has the device plugins serve these lists."""
+        self.advertise = advertise
+        """Has the node's status and annotations show this."""
+        self.look_s = look_s
+        self.clock = clock
+        self._served: tuple[Device, ...] = ()
+        self._warnings: tuple[str, ...] = ()
+        self._unready_reason: str | None = "the GPUs have not been discovered yet"
+
+    def unready_reason(self) -> str | None:
+        """Return why no GPUs are served; None: they are."""
+        return self._unready_reason
+
+    async def run(self) -> None:
+        """Look at the GPUs until cancelled; wait, and log why, while they do not answer."""
+        while True:
+            try:
+                await self.look()
+            except LeaseholdError as error:
+                self._set_unready(str(error))
+            await self.clock.sleep(self.look_s)
+
+    async def look(self) -> None:
+        """Look at the GPUs once, and advertise what changed.
+
+        Raises UnavailableError while they do not answer, RequestError for invalid settings.
+        """
+        config = await self.read_sharing_config()
+        try:
+            gpus = await self.discover()
+        except UnavailableError as error:
+            await self._mark_silent(config, no_response(str(error)))
+            raise
+        self.health.update(gpus)
+        software = NodeSoftware(
+            driver_version=inventory.driver_version(gpus),
+            isolation_available=await self.can_isolate(),
+        )
+        config = config if software.isolation_available else without_isolation(config)
+        try:
+            await self.cdi.update(inventory.visible_gpus(gpus, config))
+        except UnavailableError:
+            if self.state.devices:  # their health and MIG layouts are still watched
+                await self._observe(gpus, config, software)
+            raise
+        await self._observe(gpus, config, software)
+        self._set_unready(None)
+
+    async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
+        """Keep the known devices as they are, but unhealthy: the driver does not answer."""
+        self.health.update((), fault)
+        if self.state.devices:
+            known = self.state.devices
+            devices = inventory.devices_of((), config, known, self.health.faults)
+            await self._advertise(devices, config, self.state.software)
+
+    async def _observe(
+        self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
+    ) -> None:
+        devices = inventory.devices_of(gpus, config, self.state.devices, self.health.faults)
+        self.observe_mig(gpus, devices)
+        warnings = inventory.mode_warnings(gpus, config)
+        for warning in warnings:
+            if warning not in self._warnings:
+                logger.warning(warning)
+        self._warnings = warnings
+        await self._advertise(devices, config, software)
+
+    async def _advertise(
+        self, devices: tuple[Device, ...], config: SharingConfig, software: NodeSoftware
+    ) -> None:
+        served = self.health.as_served(devices)
+        before = (self.state.devices, self._served, self.state.software)
+        if (devices, served, software) == before and self.state.snapshot is not None:
+            return
+        shown = await asyncio.to_thread(
+            advertisement_of, self.dialects, served, config.strategy, software
+        )
+        self._served = served
+        snapshot = NodeSnapshot(
+            name=self.node,
+            devices={device.uuid: device for device in devices},
+            served=shown.served,
+            paths=self.paths,
+            device_list_strategies=self.cdi.strategies,
+        )
+        self.state.update(devices, software, shown=shown, snapshot=snapshot)
+        self.serve(shown.served)
+        self.advertise_amounts()
+
+    def advertise_amounts(self) -> None:
+        """Show the node's amounts, and what pods request beyond what they have by now."""
+        self.advertise(self.state.shown.with_more(excess_requests(self.checkpoint.entries)))
+
+    def _set_unready(self, reason: str | None) -> None:
+        if reason != self._unready_reason:
+            if reason is not None:
+                logger.warning("no GPUs are served: %s", reason)
+            elif self.state.devices:
+                models = inventory.count_models(self.state.devices)
+                logger.info("%d GPUs: %s", len(self.state.devices), models)
+        self._unready_reason = reason

@@ -1,0 +1,56 @@
+"""What the agent knows of its node now: one value that rooms share, and an event on changes."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.views.advertisement import NodeAdvertisement
+from shared.dialects.advertised import NodeSoftware
+from shared.model.device import Device
+from shared.model.errors import UnavailableError
+
+
+@dataclass(slots=True)
+class NodeState:
+    """The devices as last discovered, and what is advertised of them."""
+
+    devices: tuple[Device, ...] = ()
+    software: NodeSoftware = field(default_factory=NodeSoftware)
+    shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
+    snapshot: NodeSnapshot | None = None
+    """None until the devices are known: nothing is served before that."""
+    report_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a device report must be sent without delay."""
+
+    def get_snapshot(self) -> NodeSnapshot | None:
+        """Return what allocations are decided on; None until the devices are known."""
+        return self.snapshot
+
+    def require_snapshot(self) -> NodeSnapshot:
+        """Return what allocations are decided on. Raises UnavailableError until it is known."""
+        if self.snapshot is None:
+            raise UnavailableError("the node agent does not know its devices yet")
+        return self.snapshot
+
+    def update(
+        self,
+        devices: tuple[Device, ...],
+        software: NodeSoftware,
+        *,
+        shown: NodeAdvertisement,
+        snapshot: NodeSnapshot,
+    ) -> None:
+        """Take newly discovered devices; a report is due."""
+        self.devices, self.software = devices, software
+        self.shown, self.snapshot = shown, snapshot
+        self.report_due.set()
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Return whether the event was set, as soon as it is, or after `timeout_s` seconds."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

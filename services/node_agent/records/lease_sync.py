@@ -1,0 +1,48 @@
+"""Requests leases from the ledger's side, since a pushed update may be late or lost."""
+
+from typing import Protocol
+
+from services.node_agent.records.known_leases import KnownLeases
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+
+REPLY_S = 2.0
+
+
+class LeaseRequester(Protocol):
+    """The bus, as far as leases are requested over it."""
+
+    async def request(
+        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+    ) -> LeasesReply:
+        """Send a request; raises UnavailableError if there is no reply."""
+        ...
+
+
+class LeaseSync:
+    """The leases of one node, requested from any binder.
+
+    All methods raise UnavailableError if there is no reply within `timeout_s`.
+    """
+
+    def __init__(self, node: NodeName, leases: KnownLeases, requester: LeaseRequester) -> None:
+        self.node = node
+        self.leases = leases
+        self._requester = requester
+
+    async def sync(self, *, timeout_s: float = REPLY_S) -> None:
+        """Request the complete list; a known lease that is missing from it has ended."""
+        since = self.leases.revision
+        reply = await self._request((), timeout_s)
+        self.leases.sync(reply.leases, since=since)
+
+    async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
+        """Request the leases of some pods, or of all; return them. None of them ends by it."""
+        reply = await self._request(pods, timeout_s)
+        self.leases.observe(reply.leases)
+        return reply.leases
+
+    async def _request(self, pods: tuple[PodUid, ...], timeout_s: float) -> LeasesReply:
+        request = LeasesRequest(node=self.node, pods=pods)
+        return await self._requester.request(request, LeasesReply, timeout_s=timeout_s)
