@@ -17,7 +17,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     },
     "koordinator": {
         22: ("test_after_flushall_the_rebuild_restores_the_same_leases",),
-        23: ("test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended",),
+        23: ("test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms",),
     },
     "gpusharing": {
         10: (
@@ -56,7 +56,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",
         ),
         37: ("test_each_process_is_named_once_with_its_memory_and_recent_use",),
-        40: ("test_a_share_that_its_node_refused_is_given_back",),
+        40: ("test_the_lease_of_a_refused_share_is_released",),
         41: ("test_an_unhealthy_gpu_leaves_the_node_and_comes_back",),
         42: ("test_killed_between_lease_and_allocate_it_goes_on_where_it_was",),
         43: ("test_40_a_restarted_kubelet_is_registered_with_within_a_second",),

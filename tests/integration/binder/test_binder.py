@@ -272,7 +272,7 @@ async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage)
     assert {each.state for each in again[1:]} == {LeaseState.BOUND}
 
 
-async def test_an_expired_reservation_frees_its_capacity_for_who_waits(stage: Stage) -> None:
+async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage: Stage) -> None:
     first, second = await stage.pod("first"), await stage.pod("second")
     whole = stage.held[0].memory_mib
     queued = PodQueued(

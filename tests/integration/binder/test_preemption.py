@@ -39,7 +39,9 @@ async def stage_of(at: Scene) -> list[PreemptionStage]:
     return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
-async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(at: Scene) -> None:
+async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_nothing(
+    at: Scene,
+) -> None:
     await at.running("old", mib=16_000)
     before = at.writes("old")
     await at.stands("a", "expired", remaining_units=-1, used_units=10)
@@ -120,7 +122,9 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         assert outcome is EvictionOutcome.BLOCKED, why
 
 
-async def test_what_a_policy_of_the_cluster_refuses_holds_up_no_other(server: ValkeyServer) -> None:
+async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(
+    server: ValkeyServer,
+) -> None:
     await server.ready()
     async with scene(server.url, gpus=2) as at:
         refuse(at, "evictions", "pods/eviction", "CREATE", "request.name != 'kept'")
@@ -217,7 +221,7 @@ async def test_gpusharing_29_no_eviction_if_the_freed_parts_are_on_two_devices(
         assert await at.notice("free0") is None
 
 
-async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> None:
+async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> None:
     # All of the node's cpu is taken, too: 64 cores, and the pod in need wants a tenth of one.
     old = await at.running("old", mib=8_000, cpu=64_000)
     await at.stands("a")
@@ -241,7 +245,7 @@ async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> No
     await assert_sound(at.ledger)
 
 
-async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_it(
+async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_them(
     at: Scene,
 ) -> None:
     old = await at.running("old", mib=16_000)
@@ -260,7 +264,7 @@ async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_it(
     assert chosen.lease.pod == pod
 
 
-async def test_gpusharing_30_it_is_offered_to_others_once_the_pod_in_need_is_served(
+async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_has_its_lease(
     at: Scene,
 ) -> None:
     old = await at.running("old", mib=16_000)
@@ -280,7 +284,7 @@ async def test_gpusharing_30_it_is_offered_to_others_once_the_pod_in_need_is_ser
     assert [each.pod for each in offered] == [other]
 
 
-async def test_gpusharing_31_everybody_has_the_notice_and_their_grace(at: Scene) -> None:
+async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene) -> None:
     await at.running("one", mib=8_000, grace_s=45)
     await at.running("two", mib=8_000, grace_s=45)
     await at.stands("a")
@@ -305,7 +309,9 @@ async def test_gpusharing_31_everybody_has_the_notice_and_their_grace(at: Scene)
     assert any("evicted for it" in message for message in at.reports.of("new"))
 
 
-async def test_gpusharing_32_the_same_workload_is_left_alone_for_a_while(at: Scene) -> None:
+async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cooldown(
+    at: Scene,
+) -> None:
     binder = at.binder()
     for number, (lasts_s, evicted) in enumerate([(3_600, True), (500, False), (200, True)]):
         if await at.look("old") is None:
@@ -326,7 +332,7 @@ async def test_gpusharing_32_the_same_workload_is_left_alone_for_a_while(at: Sce
             await at.ledger.release([chosen.lease.pod], reason="over")
 
 
-async def test_gpusharing_33_a_refilled_budget_calls_it_off(at: Scene) -> None:
+async def test_gpusharing_33_a_refilled_budget_cancels(at: Scene) -> None:
     old = await at.running("old", mib=8_000)
     await at.stands("a")
     await at.waits("new", mib=16_000)
@@ -349,9 +355,7 @@ async def test_gpusharing_33_a_refilled_budget_calls_it_off(at: Scene) -> None:
 
 
 @pytest.mark.parametrize("when", ["told", "evicted"])
-async def test_a_pod_in_need_that_is_deleted_frees_what_was_kept_for_it(
-    at: Scene, when: str
-) -> None:
+async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene, when: str) -> None:
     old = await at.running("old", mib=16_000)
     await at.stands("a")
     pod = await at.waits("new")
@@ -372,7 +376,7 @@ async def test_a_pod_in_need_that_is_deleted_frees_what_was_kept_for_it(
         assert await at.notice("old") is None
 
 
-async def test_it_is_given_up_when_a_victim_does_not_end(at: Scene) -> None:
+async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Scene) -> None:
     await at.running("old", mib=16_000, grace_s=10)
     await at.stands("a")
     await at.waits("new")
@@ -434,7 +438,7 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> No
 @pytest.mark.parametrize(
     "why", ["young", "labelled", "no-budget-either", "own-budget-ends", "limit", "disabled"]
 )
-async def test_who_may_not_be_evicted_stays(at: Scene, why: str) -> None:
+async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
     labels = {PREEMPTIBLE: "false"} if why == "labelled" else {}
     await at.running("old", mib=16_000, age_s=30 if why == "young" else 3600, labels=labels)
     await at.stands("a")
@@ -452,7 +456,7 @@ async def test_who_may_not_be_evicted_stays(at: Scene, why: str) -> None:
     assert await at.notice("old") is None
 
 
-async def test_a_budget_that_says_so_ends_leases_for_nobody(at: Scene) -> None:
+async def test_a_budget_policy_evicts_without_a_pending_pod(at: Scene) -> None:
     await at.running("old", mib=16_000)
     await at.stands("a", evict_after_minutes=1, since=at.clock.now())
     binder = at.binder()

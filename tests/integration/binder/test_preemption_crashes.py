@@ -64,7 +64,7 @@ class Mortal(EvictionClient):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", range(1, 7))
-async def test_another_binder_goes_on_wherever_one_is_killed(
+async def test_another_binder_continues_wherever_one_is_killed(
     at: Scene, call: int, after: bool
 ) -> None:
     one = await at.running("one", mib=8_000)
@@ -91,7 +91,7 @@ async def test_another_binder_goes_on_wherever_one_is_killed(
     assert sorted(line.name for line in past) == ["one", "two"]
 
 
-async def test_a_lease_that_nobody_heard_of_is_said_again(at: Scene) -> None:
+async def test_a_lease_whose_event_was_lost_is_published_again(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
     await at.stands("a")
     await at.waits("new")
@@ -120,7 +120,7 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
     assert len((await at.preemptions.state(now=at.clock.now())).evictions) == 1
 
 
-async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) -> None:
+async def test_a_pending_pod_that_is_placed_elsewhere_cancels(at: Scene) -> None:
     await at.running("old", mib=8_000)
     await at.stands("a")
     pod = await at.waits("new", mib=16_000)
@@ -138,7 +138,7 @@ async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) ->
     assert await at.thief() == ""
 
 
-async def test_a_rebuilt_ledger_calls_it_off(at: Scene) -> None:
+async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
     await at.stands("a")
     await at.waits("new")

@@ -49,7 +49,7 @@ async def open_takings(at: Scene) -> list[PreemptionStage]:
     return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
-async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
+async def test_by_default_no_violator_is_evicted(at: Scene) -> None:
     lease = await at.running("bad")
     binder = at.binder()
 
@@ -60,7 +60,7 @@ async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
     assert await at.notice("bad") is None
 
 
-async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scene) -> None:
+async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Scene) -> None:
     lease = await at.running("bad")
     binder = at.binder(**EVICTED)
 
@@ -115,7 +115,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     ],
     ids=["another rule", "another uid", "another node", "long ago", "gone"],
 )
-async def test_what_is_no_reason_or_not_believed_evicts_nobody(
+async def test_reports_that_are_no_reason_or_not_trusted_evict_no_pod(
     at: Scene, changes: dict[str, Any]
 ) -> None:
     lease = await at.running("good")
@@ -135,7 +135,7 @@ async def test_pods_of_spared_namespaces_stay(at: Scene) -> None:
     assert await open_takings(at) == []
 
 
-async def test_a_disruption_budget_protects_violators_and_they_are_told_so(at: Scene) -> None:
+async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scene) -> None:
     lease = await at.running("bad", labels={"app": "x"})
     await at.protect("keep", {"app": "x"}, least=1)
     binder = at.binder(**EVICTED)
@@ -149,7 +149,7 @@ async def test_a_disruption_budget_protects_violators_and_they_are_told_so(at: S
     assert "not evicted after all" in at.reports.of("bad")[-1]
 
 
-async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) -> None:
+async def test_hourly_limits_apply_to_simultaneous_violators(at: Scene) -> None:
     leases = [await at.running(f"bad{n}", gpu=n, owner=f"o{n}") for n in range(4)]
     binder = at.binder(**EVICTED, notice_s=0, per_namespace_hour=2)
 
@@ -169,7 +169,7 @@ async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) ->
     assert all([await at.ending(lease.name) for lease in leases])
 
 
-async def test_another_binder_goes_on_where_one_was_killed(at: Scene) -> None:
+async def test_another_binder_continues_where_one_was_killed(at: Scene) -> None:
     lease = await at.running("bad")
     await at.binder(**EVICTED).evict_violators([seen(at, lease)])
     other = at.binder(**EVICTED)

@@ -13,7 +13,7 @@ from shared.model.names import NodeName
 from shared.model.preemption import EvictionOutcome, PreemptionState, StoredPreemption
 from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
-from tests.unit.binder.test_preemption_rules import EVICTED, NOW, TOLD, eviction, victim
+from tests.unit.binder.preempt.test_rules import EVICTED, NOW, TOLD, eviction, victim
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(

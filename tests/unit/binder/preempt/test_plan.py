@@ -102,7 +102,7 @@ def names(found: PreemptionPlan | NoPlan) -> list[str]:
     return [each.lease.name for each in found.victims]
 
 
-def test_gpusharing_29_devices_are_looked_at_never_a_nodes_sum() -> None:
+def test_gpusharing_29_devices_count_never_a_nodes_sum() -> None:
     held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
     seen = PlanInput(nodes=[account("a", 2, held)], candidates=[candidate(held[0])])
 
@@ -116,7 +116,7 @@ def test_gpusharing_29_devices_are_looked_at_never_a_nodes_sum() -> None:
     assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
 
 
-def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
+def test_no_victim_where_the_pod_fits_or_will_fit() -> None:
     held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
     accounts = [account("a", 2, held)]
     candidates = [candidate(held[0])]
@@ -161,7 +161,7 @@ def test_one_large_victim_rather_than_two_small_ones() -> None:
     assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
 
 
-def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
+def test_a_pod_disruption_budget_is_never_exceeded() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(held)]
     candidates[2] = candidate(held[2], priority=9)
@@ -177,7 +177,7 @@ def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
     assert names(plan(wants(8_000), seen, fit_on_node)) == ["s1"]
 
 
-def test_more_than_the_limits_allow_are_never_chosen() -> None:
+def test_limits_on_victims_are_never_exceeded() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
     seen = PlanInput(
         nodes=[account("a", 1, held)],
@@ -188,7 +188,7 @@ def test_more_than_the_limits_allow_are_never_chosen() -> None:
     assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
 
 
-def test_many_candidates_are_planned_for_in_bounded_work() -> None:
+def test_plans_with_many_candidates_take_bounded_work() -> None:
     held = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
     for gpu in range(8):
         held += [lease(f"q{gpu}", "a", gpu, 9_600)]
@@ -278,7 +278,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: PlanInput, mib: int,
 
 @settings(max_examples=50, deadline=None)
 @given(situations())
-def test_whole_devices_are_freed_wholly(seen: PlanInput) -> None:
+def test_a_whole_device_is_freed_entirely(seen: PlanInput) -> None:
     found = plan(wants(0, whole=True), seen, fit_on_node)
 
     if isinstance(found, PreemptionPlan):

@@ -24,7 +24,7 @@ def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
     return NodeCordons(world.ledger, AgentPresence(agents, agents, clock))
 
 
-async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer() -> None:
+async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.hanging.add(N1)
     it = cordons(world, agents, clock)
@@ -46,7 +46,7 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
     assert world.ledger.cordoned == {}
 
 
-async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
+async def test_a_node_is_cordoned_at_once_when_its_agent_closes_it() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = away("p1")
     it = cordons(world, agents, clock)
@@ -57,7 +57,7 @@ async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
     assert world.ledger.cordoned == {N1: "its agent is being stopped"}
 
 
-async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
+async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.hanging.add(N1)
     it = cordons(world, agents, clock)
@@ -78,7 +78,7 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
     assert world.ledger.cordoned == {}
 
 
-async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_is_asked() -> None:
+async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
@@ -109,7 +109,7 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
     assert world.ledger.cordoned == {}
 
 
-async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
+async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
@@ -134,7 +134,7 @@ async def test_binders_open_what_another_has_shut_only_after_they_were_answered(
     assert await one.presence.deferrals([lease()]) == {}
 
 
-async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere() -> None:
+async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere() -> None:
     new = lease("p1", created_at=NOW)
     world = World(new)
     world.agents.told = {N1: away("p1")}
@@ -163,7 +163,7 @@ async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere
     assert world.ledger.leases == {}
 
 
-async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut() -> None:
+async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned() -> None:
     bound = lease("p1", state=LeaseState.BOUND)
     world = World(bound)
     world.agents.told = {N1: away("p1")}
@@ -176,7 +176,7 @@ async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut(
     assert list(world.ledger.leases) == [bound.pod]
 
 
-async def test_a_placement_that_came_late_waits_for_no_node_that_its_pod_has_left() -> None:
+async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left() -> None:
     world = World(lease("p1", node="n2", state=LeaseState.ACTIVE))
     world.agents.told = {N1: away("p1")}
 

@@ -77,7 +77,7 @@ def test_memory_and_cores_change_alone_or_together() -> None:
         assert change.lease.version == held.version
 
 
-def test_the_same_size_is_no_change_and_the_asked_one_forgets_that_there_was_another() -> None:
+def test_the_same_size_is_no_change_and_the_requested_size_clears_the_former_one() -> None:
     held = running()
     larger = changed(held, wish(6_000)).lease
 
@@ -142,7 +142,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         (running(dialect="klingon"), wish(2_000), "dialect 'klingon'", ""),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason_and_what_to_try(
+def test_an_impossible_size_is_refused_with_reason_and_hint(
     held: Lease | None, asked: ResizeRequest, reason: str, hint: str
 ) -> None:
     said, tried = refused(held, asked)
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_with_the_reason_and_what_to_try(
     assert hint in tried
 
 
-def test_what_the_kubelet_counts_in_device_ids_cannot_change() -> None:
+def test_a_resource_counted_in_device_ids_cannot_change() -> None:
     cards = ledger_node("n1", device(), served=("tencent.com/vcuda-core",))
     held = running(share(memory_mib=4_096, cores_percent=20), dialect="tencent")
 
@@ -161,7 +161,7 @@ def test_what_the_kubelet_counts_in_device_ids_cannot_change() -> None:
     assert changed(held, wish(2_048), cards).shrinks
 
 
-def test_koordinators_terms_and_annotation_follow() -> None:
+def test_koordinators_units_and_annotation_follow() -> None:
     terms = RequestedUnits(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
     held = running(
         share(
@@ -199,7 +199,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
         ("device-unknown of GPU-x", "does not know GPU GPU-x", ""),
     ],
 )
-def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> None:
+def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: str) -> None:
     change = changed(running(), wish(8_000, 40))
 
     said = no_capacity(full(why), change, NODE)
@@ -208,7 +208,7 @@ def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> 
     assert hint in said.hint
 
 
-def test_a_quota_in_the_way_is_named() -> None:
+def test_an_exceeded_quota_is_named() -> None:
     excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
 
     said = no_capacity(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
@@ -218,7 +218,7 @@ def test_a_quota_in_the_way_is_named() -> None:
 
 
 @given(st.integers(1, V100_MIB), st.integers(1, 99), st.integers(1, V100_MIB), st.integers(1, 99))
-def test_who_goes_there_and_back_has_what_there_was(mib: int, cores: int, to: int, tc: int) -> None:
+def test_a_resize_and_its_reverse_restore_the_lease(mib: int, cores: int, to: int, tc: int) -> None:
     held = running(share(memory_mib=mib, cores_percent=cores))
     there = decide(held, wish(to, tc), NODE)
     if isinstance(there, SizeUnchanged):

@@ -17,7 +17,7 @@ def found(message: str = "container c has no region file any more") -> Violation
     )
 
 
-async def test_a_broken_rule_is_a_warning_of_its_pod() -> None:
+async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
     world = World()
 
     async with running(world.binder.write_events):
@@ -44,7 +44,7 @@ def health(*, healthy: bool) -> HealthChanged:
     )
 
 
-async def test_a_sick_device_is_an_event_of_its_node_and_of_each_pod_that_holds_it() -> None:
+async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it() -> None:
     world = World()
 
     async with running(world.binder.write_events):

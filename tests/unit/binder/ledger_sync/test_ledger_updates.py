@@ -28,7 +28,7 @@ from tests.support.binder.events import activation, gone, in_state, report
 from tests.support.binder.world import NOW, World, lease, running, until
 
 
-def test_every_role_of_the_binder_can_be_read() -> None:
+def test_every_handler_signature_can_be_read() -> None:
     roles = {role.method: role for role in roles_of(Binder)}
 
     assert roles["bind_pods"].consumes == (PlacementChosen,)
@@ -37,7 +37,7 @@ def test_every_role_of_the_binder_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_a_pod_that_is_over_ends_its_lease_at_once(phase: str) -> None:
+async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
     world = World(in_state(LeaseState.ACTIVE))
 
     (changed,) = await world.binder.end_leases([gone(phase=phase)])
@@ -46,7 +46,7 @@ async def test_a_pod_that_is_over_ends_its_lease_at_once(phase: str) -> None:
     assert not world.agents.asked
 
 
-async def test_a_pod_deleted_before_it_was_bound_ends_its_lease_at_once() -> None:
+async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> None:
     world = World(in_state(LeaseState.RESERVED))
 
     assert len(await world.binder.end_leases([gone()])) == 1
@@ -64,7 +64,7 @@ def asked_once_more(world: World) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
-async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended(
+async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     state: LeaseState,
 ) -> None:
     world = World(in_state(state))
@@ -87,7 +87,7 @@ async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_en
     assert changed.lease.state is LeaseState.RELEASED
 
 
-async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
+async def test_leases_on_a_silent_node_end_after_25_s() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([gone()])
 
@@ -99,7 +99,7 @@ async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
     assert len(await world.binder.sync.updater.end_confirmed()) == 1
 
 
-async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> None:
+async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
     names = [f"p{number}" for number in range(50)]
     world = World(*(in_state(LeaseState.ACTIVE, name) for name in names))
     await world.binder.end_leases([gone(name) for name in names])
@@ -112,7 +112,7 @@ async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> No
     assert list(world.ledger.leases) == [lease("p7").pod]
 
 
-async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
+async def test_a_suspended_binder_does_not_take_agents_for_dead() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([gone()])
 
@@ -124,7 +124,7 @@ async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
 
 
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
-async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(loop: str) -> None:
+async def test_a_call_without_a_response_requests_a_resync(loop: str) -> None:
     world = World()
     answers = world.ledger.capacity, world.ledger.expire
 
@@ -142,7 +142,7 @@ async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(lo
     assert [type(event) for event in world.bus.published] == [ResyncRequested]
 
 
-async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
+async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods() -> None:
     world = World(in_state(LeaseState.RESERVED))
     waiting = PodQueued(
         pod=PodUid("uid-w"),
@@ -161,7 +161,7 @@ async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
     assert world.bus.published == [replace(waiting, offer=1)]
 
 
-async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> None:
+async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change() -> None:
     world = World()
 
     for _ in range(5):
@@ -170,7 +170,7 @@ async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> No
     assert world.ledger.waiting_pods.scans == 1
 
 
-async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> None:
+async def test_a_lease_that_moved_on_while_it_was_ended_is_a_conflict() -> None:
     world = World(in_state(LeaseState.BOUND))
     stale = structs.replace(in_state(LeaseState.BOUND), version=1)
 
@@ -180,7 +180,7 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> 
     assert lease().pod in world.ledger.leases
 
 
-async def test_expired_reservations_are_told_as_failed_bindings() -> None:
+async def test_expired_reservations_are_failed_bindings() -> None:
     world = World()
     world.ledger.expiring = [structs.replace(lease(), state=LeaseState.EXPIRED)]
 
@@ -191,7 +191,7 @@ async def test_expired_reservations_are_told_as_failed_bindings() -> None:
     assert isinstance(failed, BindingFailed)
 
 
-async def test_activations_are_noted_from_events_and_from_reports() -> None:
+async def test_activations_are_saved_from_events_and_from_reports() -> None:
     world = World(in_state(LeaseState.BOUND, "p1"), in_state(LeaseState.BOUND, "p2"))
     first, second = lease("p1"), lease("p2")
 
@@ -231,7 +231,7 @@ async def test_nodes_come_and_go() -> None:
     assert not world.ledger.nodes
 
 
-async def test_a_share_that_its_node_refused_is_given_back() -> None:
+async def test_the_lease_of_a_refused_share_is_released() -> None:
     world = World(in_state(LeaseState.BOUND))
     refused = ShareRefused(
         node=NodeName("n1"),
@@ -254,7 +254,7 @@ async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
     assert await world.binder.release_refused([forged]) == []
 
 
-async def test_a_node_is_told_only_its_own_leases() -> None:
+async def test_a_node_gets_only_its_own_leases() -> None:
     world = World(lease("p1", "n1"), lease("p2", "n2"))
 
     told = await world.binder.list_leases(LeasesRequest(node=NodeName("n1")))

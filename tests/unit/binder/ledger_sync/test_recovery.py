@@ -8,7 +8,7 @@ from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease
 
 
-def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
+def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> None:
     over, runs, starts = (
         lease("over"),
         lease("runs"),
@@ -29,7 +29,7 @@ def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
     assert recovery.problems == ()
 
 
-def test_a_pod_whose_copy_is_of_another_size_than_its_agents_word_is_to_be_written_anew() -> None:
+def test_an_annotation_that_lags_behind_a_resize_is_marked() -> None:
     old = lease("resized")
     new = structs.replace(
         old, version=5, shares=(structs.replace(old.shares[0], memory_mib=7_000),)

@@ -43,7 +43,7 @@ def annotated(at: World) -> Lease:
     return load_lease(text, namespace=held().namespace, name="p1")
 
 
-async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node() -> None:
+async def test_growing_updates_the_ledger_then_the_node_then_the_pod() -> None:
     at = world()
 
     told = await resize(at, 2_000)
@@ -69,7 +69,7 @@ async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node
     assert at.metrics.resizes == ["resized"]
 
 
-async def test_shrinking_asks_the_node_before_the_ledger() -> None:
+async def test_shrinking_updates_the_node_before_the_ledger() -> None:
     at = world()
     seen: list[list[str]] = []
     at.ledger.before_resize = lambda: seen.append([each.resize_id for each in at.agents.limits])
@@ -82,7 +82,7 @@ async def test_shrinking_asks_the_node_before_the_ledger() -> None:
     assert not at.ledger.locks
 
 
-async def test_less_than_what_is_in_use_is_refused_with_the_figure() -> None:
+async def test_less_than_the_memory_in_use_is_refused_with_the_figure() -> None:
     at = world()
     at.agents.in_use_mib = 800
 
@@ -95,7 +95,7 @@ async def test_less_than_what_is_in_use_is_refused_with_the_figure() -> None:
     assert (await resize(at, 800)).outcome == "resized"
 
 
-async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
+async def test_a_lease_does_not_shrink_while_its_agent_is_silent() -> None:
     at = world()
     at.agents.away.add(held().node)
 
@@ -107,7 +107,7 @@ async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
     assert not at.ledger.locks
 
 
-async def test_what_fits_no_more_is_raised_again_on_the_node() -> None:
+async def test_limits_are_restored_on_the_node_where_the_ledger_has_no_capacity() -> None:
     at = world()
     taken = {DeviceUuid("GPU-n1-0"): DeviceUse(memory_mib=1_000, cores_percent=10)}
     at.ledger.full = NoCapacity(pod=held().pod, reason="cores of GPU-n1-0", devices=taken)
@@ -135,7 +135,7 @@ async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
     assert at.ledger.leases[PodUid("uid-p1")].version == 5
 
 
-async def test_another_resize_under_way_is_waited_for_by_whoever_asks() -> None:
+async def test_a_second_resize_must_wait_for_the_first() -> None:
     at = world()
     at.ledger.locks[PodUid("uid-p1")] = "another's"
 
@@ -145,7 +145,7 @@ async def test_another_resize_under_way_is_waited_for_by_whoever_asks() -> None:
     assert not at.agents.limits
 
 
-async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None:
+async def test_a_repeated_request_changes_nothing_and_finishes_the_first() -> None:
     at = world()
     at.agents.away.add(held().node)
     first = await resize(at, 2_000)
@@ -161,7 +161,7 @@ async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None
     assert sum(isinstance(event, LeaseResized) for event in at.bus.published) == 1
 
 
-async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
+async def test_a_resize_of_a_dead_binder_is_finished_by_another() -> None:
     at = world()
     now = structs.replace(
         held(), version=4, shares=(structs.replace(held().shares[0], memory_mib=2_000),)
@@ -176,7 +176,7 @@ async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
     assert annotated(at).shares == now.shares
 
 
-async def test_a_node_that_is_away_is_asked_again_and_again_with_pauses() -> None:
+async def test_an_unavailable_node_is_retried_with_pauses() -> None:
     at = world()
     at.agents.away.add(held().node)
     await at.ledger.resizes.set_unsynced([held()])
@@ -194,7 +194,7 @@ async def test_a_node_that_is_away_is_asked_again_and_again_with_pauses() -> Non
     assert not at.ledger.unsynced_versions
 
 
-async def test_a_pod_that_ended_meanwhile_leaves_nothing_to_do() -> None:
+async def test_a_resize_of_a_terminated_pod_leaves_nothing_to_do() -> None:
     at = world()
     await at.ledger.resizes.set_unsynced([held()])
     del at.ledger.leases[held().pod]
@@ -205,7 +205,7 @@ async def test_a_pod_that_ended_meanwhile_leaves_nothing_to_do() -> None:
     assert not at.agents.limits
 
 
-async def test_annotations_are_written_of_the_newest_lease_and_never_twice() -> None:
+async def test_annotations_carry_the_newest_lease_and_are_written_once() -> None:
     at = world()
     at.pods.conflicts = 3
     await resize(at, 2_000)
@@ -217,7 +217,7 @@ async def test_annotations_are_written_of_the_newest_lease_and_never_twice() -> 
 
 
 @pytest.mark.parametrize("moment", ["before_read", "before_annotate"])
-async def test_of_two_who_annotate_at_once_the_newer_lease_stays(moment: str) -> None:
+async def test_of_two_concurrent_annotations_the_newer_lease_stays(moment: str) -> None:
     at = world()
     newer = structs.replace(
         held(), version=9, shares=(structs.replace(held().shares[0], memory_mib=3_000),)
@@ -238,7 +238,7 @@ async def test_of_two_who_annotate_at_once_the_newer_lease_stays(moment: str) ->
     assert at.pods.writes == 0
 
 
-async def test_a_pod_of_the_same_name_that_came_after_is_not_annotated() -> None:
+async def test_a_later_pod_of_the_same_name_is_not_annotated() -> None:
     at = world()
     at.pods.annotated["p1"] = replace(at.pods.annotated["p1"], uid=PodUid("uid-of-another"))
 
@@ -248,7 +248,7 @@ async def test_a_pod_of_the_same_name_that_came_after_is_not_annotated() -> None
     assert at.pods.writes == 0
 
 
-async def test_hami_core_13_cores_are_said_to_hold_for_new_processes() -> None:
+async def test_hami_core_13_the_reply_says_that_new_cores_apply_to_new_processes() -> None:
     told = await resize(world(), cores=30)
 
     assert told.notes == (
@@ -257,7 +257,7 @@ async def test_hami_core_13_cores_are_said_to_hold_for_new_processes() -> None:
     )
 
 
-async def test_an_event_of_the_pod_tells_of_it() -> None:
+async def test_a_resize_is_an_event_of_the_pod() -> None:
     at = world()
     await resize(at, 2_000, 20)
 

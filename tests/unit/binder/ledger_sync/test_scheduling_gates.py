@@ -101,7 +101,7 @@ async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
     assert [(event.name, event.reason) for event in at.events] == [("a", "BudgetQueued")]
 
 
-async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -> None:
+async def test_a_refilled_budget_removes_all_gates_by_priority_and_age() -> None:
     at = Stage()
     at.absent.add("gone")
     pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
@@ -116,7 +116,7 @@ async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -
     assert refilled == ["high", "early", "late"]
 
 
-async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again() -> None:
+async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried() -> None:
     at = Stage()
     at.refused.add("first")
     await at.gates.add([gated("first", 1), gated("second", 2)])
@@ -135,7 +135,7 @@ async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_agai
     assert at.held == {}
 
 
-async def test_it_stops_when_the_budget_is_spent_again() -> None:
+async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() -> None:
     at = Stage()
     await at.gates.add([gated(f"p{n:03d}", n) for n in range(3 * BATCH)])
     at.standing, at.exhausted_after = standing("admit"), BATCH
@@ -146,7 +146,7 @@ async def test_it_stops_when_the_budget_is_spent_again() -> None:
     assert len(at.held) == 2 * BATCH
 
 
-async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
+async def test_an_unknown_budget_keeps_gates_for_two_minutes_only() -> None:
     at = Stage()
     await at.gates.add([gated("a")])
 
@@ -159,7 +159,7 @@ async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
     assert at.opened == ["a"]
 
 
-async def test_while_the_api_server_is_away_nobody_is_forgotten() -> None:
+async def test_gated_pods_are_kept_while_the_api_server_is_unavailable() -> None:
     at = Stage()
     await at.gates.add([gated("a")])
     at.standing, at.away = standing("admit"), True
@@ -172,7 +172,7 @@ async def test_while_the_api_server_is_away_nobody_is_forgotten() -> None:
     assert at.opened == ["a"]
 
 
-async def test_a_change_is_looked_at_without_delay() -> None:
+async def test_a_changed_budget_is_handled_without_delay() -> None:
     at = Stage()
     await at.gates.step()
     waiting = asyncio.create_task(at.gates.wait())

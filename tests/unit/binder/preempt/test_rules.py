@@ -83,7 +83,7 @@ def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> EvictionR
         ("guaranteed", "reclaimable", -1, None),
     ],
 )
-def test_standing_comes_before_priority(
+def test_the_lease_class_decides_before_priority(
     theirs: str, own: str, priority: int, cause: PreemptionCause | None
 ) -> None:
     need = PendingPod(pod=PodUid("p"), namespace=B, priority=0)
@@ -91,14 +91,14 @@ def test_standing_comes_before_priority(
     assert cause_for(need, standing("a", theirs), standing("b", own), priority) is cause
 
 
-def test_a_pod_that_never_preempts_has_nobody_evicted_by_priority() -> None:
+def test_a_pod_with_preemption_policy_never_preempts_none_by_priority() -> None:
     need = PendingPod(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
 
     assert cause_for(need, None, None, 0) is None
     assert cause_for(need, standing("a", "expired"), None, 0) is PreemptionCause.EXPIRED
 
 
-def test_the_more_is_overdrawn_the_larger_the_part() -> None:
+def test_the_overdraft_is_measured_in_parts_of_the_budget() -> None:
     def drawn(used: int, left: int | None) -> int:
         return overdraft_permille(standing("a", used_units=used, remaining_units=left))
 
@@ -106,7 +106,7 @@ def test_the_more_is_overdrawn_the_larger_the_part() -> None:
     assert overdraft_permille(None) == 0
 
 
-def test_gpusharing_32_the_pause_doubles_with_every_eviction() -> None:
+def test_gpusharing_32_the_cooldown_doubles_with_every_eviction() -> None:
     rules = PreemptionRules(cooldown_s=600)
     times = [NOW, NOW + 1_000, NOW + 3_000]
 
@@ -119,7 +119,7 @@ def test_gpusharing_32_the_pause_doubles_with_every_eviction() -> None:
     assert cooldown_until([eviction(NOW, owner="other")], "o", rules) == 0
 
 
-def test_limits_count_what_was_done_and_what_is_under_way() -> None:
+def test_limits_count_past_and_planned_evictions() -> None:
     preemption = Preemption(
         id="t", victims=(victim(), victim("w", outcome=EvictionOutcome.EVICTED))
     )
@@ -154,9 +154,7 @@ def test_limits_count_what_was_done_and_what_is_under_way() -> None:
         (Selector(match_expressions=(SelectorRequirement("other", "NotIn", ("x",)),)), True),
     ],
 )
-def test_selectors_are_read_as_kubernetes_reads_them(
-    selector: Selector | None, chosen: bool
-) -> None:
+def test_label_selectors_match_as_in_kubernetes(selector: Selector | None, chosen: bool) -> None:
     assert selects(selector, {"app": "x"}) is chosen
 
 
@@ -200,7 +198,7 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
         (replace(EVICTED, stage=PreemptionStage.HANDED), ENDED, 1, Step.CLOSE),
     ],
 )
-def test_the_next_step_follows_from_what_is_true(
+def test_the_next_step_depends_only_on_the_observed_state(
     preemption: Preemption, seen: ObservedPreemption, after_s: float, step: Step
 ) -> None:
     read = StoredPreemption(preemption=preemption, version=1, claimed=True)
@@ -209,7 +207,7 @@ def test_the_next_step_follows_from_what_is_true(
     assert next_step(read, seen, affairs, NOW + after_s)[0] is step
 
 
-def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
+def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_cancels() -> None:
     affairs = PreemptionState(budgets={A: standing("a", "guaranteed")})
 
     step, why = next_step(
@@ -226,12 +224,12 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
     assert "a/v may keep" in why
 
 
-def test_stages_follow_one_another() -> None:
+def test_a_stage_cannot_be_skipped() -> None:
     with pytest.raises(ConflictError):
         replace(TOLD, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
 
 
-def test_what_pods_are_evicted_for_is_named_exactly() -> None:
+def test_violations_are_parsed_exactly() -> None:
     assert parse_violations(["GpuLimitTampered"]) == {ViolationReason.TAMPERED}
     assert parse_violations([]) == frozenset()
     with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):

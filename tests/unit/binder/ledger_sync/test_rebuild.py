@@ -17,7 +17,7 @@ from tests.support.binder.events import activation, bound, gone, in_state, listi
 from tests.support.binder.world import NOW, World, chosen, lease, running, until
 
 
-async def test_a_lease_whose_pod_is_not_listed_is_ended_like_a_deleted_pods() -> None:
+async def test_a_lease_whose_pod_is_not_listed_ends() -> None:
     world = World(in_state(LeaseState.BOUND))
 
     (said,) = await world.binder.reconcile_listing([listing()])
@@ -36,13 +36,13 @@ async def test_a_listing_counts_only_when_it_is_complete() -> None:
     assert len(second) == 1
 
 
-async def test_a_young_lease_is_no_orphan() -> None:
+async def test_a_new_lease_is_no_orphan() -> None:
     world = World(structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
 
     assert not await world.binder.reconcile_listing([listing()])
 
 
-async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> None:
+async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound() -> None:
     held = in_state(LeaseState.BOUND)
     world = World(held)
     world.pods.seen["p1"] = ObservedPod(held.pod, None)
@@ -52,7 +52,7 @@ async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> 
     assert said == PlacementChosen(lease=held)
 
 
-async def test_a_pod_with_a_lease_that_the_ledger_lacks_is_reported_not_made_up() -> None:
+async def test_a_lease_that_only_the_pod_carries_is_reported_not_created() -> None:
     world = World()
 
     assert not await world.binder.reconcile_listing([listing(bound(lease()))])
@@ -68,7 +68,7 @@ async def wanted(world: World) -> None:
         await until(lambda: world.clock.sleepers)
 
 
-async def test_an_emptied_ledger_gets_back_what_agents_and_pods_say() -> None:
+async def test_an_empty_ledger_is_restored_from_agents_and_pods() -> None:
     world = World()
     world.ledger.is_ready = False
     active, silent = lease("p1", "n1"), lease("p2", "n2")
@@ -90,7 +90,7 @@ async def test_an_emptied_ledger_gets_back_what_agents_and_pods_say() -> None:
     assert states == [("p1", LeaseState.ACTIVE), ("p2", LeaseState.BOUND)]
 
 
-async def test_a_rebuild_lists_pods_only_when_the_bindings_under_way_have_landed() -> None:
+async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight() -> None:
     world = World(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
@@ -125,7 +125,7 @@ async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:
     assert [each.name for each in world.ledger.restored] == ["p1"]
 
 
-async def test_what_cannot_be_restored_is_reported() -> None:
+async def test_leases_that_cannot_be_restored_are_reported() -> None:
     world = World()
     world.ledger.is_ready = False
     forged = replace(bound(lease("p1")), pod=PodUid("another"))

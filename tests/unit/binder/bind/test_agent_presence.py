@@ -20,7 +20,7 @@ PRESENCE = PresenceTiming()
 BATCH = BatchTiming()
 
 
-async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
+async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason() -> None:
     world = World(lease("p1"), lease("p2", node="n2"))
     world.agents.told = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
@@ -37,7 +37,7 @@ async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_rea
     assert any(isinstance(said, PodBound) for said in world.bus.published)
 
 
-async def test_pods_that_come_next_are_asked_for_again_in_the_same_batch() -> None:
+async def test_pods_whose_turn_is_next_are_retried_in_the_same_batch() -> None:
     clock = TurningClock()
     world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
     turns = [("p2", "p3"), ("p3",), ("p3",), ()]
@@ -51,7 +51,7 @@ async def test_pods_that_come_next_are_asked_for_again_in_the_same_batch() -> No
     assert turns == []
 
 
-async def test_a_batch_makes_room_for_others_if_turns_take_long() -> None:
+async def test_a_batch_ends_after_its_wait_if_turns_take_long() -> None:
     clock = TurningClock()
     world = World(lease("p1"), clock=clock)
     world.agents.told = {N1: next_in_turn("p1")}
@@ -63,7 +63,7 @@ async def test_a_batch_makes_room_for_others_if_turns_take_long() -> None:
     assert [each.state for each in world.ledger.leases.values()] == [LeaseState.RESERVED]
 
 
-async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for_no_more() -> None:
+async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding() -> None:
     world = World()
     world.agents.told = {N1: away("p1")}
 
@@ -91,7 +91,7 @@ class TurningClock(FakeClock):
         await asyncio.sleep(0)
 
 
-async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
+async def test_a_node_without_our_agent_defers_no_pod() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
 
@@ -103,7 +103,7 @@ async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
     assert agents.questions == 2, "it is not asked for every pod"
 
 
-async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_long() -> None:
+async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     agents.reported.add(N1)
@@ -119,7 +119,7 @@ async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_
     assert await presence.deferrals([lease()]) == {}
 
 
-async def test_an_agent_that_nobody_could_ask_is_waited_for() -> None:
+async def test_pods_wait_while_the_ledger_cannot_tell_whether_there_is_an_agent() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     agents.reported.add(N1)
@@ -133,7 +133,7 @@ async def test_an_agent_that_nobody_could_ask_is_waited_for() -> None:
     assert lease().pod in held, "it may have been replaced while NATS was away"
 
 
-async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
+async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply()
@@ -153,7 +153,7 @@ async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() 
     assert await presence.deferrals([lease()]) == {}
 
 
-async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
+async def test_a_silent_agent_gets_requests_at_growing_intervals() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply()
@@ -171,7 +171,7 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
     assert 60 / PRESENCE.max_retry_s <= asked_in_a_minute <= 60 / PRESENCE.max_retry_s + 4
 
 
-async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
+async def test_an_agent_with_a_closed_window_gets_a_request_each_time() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply(window_open=False)
@@ -182,7 +182,7 @@ async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
     assert agents.questions == 4, "n1 three times, n2 once"
 
 
-async def test_who_listens_and_does_not_answer_holds_back_from_the_first() -> None:
+async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request() -> None:
     agents = Agents()
     agents.hanging.add(N1)
     presence = AgentPresence(agents, agents, FakeClock())
@@ -202,7 +202,7 @@ async def test_without_nats_no_agent_is_to_blame() -> None:
     assert presence.cordon_changes() == {}
 
 
-async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() -> None:
+async def test_an_agent_that_replaces_another_plugin_gets_requests_again() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     presence.mark_absent([N1])
@@ -213,7 +213,7 @@ async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() 
     assert "does not respond" in held[lease().pod].reason
 
 
-async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_before() -> None:
+async def test_pods_wait_for_an_agent_that_reported_before_any_request() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
     presence.mark_present([N1])
@@ -224,7 +224,7 @@ async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_befor
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
-async def test_a_clock_that_is_set_changes_nothing_in_how_long_agents_are_trusted(
+async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted(
     jump_s: float,
 ) -> None:
     agents, clock = Agents(), FakeClock()

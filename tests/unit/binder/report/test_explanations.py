@@ -83,7 +83,7 @@ def test_a_rejected_request_is_explained_with_its_own_reason() -> None:
     assert explain(rejected).message == rejected.reason
 
 
-def test_a_condition_is_left_alone_if_it_says_so_already() -> None:
+def test_an_equal_condition_is_not_written_again() -> None:
     why = explain(refused())
     same = seen(status="False", reason="Unschedulable", message=why.message)
 
@@ -94,14 +94,14 @@ def test_a_bound_pod_is_never_called_unschedulable() -> None:
     assert condition_patch(explain(refused()), seen(node="n1"), NOW) is None
 
 
-def test_the_condition_holds_only_for_the_version_that_was_read() -> None:
+def test_the_patch_names_the_resource_version_that_was_read() -> None:
     patch = condition_patch(explain(refused()), seen(), NOW)
 
     assert patch is not None
     assert patch["metadata"] == {"uid": "uid-p1", "resourceVersion": "7"}
 
 
-async def test_a_condition_that_met_a_conflict_is_decided_afresh() -> None:
+async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
     pods, clock = FakePods(), FakeClock()
     writer = ConditionWriter(pods, clock, FakeMetrics())
     pods.conditions["p1"] = seen()
@@ -117,7 +117,7 @@ async def test_a_condition_that_met_a_conflict_is_decided_afresh() -> None:
     assert [name for name, _ in pods.patches] == ["p1"]
 
 
-async def test_a_text_that_changes_all_the_time_is_written_every_5_s_only() -> None:
+async def test_a_changing_message_is_written_every_5_s_only() -> None:
     pods, clock = FakePods(), FakeClock()
     writer = ConditionWriter(pods, clock, FakeMetrics())
     pods.conditions["p1"] = seen()
@@ -163,7 +163,7 @@ async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
     assert written["count"] == 2
 
 
-async def test_events_outlive_an_api_server_that_is_away() -> None:
+async def test_events_are_written_once_the_api_server_is_back() -> None:
     pods, clock = FakePods(), FakeClock()
     pods.away = True
     writer = EventWriter(pods, clock, FakeMetrics())
@@ -189,7 +189,7 @@ async def test_warnings_go_before_the_rest() -> None:
     assert next(iter(pods.events)).startswith("waits.")
 
 
-def test_a_pod_that_is_too_loud_is_dropped_and_counted() -> None:
+def test_too_many_events_of_one_pod_are_dropped_and_counted() -> None:
     metrics = FakeMetrics()
     writer = EventWriter(FakePods(), FakeClock(), metrics)
 

@@ -14,7 +14,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.world import World, chosen, lease, running, until
 
 
-async def test_a_placement_is_bound_with_all_annotations_in_one_post() -> None:
+async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> None:
     world = World(lease())
 
     async with running(world.binder.send_bindings):
@@ -27,7 +27,7 @@ async def test_a_placement_is_bound_with_all_annotations_in_one_post() -> None:
     assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
 
 
-async def test_the_node_hears_of_the_lease_before_the_post() -> None:
+async def test_the_lease_is_published_before_the_binding_is_sent() -> None:
     world = World(lease())
     heard: list[LeaseState] = []
     world.pods.before_post = lambda: heard.extend(
@@ -40,7 +40,7 @@ async def test_the_node_hears_of_the_lease_before_the_post() -> None:
     assert heard == [LeaseState.BOUND]
 
 
-async def test_an_expired_lease_is_never_posted_and_its_pod_told_of_again() -> None:
+async def test_an_expired_lease_is_not_bound_and_its_binding_fails() -> None:
     world = World()
 
     async with running(world.binder.send_bindings):
@@ -85,7 +85,7 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
         (ObservedPod(lease().pod, NodeName("n1"), terminal=True), "has terminated"),
     ],
 )
-async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
+async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
     seen: ObservedPod | None, word: str
 ) -> None:
     world = World(lease())
@@ -102,7 +102,7 @@ async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
     assert not world.ledger.leases
 
 
-async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
+async def test_an_error_of_the_api_server_is_in_the_event() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
     world.pods.seen["p1"] = ObservedPod(lease().pod, None)
@@ -114,7 +114,7 @@ async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
     assert "403 Forbidden" in failed.reason
 
 
-async def test_a_lost_answer_to_a_binding_that_happened_is_a_success() -> None:
+async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [UnavailableError("connection lost")]
     world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
@@ -140,7 +140,7 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
     assert [type(event) for event in said] == [PodBound]
 
 
-async def test_while_the_api_server_is_away_leases_are_kept() -> None:
+async def test_leases_stay_while_the_api_server_is_unavailable() -> None:
     world = World(lease())
     world.pods.away = True
 
@@ -151,7 +151,7 @@ async def test_while_the_api_server_is_away_leases_are_kept() -> None:
     assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
 
 
-async def test_a_pod_that_hangs_holds_up_nobody_and_is_not_posted_twice() -> None:
+async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice() -> None:
     world = World(lease("slow"), lease("quick"), batch_wait_s=0.05)
     world.pods.hanging["slow"] = asyncio.Event()
     batch = chosen(lease("slow"), lease("quick"))
@@ -168,7 +168,7 @@ async def test_a_pod_that_hangs_holds_up_nobody_and_is_not_posted_twice() -> Non
     assert sorted(name for name, _, _ in world.pods.posts) == ["quick", "slow"]
 
 
-async def test_a_failing_pod_fails_no_other() -> None:
+async def test_a_failed_binding_fails_no_other() -> None:
     world = World(lease("bad"), lease("good"))
     world.pods.errors["bad"] = [RequestError("404")]
 
@@ -190,7 +190,7 @@ async def test_an_active_lease_needs_no_binding() -> None:
     assert [type(event) for event in said] == [PodBound]
 
 
-async def test_bindings_under_way_when_sending_stops_are_unknown_not_lost() -> None:
+async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost() -> None:
     world = World(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
