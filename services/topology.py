@@ -1,43 +1,24 @@
-"""The list of services, and the drawing of who says what to whom, read from their signatures."""
+"""The list of services, and which publishes what to which other, read from their signatures."""
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.model.events.event import Event
-from shared.model.events.pod_events import (
-    BindingFailed,
-    BudgetChanged,
-    Heartbeat,
-    LeaseChanged,
-    LeaseResized,
-    LedgerRebuilt,
-    PodBound,
-    PodQueued,
-    ResyncRequested,
-)
-from shared.model.events.request_reply import (
-    BindRequest,
-    LeasesRequest,
-    LimitsRequest,
-    ResizeRequest,
-    TerminationRequest,
-)
+from shared.model.events.pod_events import Heartbeat
+from shared.model.events.request_reply import ResizeRequest
 from shared.runtime.service import Role, roles_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceListed:
-    """Where a service's class is, and what it says outside its handlers and sources."""
+class ServiceEntry:
+    """A service's name, and where its class is."""
 
     name: str
     module: str
-    cls: str
-    also_publishes: tuple[type[Event], ...] = ()
-    """From loops and adapters: questions it asks, and facts that follow from no one event."""
-
+    class_name: str
     per_node: bool = False
-    """Each replica looks after one node, and speaks and asks for that one only."""
+    """Each replica serves one node, and uses only the subjects of that node."""
 
     @property
     def folder(self) -> str:
@@ -45,65 +26,43 @@ class ServiceListed:
         return self.module.rpartition(".")[0]
 
 
-SERVICES: tuple[ServiceListed, ...] = (
-    ServiceListed(name="watcher", module="services.watcher.service", cls="Watcher"),
-    ServiceListed(name="placer", module="services.placer.service", cls="Placer"),
-    ServiceListed(
-        name="binder",
-        module="services.binder.service",
-        cls="Binder",
-        also_publishes=(
-            BindRequest,
-            BindingFailed,
-            TerminationRequest,
-            LeaseChanged,
-            LeaseResized,
-            LedgerRebuilt,
-            LimitsRequest,
-            ResyncRequested,
-            PodBound,
-            PodQueued,
-        ),
-    ),
-    ServiceListed(
+SERVICES: tuple[ServiceEntry, ...] = (
+    ServiceEntry(name="watcher", module="services.watcher.service", class_name="Watcher"),
+    ServiceEntry(name="placer", module="services.placer.service", class_name="Placer"),
+    ServiceEntry(name="binder", module="services.binder.service", class_name="Binder"),
+    ServiceEntry(
         name="node-agent",
         module="services.node_agent.service",
-        cls="NodeAgent",
-        also_publishes=(LeasesRequest,),
+        class_name="NodeAgent",
         per_node=True,
     ),
-    ServiceListed(
-        name="timekeeper",
-        module="services.timekeeper.service",
-        cls="Timekeeper",
-        also_publishes=(BudgetChanged,),
-    ),
-    ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
-    ServiceListed(name="auth", module="services.auth.service", cls="AuthService"),
-    ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
+    ServiceEntry(name="timekeeper", module="services.timekeeper.service", class_name="Timekeeper"),
+    ServiceEntry(name="webhook", module="services.webhook.service", class_name="Webhook"),
+    ServiceEntry(name="auth", module="services.auth.service", class_name="AuthService"),
+    ServiceEntry(name="dashboard", module="services.dashboard.service", class_name="Dashboard"),
 )
-OPERATOR = ServiceListed(name="operator", module="", cls="", also_publishes=(ResizeRequest,))
-"""No service: whoever types commands, and the questions that these put."""
+OPERATOR = ServiceEntry(name="operator", module="", class_name="")
+"""The user of the commands, which is not a service."""
+OPERATOR_ROLES = (Role(kind="publishes", method="resize", publishes=(ResizeRequest,)),)
 ALL_SERVICES_PUBLISH = (Heartbeat,)
-"""What the runtime says for each replica of any service."""
-
-NO_CONSUMER = "(whoever listens)"
+"""What the runtime publishes for each replica of any service."""
+NO_CONSUMER = "(any observer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One service says an event that another hears."""
+    """One service publishes an event that another consumes."""
 
     publisher: str
     consumer: str
     event: type[Event]
     is_request: bool = False
     observed: bool = False
-    """Overheard: the hearer takes it from nobody."""
+    """The consumer gets copies, and takes the event from no other consumer."""
 
     @property
-    def manner(self) -> str:
-        """How it travels: work, news, question or copy."""
+    def delivery(self) -> str:
+        """How it is delivered: work, broadcast, request or observed."""
         if self.observed:
             return "observed"
         return "request" if self.is_request else str(self.event.delivery)
@@ -112,70 +71,67 @@ class Edge:
 def roles() -> dict[str, tuple[Role, ...]]:
     """Return the roles of every service, by its name."""
     return {
-        listed.name: roles_of(getattr(importlib.import_module(listed.module), listed.cls))
-        for listed in SERVICES
+        service.name: roles_of(getattr(importlib.import_module(service.module), service.class_name))
+        for service in SERVICES
     }
+
+
+def published(service_roles: tuple[Role, ...]) -> set[type[Event]]:
+    """Return the events that a service publishes; replies to requests are not among them."""
+    return {event for role in service_roles if role.kind != "answers" for event in role.publishes}
 
 
 def edges() -> tuple[Edge, ...]:
-    """Return who says what to whom; what no service hears goes to `NOBODY`."""
-    also = {listed.name: (*listed.also_publishes, *ALL_SERVICES_PUBLISH) for listed in SERVICES}
-    return edges_of(roles() | {OPERATOR.name: ()}, also | {OPERATOR.name: OPERATOR.also_publishes})
+    """Return every edge; the consumer of an event that no service consumes is `NO_CONSUMER`."""
+    runtime = Role(kind="publishes", method="runtime", publishes=ALL_SERVICES_PUBLISH)
+    by_name = {name: (*service_roles, runtime) for name, service_roles in roles().items()}
+    return edges_of(by_name | {OPERATOR.name: OPERATOR_ROLES})
 
 
-def edges_of(
-    roles_by_name: Mapping[str, tuple[Role, ...]], also: Mapping[str, tuple[type[Event], ...]]
-) -> tuple[Edge, ...]:
-    """Join what is said with those who hear it, sorted by speaker, hearer and subject."""
-    hears: dict[type[Event], set[str]] = {}
-    asked: set[type[Event]] = set()
-    copied: set[tuple[str, type[Event]]] = set()
-    for name, held in roles_by_name.items():
-        for role in held:
+def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
+    """Join publishers with consumers, sorted by publisher, consumer and subject."""
+    consumers: dict[type[Event], set[str]] = {}
+    requests: set[type[Event]] = set()
+    observations: set[tuple[str, type[Event]]] = set()
+    for name, service_roles in roles_by_name.items():
+        for role in service_roles:
             for event in role.consumes:
-                hears.setdefault(event, set()).add(name)
+                consumers.setdefault(event, set()).add(name)
                 if role.kind == "answers":
-                    asked.add(event)
+                    requests.add(event)
                 if role.kind == "observes":
-                    copied.add((name, event))
-    said = {
-        (name, event)
-        for name, held in roles_by_name.items()
-        for event in (
-            *(event for role in held if role.kind != "answers" for event in role.publishes),
-            *also.get(name, ()),
-        )
-    }
-    found = [
+                    observations.add((name, event))
+    unsorted = [
         Edge(
             publisher=name,
-            consumer=hearer,
+            consumer=consumer,
             event=event,
-            is_request=event in asked,
-            observed=(hearer, event) in copied,
+            is_request=event in requests,
+            observed=(consumer, event) in observations,
         )
-        for name, event in said
-        for hearer in hears.get(event, {NO_CONSUMER})
+        for name, service_roles in roles_by_name.items()
+        for event in published(service_roles)
+        for consumer in consumers.get(event, {NO_CONSUMER})
     ]
     return tuple(
-        sorted(found, key=lambda edge: (edge.publisher, edge.consumer, edge.event.subject))
+        sorted(unsorted, key=lambda edge: (edge.publisher, edge.consumer, edge.event.subject))
     )
 
 
-def unsaid() -> tuple[tuple[str, type[Event]], ...]:
-    """Return what a service hears and no service says: a mistake in one of the signatures."""
-    said = {edge.event for edge in edges()}
+def unpublished() -> tuple[tuple[str, type[Event]], ...]:
+    """Return the events that a service consumes and none publishes: a mistake in a signature."""
+    published_events = {edge.event for edge in edges()}
     return tuple(
         (name, event)
-        for name, held in roles().items()
-        for role in held
+        for name, service_roles in roles().items()
+        for role in service_roles
         for event in role.consumes
-        if event not in said
+        if event not in published_events
     )
 
 
 def mermaid() -> str:
-    """Draw a Mermaid flowchart: work with full lines, news and copies dotted, questions thick."""
+    """Draw a Mermaid flowchart: work solid, broadcasts and copies dotted, requests thick."""
     arrows = {"work": "-->", "broadcast": "-.->", "observed": "-.->", "request": "==>"}
     names: dict[str, str] = {}
     for edge in edges():
@@ -184,19 +140,19 @@ def mermaid() -> str:
     lines = ["flowchart LR", *(f'  {key}["{name}"]' for name, key in sorted(names.items()))]
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for edge in edges():
-        key = (names[edge.publisher], arrows[edge.manner], names[edge.consumer])
+        key = (names[edge.publisher], arrows[edge.delivery], names[edge.consumer])
         grouped.setdefault(key, []).append(edge.event.__name__)
     lines += [
-        f'  {says} {arrow}|"{"<br/>".join(events)}"| {hears}'
-        for (says, arrow, hears), events in grouped.items()
+        f'  {publisher} {arrow}|"{"<br/>".join(events)}"| {consumer}'
+        for (publisher, arrow, consumer), events in grouped.items()
     ]
     return "\n".join(lines)
 
 
 def table() -> str:
-    """Write one line per speaker, event and hearer."""
-    rows = [(edge.publisher, edge.event.subject, edge.manner, edge.consumer) for edge in edges()]
-    rows.insert(0, ("SAYS", "EVENT", "AS", "HEARS"))
+    """Return one line per publisher, event and consumer."""
+    rows = [(edge.publisher, edge.event.subject, edge.delivery, edge.consumer) for edge in edges()]
+    rows.insert(0, ("PUBLISHES", "EVENT", "AS", "CONSUMES"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

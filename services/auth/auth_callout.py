@@ -12,7 +12,7 @@ from typing import Any
 
 from services.auth.nats_users import NatsUser, operator_user, service_users
 from services.auth.nkeys import SERVER, TokenIssuer, verify_claims
-from services.topology import OPERATOR, ServiceListed
+from services.topology import OPERATOR, ServiceEntry
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.runtime.service import Role
@@ -68,7 +68,7 @@ def parse_request(request: str) -> AuthorizationRequest:
 def user_of_token(
     reviewed: ReviewedToken,
     namespace: str,
-    services: Sequence[ServiceListed],
+    services: Sequence[ServiceEntry],
     roles: Mapping[str, tuple[Role, ...]],
 ) -> NatsUser:
     """Return the user that a token authorizes. Raises UnauthorizedError with the reason if none."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.topology import OPERATOR, SERVICES, ServiceListed, roles
+from services.topology import OPERATOR, OPERATOR_ROLES, SERVICES, ServiceEntry, published, roles
 from shared.model.events.event import Delivery, Event
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.names import NodeName
@@ -42,28 +42,27 @@ def operator_user() -> NatsUser:
 
     They receive heartbeats, check the stream, and send the requests that the topology declares.
     """
+    requests = map(subjects.request_subject, published(OPERATOR_ROLES))
     return NatsUser(
         name=OPERATOR.name,
-        publish=_sorted_unique(
-            (f"{API}.STREAM.INFO.{STREAM}", *map(subjects.request_subject, OPERATOR.also_publishes))
-        ),
+        publish=_sorted_unique((f"{API}.STREAM.INFO.{STREAM}", *requests)),
         subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
     )
 
 
 def service_users(
-    services: Sequence[ServiceListed],
+    services: Sequence[ServiceEntry],
     roles_by_name: Mapping[str, tuple[Role, ...]],
     nodes: Sequence[NodeName],
     *,
-    requesters: Sequence[ServiceListed] = (),
+    requesters: Sequence[ServiceEntry] = (),
 ) -> tuple[NatsUser, ...]:
     """Return the users of these services.
 
     They may reply to the services in `requesters`; by default, to each other.
     """
     requesters_by_event = _requesters_by_event(
-        (*(requesters or services), OPERATOR), {OPERATOR.name: (), **roles_by_name}
+        (*(requesters or services), OPERATOR), {OPERATOR.name: OPERATOR_ROLES, **roles_by_name}
     )
     return tuple(
         NatsUser(
@@ -81,8 +80,8 @@ def service_users(
 
 
 def _requesters_by_event(
-    services: Sequence[ServiceListed], roles_by_name: Mapping[str, tuple[Role, ...]]
-) -> dict[type[Event], list[ServiceListed]]:
+    services: Sequence[ServiceEntry], roles_by_name: Mapping[str, tuple[Role, ...]]
+) -> dict[type[Event], list[ServiceEntry]]:
     """Return every request, and the services that send it."""
     requests = {
         event
@@ -93,29 +92,20 @@ def _requesters_by_event(
     }
     return {
         request: [
-            service
-            for service in services
-            if request in _published_events(service, roles_by_name[service.name])
+            service for service in services if request in published(roles_by_name[service.name])
         ]
         for request in requests
     }
 
 
-def _published_events(service: ServiceListed, service_roles: Iterable[Role]) -> set[type[Event]]:
-    published = {
-        event for role in service_roles if role.kind != "answers" for event in role.publishes
-    }
-    return {*published, *service.also_publishes}
-
-
 def _publish_subjects(
-    service: ServiceListed,
-    service_roles: Sequence[Role],
+    service: ServiceEntry,
+    service_roles: tuple[Role, ...],
     node: str,
-    requesters: Mapping[type[Event], Sequence[ServiceListed]],
+    requesters: Mapping[type[Event], Sequence[ServiceEntry]],
 ) -> Iterator[str]:
     yield subjects.publish_subject(Heartbeat)
-    for event in _published_events(service, service_roles):
+    for event in published(service_roles):
         subject_of = subjects.reply_subject if event in requesters else subjects.subscribe_subject
         yield subject_of(event, node)
     for role in service_roles:
@@ -132,7 +122,7 @@ def _publish_subjects(
 
 
 def _subscribe_subjects(
-    service: ServiceListed, service_roles: Sequence[Role], node: str
+    service: ServiceEntry, service_roles: Sequence[Role], node: str
 ) -> Iterator[str]:
     yield f"{subjects.inbox_of(subjects.user_of(service.name, node))}.>"
     for role in service_roles:
@@ -147,14 +137,14 @@ def _subscribe_subjects(
             yield from (f"{subjects.deliver(name)} {name}" for name in _durables(service, role))
 
 
-def _durables(service: ServiceListed, role: Role) -> tuple[str, ...]:
+def _durables(service: ServiceEntry, role: Role) -> tuple[str, ...]:
     consumes_work = any(event.delivery is Delivery.WORK for event in role.consumes)
     if role.kind != "handles" or not consumes_work:
         return ()
     return (subjects.durable_of(service.name, role.method),)
 
 
-def _inboxes(requester: ServiceListed) -> str:
+def _inboxes(requester: ServiceEntry) -> str:
     return f"{subjects.inbox_of(requester.name)}{WILDCARD if requester.per_node else ''}.>"
 
 
@@ -170,7 +160,7 @@ def nats_configuration(
     `tls` are the files of its certificate and of that certificate's key.
     """
     lines = [
-        "# Users and their permissions, written by `leasehold doors` from the declared topology.",
+        "# Users and their permissions, from the topology, written by `leasehold credentials`.",
         "# Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
         *_tls_block(tls),
         "authorization {",

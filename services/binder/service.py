@@ -40,19 +40,30 @@ from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
+    LeaseResized,
+    LedgerRebuilt,
     NodeChanged,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGated,
+    PodQueued,
     PodRejected,
     PodsListed,
     PodTerminated,
     QuotasUpdated,
     ResyncRequested,
 )
-from shared.model.events.request_reply import LeasesReply, LeasesRequest, ResizeReply, ResizeRequest
-from shared.runtime.service import answers, handles, loops
+from shared.model.events.request_reply import (
+    BindRequest,
+    LeasesReply,
+    LeasesRequest,
+    LimitsRequest,
+    ResizeReply,
+    ResizeRequest,
+    TerminationRequest,
+)
+from shared.runtime.service import answers, handles, loops, publishes
 
 VANISHED_S = 1.0
 PREEMPTION_S = 0.5
@@ -104,6 +115,15 @@ class Reports:
     conditions: ConditionWriter
 
 
+@publishes(
+    BindRequest,
+    TerminationRequest,
+    LimitsRequest,
+    LeaseResized,
+    LedgerRebuilt,
+    ResyncRequested,
+    PodQueued,
+)
 class Binder:
     """Stateless but for what is in flight; the ledger and the API server hold the state."""
 

@@ -1,1 +1,1 @@
-"""The leasehold command."""
+"""The `leasehold` command: a room per kind of command, and what several of them use."""

@@ -1,22 +1,22 @@
-"""The `leasehold` command. Every subcommand is imported when it is called, and not before."""
+"""The `leasehold` command. Every subcommand is imported only when it is called."""
 
 import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from services.cli.commands import parser
+from services.cli.parser import build_parser
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
-DEBUG = "LEASEHOLD_DEBUG"
-BUG = 70
+DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
+BUG_EXIT_CODE = 70
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    flags = parser().parse_args(argv)
-    if argv is None and not os.environ.get(DEBUG):
-        sys.excepthook = _say_in_one_line
+    flags = build_parser().parse_args(argv)
+    if argv is None and not os.environ.get(DEBUG_VARIABLE):
+        sys.excepthook = _report_bug
     try:
         code = int(flags.run(flags))
         sys.stdout.flush()
@@ -27,23 +27,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 0
     except LeaseholdError as error:
         print(f"leasehold {flags.command}: {error}", file=sys.stderr)
-        code = _code_of(error)
+        code = _exit_code_of(error)
     sys.exit(code)
 
 
-def _say_in_one_line(
-    kind: type[BaseException], error: BaseException, _: TracebackType | None
-) -> None:
-    """Report what nobody expected, without its traceback, and exit with the code of a bug."""
+def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    """Report an unexpected error in one line, and exit with the code of a bug."""
     sys.stderr.write(
         f"leasehold: a bug, or data of another version: {kind.__name__}: {error}; "
-        f"{DEBUG}=1 shows where\n"
+        f"{DEBUG_VARIABLE}=1 shows where\n"
     )
     sys.stderr.flush()
-    os._exit(BUG)
+    os._exit(BUG_EXIT_CODE)
 
 
-def _code_of(error: LeaseholdError) -> int:
+def _exit_code_of(error: LeaseholdError) -> int:
     if isinstance(error, RequestError):
         return 2
     return 3 if isinstance(error, UnavailableError) else 1

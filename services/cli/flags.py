@@ -1,12 +1,26 @@
-"""Flags that several commands have."""
+"""Flags that several commands have, and how a command is added to the parser."""
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from shared.dialects import SCHEDULERS
+
+Run = Callable[[argparse.Namespace], int]
 
 
-def of_state(command: argparse.ArgumentParser) -> None:
-    """Where `leasehold up` keeps everything."""
+class AddCommand(Protocol):
+    """Adds a command to the parser: its name, its help, what runs it, arguments of examples."""
+
+    def __call__(
+        self, name: str, text: str, run: Run, /, *examples: str
+    ) -> argparse.ArgumentParser:
+        """Return the command's parser."""
+
+
+def add_state(command: argparse.ArgumentParser) -> None:
+    """Add the flag for the state directory of `leasehold up`."""
     command.add_argument(
         "--state",
         default=os.environ.get("LEASEHOLD_STATE", ".leasehold"),
@@ -16,43 +30,62 @@ def of_state(command: argparse.ArgumentParser) -> None:
 
 
 def pod_name(text: str) -> str:
-    """Read a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
+    """Parse a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
     before, _, name = text.rpartition("/")
     if before not in ("", "pod"):
         raise argparse.ArgumentTypeError(
-            f"{text} is no name of a pod; a namespace is named by itself: {name} -n {before}"
+            f"{text} is not a pod name; give the namespace with -n: {name} -n {before}"
         )
     return name
 
 
-def of_pod(command: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    """Name one pod."""
+def add_pod(command: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the argument for one pod, and the flag for its namespace."""
     command.add_argument(
         "pod",
         metavar="POD",
         type=pod_name,
-        nargs=None if needed else "?",
+        nargs=None if required else "?",
         default="",
         help="the pod's name",
     )
-    command.add_argument("-n", "--namespace", default="default", help="default: default")
+    add_namespace(command, "default")
 
 
-def of_api_server(command: argparse.ArgumentParser) -> None:
-    """Where pods and nodes are read."""
+def add_namespace(command: argparse.ArgumentParser, default: str) -> None:
+    """Add the flag for a namespace."""
+    command.add_argument("-n", "--namespace", default=default, help=f"default: {default}")
+
+
+def add_api_server(command: argparse.ArgumentParser) -> None:
+    """Add the flag for the API server."""
     command.add_argument(
         "--kubeconfig",
         default=os.environ.get("LEASEHOLD_KUBECONFIG", ""),
-        help="the API server [LEASEHOLD_KUBECONFIG; default: as DIR/state.json says]",
+        help="the API server [LEASEHOLD_KUBECONFIG; default: the one in DIR/state.json]",
     )
 
 
-def for_programs(command: argparse.ArgumentParser) -> None:
-    """Write JSON."""
-    command.add_argument("--json", action="store_true", help="for programs; keys stay as they are")
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the flag for JSON output."""
+    command.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
 
-def of_server(
+def add_schedulers(command: argparse.ArgumentParser) -> None:
+    """Add the flag for our schedulerName values."""
+    command.add_argument(
+        "--schedulers",
+        default=os.environ.get("LEASEHOLD_SCHEDULERS", ",".join(SCHEDULERS)),
+        help=f"our schedulerName values [LEASEHOLD_SCHEDULERS; default: {','.join(SCHEDULERS)}]",
+    )
+
+
+def schedulers_of(flags: argparse.Namespace) -> frozenset[str]:
+    """Return our schedulerName values."""
+    return frozenset(name.strip() for name in flags.schedulers.split(",") if name.strip())
+
+
+def add_server(
     command: argparse.ArgumentParser,
     server: str,
     *,
@@ -60,42 +93,42 @@ def of_server(
     credentials: str,
     files: Mapping[str, str],
 ) -> None:
-    """Where `server` is, who we are there, and files for its TLS; the texts say what for."""
+    """Add the flags for a server's URL, credentials and TLS files; the texts are their help."""
     prefix = f"LEASEHOLD_{server.upper()}"
     command.add_argument(
         f"--{server}-url",
         default=os.environ.get(f"{prefix}_URL", ""),
-        help=f"{url} [{prefix}_URL; default: as DIR/state.json says]",
+        help=f"{url} [{prefix}_URL; default: the one in DIR/state.json]",
     )
     command.add_argument(
         f"--{server}-credentials",
         default=os.environ.get(f"{prefix}_CREDENTIALS", ""),
         metavar="FILE",
-        help=f"{credentials} [{prefix}_CREDENTIALS; default: likewise]",
+        help=f"{credentials} [{prefix}_CREDENTIALS; default: those in DIR/state.json]",
     )
-    for what, text in files.items():
-        variable = f"{prefix}_{what.upper()}_FILE"
+    for kind, text in files.items():
+        variable = f"{prefix}_{kind.upper()}_FILE"
         command.add_argument(
-            f"--{server}-{what}-file",
+            f"--{server}-{kind}-file",
             default=os.environ.get(variable, ""),
             metavar="FILE",
             help=f"{text} [{variable}]",
         )
 
 
-def of_view(command: argparse.ArgumentParser) -> None:
-    """Where all that a view shows is read, and how it is written."""
-    of_state(command)
-    of_server(
+def add_view(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a command that reads the ledger: state, Redis, API server, JSON."""
+    add_state(command)
+    add_server(
         command,
         "redis",
         url="the ledger",
-        credentials="user:secret for the ledger",
+        credentials="file with user:secret for the ledger",
         files={
-            "ca": "authority of the ledger's certificate, PEM",
-            "certificate": "shown to the ledger if it asks for one, PEM",
-            "key": "of that certificate, PEM",
+            "ca": "certificate authority of the ledger, PEM",
+            "certificate": "client certificate for the ledger, PEM",
+            "key": "key of that certificate, PEM",
         },
     )
-    of_api_server(command)
-    for_programs(command)
+    add_api_server(command)
+    add_json(command)

@@ -1,8 +1,7 @@
-"""The state directory: where everything of one `leasehold up` lives, and who runs it.
+"""The state directory of one `leasehold up`: its paths, its lock, its `state.json`.
 
-`lock` is held (flock) by the supervisor as long as it lives and names its process; the kernel
-lets go of it whatever way the supervisor ends. `state.json` tells the other commands where things
-are.
+The supervisor holds `lock` (flock) as long as it runs, and writes its process id into it; the
+kernel releases the lock however the supervisor ends. Other commands read `state.json`.
 """
 
 import contextlib
@@ -10,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,12 +20,14 @@ from shared.credentials.tls import TlsFiles
 from shared.model.errors import LeaseholdError, RequestError
 
 FORMAT = 1
-MARK = "LEASEHOLD_SUPERVISED"
-"""Environment variable of every process under the supervisor; its value is the state directory."""
+SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
+"""Set in every process under the supervisor; its value is the state directory."""
+MAX_ROOT_BYTES = 107 - len("/nodes/node-999/device-plugins/") - 36
+"""The longest state directory: the kernel takes 107 bytes as the path of a unix socket in it."""
 
 
 class AlreadyRunningError(LeaseholdError):
-    """Somebody runs this state directory now."""
+    """Another supervisor uses this state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +43,22 @@ class StateDir:
 
     @property
     def lock(self) -> Path:
-        """Locked by the supervisor, and holds its process id."""
+        """The supervisor's lock, with its process id."""
         return self.root / "lock"
 
     @property
     def state(self) -> Path:
-        """What other commands read."""
+        """The file that other commands read."""
         return self.root / "state.json"
 
     @property
     def kubeconfig(self) -> Path:
-        """How to reach the simulated cluster."""
+        """The kubeconfig of the simulated cluster."""
         return self.root / "kubeconfig"
 
     @property
     def logs(self) -> Path:
-        """One log per part, and the one before it as `.log.1`."""
+        """One log per component, and the previous one as `.log.1`."""
         return self.root / "logs"
 
     @property
@@ -65,17 +67,17 @@ class StateDir:
         return self.root / "traces"
 
     @property
-    def doors(self) -> Path:
-        """Who may what at NATS and Redis, and everybody's secrets."""
-        return self.root / "doors"
+    def credentials(self) -> Path:
+        """The users of NATS and Redis, and their secrets."""
+        return self.root / "credentials"
 
-    def log(self, part: str) -> Path:
-        """Return the log of a part."""
-        return self.logs / f"{part}.log"
+    def log(self, component: str) -> Path:
+        """Return the log of a component."""
+        return self.logs / f"{component}.log"
 
-    def run_file(self, part: str) -> Path:
+    def run_file(self, component: str) -> Path:
         """Return the file that a service writes once it is ready."""
-        return self.root / "run" / f"{part}.json"
+        return self.root / "run" / f"{component}.json"
 
     def agent(self, node: str) -> Path:
         """Return the directory of a node's agent."""
@@ -98,7 +100,7 @@ class StateDir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartState:
+class ComponentState:
     """One process, as `state.json` shows it."""
 
     name: str
@@ -111,7 +113,7 @@ class PartState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Everything `state.json` says."""
+    """The content of `state.json`."""
 
     pid: int
     started_at: float
@@ -120,20 +122,20 @@ class State:
     redis_url: str
     kubeconfig: str
     nodes: Mapping[str, str]
-    """Name of each simulated node and its layout."""
+    """GPU layout of each simulated node, by name."""
     nats_credentials: str = ""
-    """File with the user and secret by which commands listen; empty: NATS asks for none."""
+    """File with the operator's user and secret for NATS; empty: NATS requires none."""
     nats_ca: str = ""
-    """Authority of the certificate of the NATS that `up` started; empty: it has none."""
+    """Certificate authority of the NATS that `up` started; empty: it has none."""
     redis_credentials: str = ""
-    """Likewise for reading the ledger."""
+    """File with the operator's user and secret for Redis; empty: Redis requires none."""
     ports: Mapping[str, int] = field(default_factory=dict)
-    parts: tuple[PartState, ...] = ()
+    components: tuple[ComponentState, ...] = ()
     format: int = FORMAT
 
     @property
-    def nats_keys(self) -> ClientCredentials:
-        """By what commands listen at NATS."""
+    def nats_client_credentials(self) -> ClientCredentials:
+        """What commands log in to NATS with."""
         return ClientCredentials(
             credentials=Path(self.nats_credentials) if self.nats_credentials else None,
             tls=TlsFiles(ca=Path(self.nats_ca) if self.nats_ca else None),
@@ -142,19 +144,19 @@ class State:
 
 def save_state(directory: StateDir, state: State) -> None:
     """Replace `state.json` in one step."""
-    draft = directory.state.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
-    draft.replace(directory.state)
+    temporary = directory.state.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(directory.state)
 
 
 def load_state(directory: StateDir) -> State | None:
-    """Read `state.json`, or return None if there is none that we can read."""
+    """Read `state.json`, or return None if there is none of this format."""
     try:
-        found: dict[str, Any] = json.loads(directory.state.read_text(encoding="utf-8"))
-        if found.get("format") != FORMAT:
+        fields: dict[str, Any] = json.loads(directory.state.read_text(encoding="utf-8"))
+        if fields.get("format") != FORMAT:
             return None
-        parts = tuple(PartState(**part) for part in found.pop("parts"))
-        return State(**found, parts=parts)
+        components = tuple(ComponentState(**each) for each in fields.pop("components"))
+        return State(**fields, components=components)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -163,34 +165,34 @@ def load_state(directory: StateDir) -> State | None:
 def locked(directory: StateDir) -> Iterator[None]:
     """Hold the lock, with our process id in it.
 
-    Raises AlreadyRunningError naming who holds it.
+    Raises AlreadyRunningError, which names the process that holds it.
     """
     with directory.lock.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            pid = _pid_in(directory) or "unknown"
+            pid = _read_pid(directory) or "unknown"
             raise AlreadyRunningError(
-                f"{directory.root} is in use: process {pid} runs it already; look with "
-                f"`leasehold ps --state {directory.root}`, end it with `leasehold down --state "
-                f"{directory.root}`, or give another --state"
+                f"{directory.root} is in use by process {pid}: show it with `leasehold ps --state "
+                f"{directory.root}`, stop it with `leasehold down --state {directory.root}`, or "
+                "give another --state"
             ) from error
-        write_holder(directory)
+        write_supervisor_pid(directory)
         yield
 
 
-def write_holder(directory: StateDir) -> None:
-    """Note our own process id in the lock; a process that inherited the lock calls it again."""
+def write_supervisor_pid(directory: StateDir) -> None:
+    """Write our process id into the lock; a process that inherits the lock calls this again."""
     directory.lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
 
-def holder(directory: StateDir) -> int | None:
-    """Return the process that runs this directory now, or None if nobody does."""
+def supervisor_pid(directory: StateDir) -> int | None:
+    """Return the process that holds the lock (0: unknown), or None if none does."""
     try:
         with directory.lock.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _pid_in(directory) or 0
+        return _read_pid(directory) or 0
     except OSError:
         return None
     return None
@@ -198,13 +200,11 @@ def holder(directory: StateDir) -> int | None:
 
 def wipe(directory: StateDir) -> None:
     """Remove everything but the lock. Raises RequestError if the directory is not one of ours."""
-    found = {path.name for path in directory.root.iterdir()}
-    if (
-        found - {"lock", "logs", "traces", "run", "nats", "valkey", "agents", "doors"}
-        and "state.json" not in found
-    ):
+    names = {path.name for path in directory.root.iterdir()}
+    own = {"lock", "logs", "traces", "run", "nats", "valkey", "agents", "credentials"}
+    if names - own and "state.json" not in names:
         raise RequestError(
-            f"{directory.root} holds {', '.join(sorted(found)[:5])} and no state.json: it is not a "
+            f"{directory.root} holds {', '.join(sorted(names)[:5])} and no state.json: it is not a "
             "state directory, so --fresh does not empty it; choose another --state"
         )
     for path in directory.root.iterdir():
@@ -214,6 +214,26 @@ def wipe(directory: StateDir) -> None:
             path.unlink()
 
 
-def _pid_in(directory: StateDir) -> int | None:
+def _read_pid(directory: StateDir) -> int | None:
     text = directory.lock.read_text(encoding="utf-8").strip()
     return int(text) if text.isdecimal() else None
+
+
+@contextlib.contextmanager
+def short_root(directory: StateDir) -> Iterator[StateDir]:
+    """Yield the directory, through a temporary symbolic link if its path is too long for sockets.
+
+    The kernel follows symbolic links in a socket's path.
+    """
+    if len(os.fsencode(directory.root)) <= MAX_ROOT_BYTES:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="lh-", dir=_short_temporary()) as folder:
+        link = Path(folder) / "s"
+        link.symlink_to(directory.root, target_is_directory=True)
+        yield StateDir(link)
+
+
+def _short_temporary() -> str:
+    temporary = tempfile.gettempdir()
+    return temporary if len(os.fsencode(temporary)) <= 20 else "/tmp"  # noqa: S108 - our own folder

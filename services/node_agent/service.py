@@ -33,13 +33,14 @@ from shared.model.events.pod_events import LeaseChanged, ResyncRequested
 from shared.model.events.request_reply import (
     BindReply,
     BindRequest,
+    LeasesRequest,
     LimitsReply,
     LimitsRequest,
     TerminationReply,
     TerminationRequest,
 )
 from shared.model.names import NodeName
-from shared.runtime.service import answers, emits, handles, loops
+from shared.runtime.service import answers, emits, handles, loops, publishes
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class UsageLoop(Protocol):
         ...
 
 
+@publishes(LeasesRequest)
 class NodeAgent:
     """One node's agent; it publishes and consumes for its own node only."""
 

@@ -32,7 +32,7 @@ from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
 from shared.model.ledger import Snapshot
 from shared.model.names import DeviceUuid, Namespace
-from shared.runtime.service import loops
+from shared.runtime.service import loops, publishes
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +157,7 @@ class RenewedCertificate(Protocol):
         ...
 
 
+@publishes(BudgetChanged)
 class Timekeeper:
     """Keeps a copy of every account, and drops it where another replica has written."""
 

@@ -51,7 +51,8 @@ def load_login(path: Path) -> Login:
     user, _, secret = text.partition(":")
     if not user or not secret or "\n" in text:
         raise RequestError(
-            f"{path} must hold one line, user:secret; `leasehold doors --out DIR` writes such files"
+            f"{path} must hold one line, user:secret; `leasehold credentials --out DIR` "
+            "writes such files"
         )
     return Login(user=user, secret=secret)
 

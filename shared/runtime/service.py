@@ -16,7 +16,9 @@ from typing import Any, TypeVar, overload
 from shared.model.events.event import Event
 
 F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound=type)
 _MARK = "__leasehold_role__"
+_PUBLISHES = "__leasehold_publishes__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Role:
     """The role of one method of a service."""
 
     kind: str
-    """`handles`, `observes`, `emits`, `answers` or `loops`."""
+    """`handles`, `observes`, `emits`, `answers`, `loops`, or `publishes` of the whole class."""
     method: str
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
@@ -70,10 +72,22 @@ def loops(method: F) -> F:
     return method
 
 
+def publishes(*events: type[Event]) -> Callable[[K], K]:
+    """Mark a service class with the events that its loops and adapters publish."""
+
+    def mark(kind: K) -> K:
+        setattr(kind, _PUBLISHES, events)
+        return kind
+
+    return mark
+
+
 def roles_of(service: type | object) -> tuple[Role, ...]:
-    """Return the roles of a service's methods, sorted by name."""
+    """Return the roles of a service's methods, in order of their names, then of its class."""
     kind = service if isinstance(service, type) else type(service)
-    return tuple(_roles(kind))
+    declared = getattr(kind, _PUBLISHES, ())
+    whole = Role(kind="publishes", method=kind.__name__, publishes=declared)
+    return (*_roles(kind), *((whole,) if declared else ()))
 
 
 def _roles(service: type) -> Iterator[Role]:

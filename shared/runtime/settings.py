@@ -34,7 +34,8 @@ class ServiceSettings:
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
     nats_credentials: Path | None = setting(
-        None, "file of one line, user:secret, for NATS; `leasehold doors --out DIR` writes such"
+        None,
+        "file with user:secret for NATS; `leasehold credentials --out DIR` writes such",
     )
     nats_token_file: Path | None = setting(
         None, "instead: file with a token of this service's account, for the auth service to review"
@@ -78,7 +79,8 @@ class LedgerSettings(ServiceSettings):
         "the ledger: Redis or Valkey; rediss:// with TLS; redis+sentinel://HOST,HOST/NAME",
     )
     redis_credentials: Path | None = setting(
-        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
+        None,
+        "file with user:secret for Redis; `leasehold credentials --out DIR` writes such",
     )
     redis_ca_file: Path | None = setting(
         None, "PEM file of the authority of Redis' certificate; default: those the system trusts"

@@ -16,7 +16,7 @@ from pathlib import Path
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from services.cli.admin import credentials
+from services.cli import credentials
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.nats.connection import connected
@@ -51,7 +51,7 @@ async def published(client: Client) -> float:
 
 async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
     """Start a server and return a client of it that also answers."""
-    written = credentials.write(folder / "doors", [], names=["127.0.0.1"] if tls else [])
+    written = credentials.write(folder / "credentials", [], names=["127.0.0.1"] if tls else [])
     secret = written.nats("binder").read_text().strip().partition(":")[2]
     config = folder / "nats.conf"
     cover = f"tls {{ cert_file: '{written.certificate}', key_file: '{written.key}' }}\n"

@@ -73,6 +73,7 @@ def test_every_probe_has_its_row() -> None:
 
 def test_every_invariant_of_the_audit_has_its_row() -> None:
     sources = sorted((ROOT / "services" / "cli" / "audit").glob("*.py"))
-    checked = set(re.findall(r'invariant="(\w+)"', "".join(map(Path.read_text, sources))))
+    pattern = r'(?:invariant=|device_difference\()"(\w+)"'
+    checked = set(re.findall(pattern, "".join(map(Path.read_text, sources))))
 
     assert first_cells(section("`leasehold audit` finds a difference")) == checked

@@ -73,7 +73,7 @@ async def restarted(up: Stack, part: str) -> None:
 
 
 def pid_of(up: Stack, part: str) -> int | None:
-    found: int | None = next(p for p in up.state()["parts"] if p["name"] == part)["pid"]
+    found: int | None = next(p for p in up.state()["components"] if p["name"] == part)["pid"]
     return found
 
 

@@ -51,7 +51,7 @@ async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
     assert findings(node).keys() | findings(around).keys() == findings(done).keys()
     assert findings(node).keys() & findings(around).keys() == {"api-clock"}
     assert {"rights", "kubelet-socket"} <= findings(node).keys()
-    assert {"nats", "redis", "parts"} <= findings(around).keys()
+    assert {"nats", "redis", "components"} <= findings(around).keys()
 
 
 async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:
@@ -97,6 +97,6 @@ async def test_where_there_is_nothing_every_check_says_so(tmp_path: Path) -> Non
     assert "No such file" in found["kubelet-socket"]["text"]
     assert all(one["fix"] for one in found.values() if one["outcome"] == "fail")
     assert "NATS" in found["nats"]["text"]
-    assert "/nowhere/libvgpu.so is not there" in found["library"]["text"]
+    assert "/nowhere/libvgpu.so is missing" in found["library"]["text"]
     assert found["redis"]["outcome"] == "skipped"
     assert found["rights"]["outcome"] == "skipped"

@@ -83,7 +83,7 @@ async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(cluste
     waiting = await cluster.until(f"{second}-0", lambda pod: "1 of 3 fit" in why(pod))
     assert not waiting["spec"].get("nodeName")
     told = await cluster.leasehold("explain", f"{second}-0")
-    assert f"gang        default/{second}, 3 run together or none does" in told.out
+    assert f"gang        default/{second}, at least 3 run together or none" in told.out
     await cluster.audit()
 
     await asyncio.gather(

@@ -71,7 +71,16 @@ def device_of(pod: dict[str, Any]) -> str:
 
 async def dry_run(cluster: Stack) -> dict[str, Any]:
     """The plan for the waiting pod, once its devices may be taken back."""
-    command = ("reclaim", "--dry-run", "saver", "-n", "team-b", "--min-runtime-s", "0", "--json")
+    command = (
+        "preemptions",
+        "--dry-run",
+        "saver",
+        "-n",
+        "team-b",
+        "--min-runtime-s",
+        "0",
+        "--json",
+    )
     async with asyncio.timeout(30):
         while (done := await cluster.leasehold(*command)).code:
             await asyncio.sleep(0.1)
@@ -88,7 +97,7 @@ async def test_the_place_of_a_pod_over_budget_goes_to_one_with_budget(cluster: S
     notified = await watching
 
     assert not notified["metadata"].get("deletionTimestamp")
-    victims = (planned["plan"] or planned["under_way"])["victims"]
+    victims = (planned["plan"] or planned["in_progress"])["victims"]
     assert [each["pod"] for each in victims] == ["team-a/spender"]
     after = await until(cluster, "team-b", "saver", lambda pod: pod and running(pod))
 
@@ -97,9 +106,9 @@ async def test_the_place_of_a_pod_over_budget_goes_to_one_with_budget(cluster: S
     events = json.loads(await cluster.kube.read("/api/v1/namespaces/team-a/events"))["items"]
     said = [each["message"] for each in events if each["reason"] == "GPUBudgetPreempt"]
     assert any("will be evicted" in message and "team-b/saver" in message for message in said)
-    done = await cluster.leasehold("reclaim", "--json")
+    done = await cluster.leasehold("preemptions", "--json")
     [line] = json.loads(done.out)["evictions"]
-    assert (line["pod"], line["cause"], line["for"]) == (
+    assert (line["pod"], line["cause"], line["beneficiary"]) == (
         "team-a/spender",
         "reclaimable",
         "team-b/saver",

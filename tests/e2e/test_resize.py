@@ -151,7 +151,7 @@ async def test_an_operator_may_ask_binders_and_not_nodes(up: Stack) -> None:
         url,
         name="test",
         keys=ClientCredentials(
-            credentials=Path(credentials), tls=TlsFiles(ca=up.root / "doors" / "ca.crt")
+            credentials=Path(credentials), tls=TlsFiles(ca=up.root / "credentials" / "ca.crt")
         ),
         keeps_stream=False,
     ) as bus:

@@ -49,7 +49,7 @@ async def test_who_raises_its_own_limit_is_evicted_and_its_neighbour_stays() -> 
                 await asyncio.sleep(0.1)
         await until_gone(up, "bad")
         events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
-        journal = (await up.leasehold("reclaim")).out
+        journal = (await up.leasehold("preemptions")).out
         good = json.loads(await up.kube.read(f"{PODS}/good"))
 
     reasons = {one["reason"] for one in events if one["involvedObject"]["uid"] == uid}

@@ -67,7 +67,7 @@ class Stack:
         return state
 
     def pid(self, part: str) -> int:
-        found = next(p for p in self.state()["parts"] if p["name"] == part)
+        found = next(p for p in self.state()["components"] if p["name"] == part)
         return int(found["pid"])
 
     def kill(self, part: str) -> None:
@@ -76,7 +76,7 @@ class Stack:
 
     def secret(self, door: str, user: str) -> Path:
         """Return the file with a user's secret at `nats` or `redis`."""
-        return self.root / "doors" / door / user
+        return self.root / "credentials" / door / user
 
     def login(self, user: str = "admin") -> dict[str, str]:
         """Return how to be a user of Redis; the administrator may everything."""
@@ -86,7 +86,7 @@ class Stack:
     def bus_flags(self, user: str) -> tuple[str, ...]:
         """Return a service's flags that lead it to this stack's NATS as a user of it."""
         url = ("--nats-url", self.state()["nats_url"])
-        trusting = ("--nats-ca-file", str(self.root / "doors" / "ca.crt"))
+        trusting = ("--nats-ca-file", str(self.root / "credentials" / "ca.crt"))
         return (*url, *trusting, "--nats-credentials", str(self.secret("nats", user)))
 
     async def leasehold(self, *arguments: str) -> Done:

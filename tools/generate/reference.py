@@ -1,20 +1,22 @@
-"""What docs/reference.md says of commands, settings and events, read from the code."""
+"""The generated parts of docs/reference.md: commands, settings, metrics and events."""
 
 import argparse
 import ast
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from services.cli import commands
-from services.topology import OPERATOR, SERVICES, roles
-from shared.model.events import node_events, pod_events, request_reply
+from services.cli.parser import EXIT_CODES, build_parser
+from services.topology import OPERATOR, OPERATOR_ROLES, published, roles
+from shared.model import events
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
+from shared.runtime.service import Role
 from shared.runtime.settings import PREFIX, ServiceSettings
 from simcluster import __main__ as simcluster
 from tools.generate.pages import DOCS, ROOT, filled
@@ -22,13 +24,16 @@ from tools.generate.reference_metrics import node_page, registered
 
 PAGE = DOCS / "reference.md"
 MAIN = "__main__"
-EVENT_MODULES = (pod_events, node_events, request_reply)
+EVENT_MODULES = tuple(
+    importlib.import_module(f"{events.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(events.__path__)
+)
 
 
 def pieces() -> dict[str, str]:
     """Return the generated parts of the page, by the name of their place."""
     return {
-        "exit codes": f"```\n{commands.EXIT_CODES.strip()}\n```",
+        "exit codes": f"```\n{EXIT_CODES.strip()}\n```",
         "commands": _commands(),
         "settings": _settings(),
         "metrics": _metrics(),
@@ -42,7 +47,7 @@ def pieces() -> dict[str, str]:
 
 def _commands() -> str:
     subcommands = next(
-        action.choices for action in _actions(commands.parser()) if isinstance(action.choices, dict)
+        action.choices for action in _actions(build_parser()) if isinstance(action.choices, dict)
     )
     about = {name: str(found.description) for name, found in subcommands.items()}
     parts = [
@@ -60,11 +65,11 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def _flags(parser: argparse.ArgumentParser) -> str:
     rows = []
     for action in _actions(parser):
-        said = str(action.help or "")
+        text = str(action.help or "")
         if action.choices:
-            said = f"{said} one of {', '.join(map(str, action.choices))}".strip()
-        said = said.replace("%(default)s", str(action.default)).replace("%%", "%")
-        rows.append((_flag(action), said))
+            text = f"{text} one of {', '.join(map(str, action.choices))}".strip()
+        text = text.replace("%(default)s", str(action.default)).replace("%%", "%")
+        rows.append((_flag(action), text))
     return _table(("argument", "what"), rows)
 
 
@@ -91,7 +96,7 @@ def _settings() -> str:
 
 
 def _kinds() -> dict[str, type[ServiceSettings]]:
-    """Return each service's settings, found where it builds itself."""
+    """Return the settings of each service, by its name."""
     found: dict[str, type[ServiceSettings]] = {}
     for path in sorted(ROOT.glob(f"services/*/{MAIN}.py")):
         for module in _modules_of(path.parent.name):
@@ -160,26 +165,56 @@ def _events() -> str:
     rows = []
     for kind in _kinds_of_events():
         about = str(inspect.getdoc(kind)).partition("\n")[0]
-        manner, says, hears = _way_of(kind)
-        rows.append((f"`{kind.subject}`", manner, ", ".join(says), ", ".join(hears), about))
-    return _table(("subject", "as", "said by", "heard by", "what"), rows)
+        route = _route_of(kind)
+        publishers, consumers = ", ".join(route.publishers), ", ".join(route.consumers)
+        rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about))
+    return _table(("subject", "as", "published by", "consumed by", "what"), rows)
 
 
-def _way_of(kind: type[Event]) -> tuple[str, list[str], list[str]]:
-    """Return how an event travels, and its speakers and hearers."""
-    held = [(name, role) for name, all_roles in roles().items() for role in all_roles]
-    answering = [role for _, role in held if role.kind == "answers" and kind in role.publishes]
-    if answering:
-        asked = answering[0].consumes[0].__name__
-        return "answer", [f"whoever answers `{asked}`"], ["whoever asked"]
-    says = {name for name, role in held if kind in role.publishes}
-    says |= {listed.name for listed in (*SERVICES, OPERATOR) if kind in listed.also_publishes}
-    if kind is Heartbeat:
-        says = {"every service"}
-    hears = {name for name, role in held if kind in role.consumes}
-    is_question = any(role.kind == "answers" and kind in role.consumes for _, role in held)
-    manner = "question" if is_question else str(kind.delivery)
-    return manner, sorted(says), sorted(hears) or ["whoever listens"]
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How an event is delivered, and between which services."""
+
+    delivery: str
+    publishers: Sequence[str]
+    consumers: Sequence[str]
+
+
+def _route_of(kind: type[Event]) -> Route:
+    by_name = roles()
+    replying = [
+        role
+        for service_roles in by_name.values()
+        for role in service_roles
+        if role.kind == "answers" and kind in role.publishes
+    ]
+    if replying:
+        request = replying[0].consumes[0].__name__
+        return Route(
+            delivery="reply",
+            publishers=[f"the service that replies to `{request}`"],
+            consumers=["the requester"],
+        )
+    publishers = [
+        name
+        for name, service_roles in {**by_name, OPERATOR.name: OPERATOR_ROLES}.items()
+        if kind in published(service_roles)
+    ]
+    consumers = [name for name, service_roles in by_name.items() if _consumes(service_roles, kind)]
+    is_request = any(_replies_to(service_roles, kind) for service_roles in by_name.values())
+    return Route(
+        delivery="request" if is_request else str(kind.delivery),
+        publishers=["every service"] if kind is Heartbeat else sorted(publishers),
+        consumers=sorted(consumers) or ["any observer"],
+    )
+
+
+def _consumes(service_roles: Iterable[Role], kind: type[Event]) -> bool:
+    return any(kind in role.consumes for role in service_roles)
+
+
+def _replies_to(service_roles: Iterable[Role], kind: type[Event]) -> bool:
+    return _consumes([role for role in service_roles if role.kind == "answers"], kind)
 
 
 def _fields() -> str:

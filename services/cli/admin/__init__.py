@@ -1,1 +1,1 @@
-"""Commands that change something: budget, resize, node-keys, credentials, reclaim."""
+"""Commands of an operator: budget, report, preemptions, resize, credentials, node-keys."""

@@ -3,65 +3,68 @@
 import argparse
 import asyncio
 import getpass
-import json
 import os
-import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from services.cli.inspect import sources
+from services.cli import terminal
+from services.cli.formats import timestamp
+from services.cli.snapshot.location import locate, redis_credentials_of
 from services.timekeeper.accounts.budget import balance
 from services.timekeeper.report.showback import GROUPS, Range, Row, add_up, as_csv
 from services.timekeeper.report.showback import shape as row_shape
-from services.timekeeper.report.statuses import minutes, stamp
+from services.timekeeper.report.statuses import minutes
 from services.timekeeper.rest.grants import grant, units_of
 from shared.ledger.budgets import Budgets
 from shared.model.budget import Account, Balance, Budget, PolicyType
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
 
-UNBROKEN_WIDTH = 4_000
 GRANT = "grant"
+T = TypeVar("T")
 
 
 def budget(flags: argparse.Namespace) -> int:
-    """Show how budgets stand, or grant."""
+    """Show budgets, or grant GPU time."""
     if flags.words[:1] == [GRANT] and len(flags.words) > 1:
         return _grant(flags)
     if len(flags.words) > 1:
         raise RequestError(
             f"{' '.join(flags.words)!r} is neither a namespace nor `grant NAMESPACE MINUTES`"
         )
-    wanted = Namespace(flags.words[0]) if flags.words else None
+    namespace = Namespace(flags.words[0]) if flags.words else None
 
     async def read(store: Budgets) -> list[Balance]:
-        return await _balances(store, wanted)
+        return await _balances(store, namespace)
 
-    found = _run(flags, read)
-    if wanted is not None and not found:
+    balances = _run(flags, read)
+    if namespace is not None and not balances:
         print(
-            f"leasehold budget: namespace {wanted} has no budget and has used no GPU; "
+            f"leasehold budget: namespace {namespace} has no budget and has used no GPU; "
             "`leasehold budget` lists those that have",
             file=sys.stderr,
         )
         return 1
     if flags.json:
-        print(json.dumps({"budgets": [shape(each) for each in found]}, indent=1))
-        return 0
-    return _show(found)
+        terminal.print_json({"budgets": [shape(each) for each in balances]})
+    else:
+        from services.cli.admin import budget_render
+
+        terminal.print_text(budget_render.budgets(balances))
+    return 0
 
 
 def report(flags: argparse.Namespace) -> int:
-    """Add up who used what."""
+    """Sum up GPU time by group."""
     within = Range(
         window=flags.window,
-        from_ms=_instant("--from", flags.begin),
-        to_ms=_instant("--to", flags.end),
+        from_ms=_milliseconds("--from", flags.begin),
+        to_ms=_milliseconds("--to", flags.end),
     )
-    group_by = [part for part in flags.group_by.split(",") if part] or list(GROUPS)
+    group_by = [name for name in flags.group_by.split(",") if name] or list(GROUPS)
 
     async def read(store: Budgets) -> list[Row]:
         return await add_up(store, sorted(await store.revisions()), within, group_by)
@@ -70,45 +73,47 @@ def report(flags: argparse.Namespace) -> int:
     if flags.csv:
         sys.stdout.write(as_csv(rows))
     elif flags.json:
-        print(json.dumps({"rows": [row_shape(row) for row in rows]}, indent=1))
+        terminal.print_json({"rows": [row_shape(row) for row in rows]})
     else:
         from services.cli.admin import budget_render
 
-        _print(budget_render.report(rows))
+        terminal.print_text(budget_render.report(rows))
     return 0
 
 
-def shape(seen: Balance) -> dict[str, Any]:
-    """Return a balance for programs; units are text, since JSON numbers lose integers."""
+def shape(balance: Balance) -> dict[str, Any]:
+    """Return the JSON form of a balance; units are text, since JSON numbers lose precision."""
+    allowed, remaining = balance.allowed_units, balance.remaining_units
+    exhausted_ms = balance.exhausted_at_ms
     return {
-        "namespace": seen.namespace,
-        "state": str(seen.state),
-        "window": seen.window.id,
-        "window_start_ms": seen.window.start_ms,
-        "window_end_ms": seen.window.end_ms,
-        "used_units": str(seen.used_units),
-        "allowed_units": None if seen.allowed_units is None else str(seen.allowed_units),
-        "remaining_units": None if seen.remaining_units is None else str(seen.remaining_units),
-        "used_gpu_minutes": minutes(seen.used_units),
-        "burn_milli_gpu": seen.current_rate_milli_gpu,
-        "leases": seen.leases,
-        "exhausted_at": None if seen.exhausted_at_ms is None else stamp(seen.exhausted_at_ms),
+        "namespace": balance.namespace,
+        "state": str(balance.state),
+        "window": balance.window.id,
+        "window_start_ms": balance.window.start_ms,
+        "window_end_ms": balance.window.end_ms,
+        "used_units": str(balance.used_units),
+        "allowed_units": None if allowed is None else str(allowed),
+        "remaining_units": None if remaining is None else str(remaining),
+        "used_gpu_minutes": minutes(balance.used_units),
+        "current_rate_milli_gpu": balance.current_rate_milli_gpu,
+        "leases": balance.leases,
+        "exhausted_at": None if exhausted_ms is None else timestamp(exhausted_ms // 1000),
     }
 
 
-async def _balances(store: Budgets, wanted: Namespace | None) -> list[Balance]:
-    names = [wanted] if wanted is not None else sorted(await store.revisions())
+async def _balances(store: Budgets, namespace: Namespace | None) -> list[Balance]:
+    """Return the balance of one namespace, or of all; a sliding window needs all its buckets."""
+    names = [namespace] if namespace is not None else sorted(await store.revisions())
     now_ms = await store.now_ms()
-    since = dict.fromkeys(names)
-    accounts = await store.load(since)
-    sliding = {
+    accounts = await store.load(dict.fromkeys(names))
+    sliding_since = {
         each.namespace: now_ms - each.budget.policy.length_ms - each.budget.policy.bucket_ms
         for each in accounts
         if each.budget is not None and each.budget.policy.type is PolicyType.SLIDING
     }
-    if sliding:
-        whole = {each.namespace: each for each in await store.load(sliding)}
-        accounts = [whole.get(each.namespace, each) for each in accounts]
+    if sliding_since:
+        complete = {each.namespace: each for each in await store.load(sliding_since)}
+        accounts = [complete.get(each.namespace, each) for each in accounts]
     return [_balance(each, now_ms) for each in accounts if each.windows]
 
 
@@ -128,62 +133,51 @@ def _grant(flags: argparse.Namespace) -> int:
             store,
             namespace,
             units,
-            actor=_who(),
+            actor=_user_name(),
             reason=flags.reason,
             key=uuid4().hex,
         )
         return await _balances(store, namespace)
 
-    (seen,) = _run(flags, write)
-    left = "no limit" if seen.remaining_units is None else f"{minutes(seen.remaining_units)} left"
+    (updated,) = _run(flags, write)
+    remaining = updated.remaining_units
+    left = "no limit" if remaining is None else f"{minutes(remaining)} left"
     print(f"granted {minutes(units)} GPU-minutes to {namespace}: {left}")
     return 0
 
 
-def _who() -> str:
-    """Return who types: by name, or by number where nobody has one, as in a container."""
+def _user_name() -> str:
+    """Return the user's name, or the uid where it has none, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
 
 
-def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[Any]]) -> Any:
-    where = sources.find(
-        flags.state, redis_url=flags.redis_url, redis_keys=sources.redis_keys_of(flags)
+def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[T]]) -> T:
+    location = locate(
+        flags.state, redis_url=flags.redis_url, redis_credentials=redis_credentials_of(flags)
     )
 
-    async def running() -> Any:
+    async def running() -> T:
+        credentials = location.redis_credentials
         try:
-            async with Budgets.connect(where.redis_url, credentials=where.redis_keys) as store:
+            async with Budgets.connect(location.redis_url, credentials=credentials) as store:
                 return await work(store)
         except UnavailableError as error:
-            if where.hint:
-                raise UnavailableError(f"{where.hint} ({error})") from error
+            if location.hint:
+                raise UnavailableError(f"{location.hint} ({error})") from error
             raise
 
     return asyncio.run(running())
 
 
-def _instant(flag: str, text: str) -> int | None:
+def _milliseconds(flag: str, text: str) -> int | None:
     if not text:
         return None
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError as error:
-        raise RequestError(f"{flag} {text!r} is no time such as 2031-05-01T00:00:00Z") from error
-
-
-def _show(found: Sequence[Balance]) -> int:
-    from services.cli.admin import budget_render
-
-    _print(budget_render.budgets(found))
-    return 0
-
-
-def _print(drawn: Any) -> None:
-    from rich.console import Console
-
-    on_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if on_terminal else UNBROKEN_WIDTH
-    Console(highlight=False, width=width).print(drawn)
+        raise RequestError(
+            f"{flag} must be a time such as 2031-05-01T00:00:00Z, got {text!r}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Budgets as text for a terminal; nothing here does I/O."""
+"""Budgets and GPU-time reports as text for a terminal; pure."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.inspect.explain import age
+from services.cli.formats import age, timestamp
 from services.timekeeper.report.showback import Row, shape
-from services.timekeeper.report.statuses import minutes, stamp
+from services.timekeeper.report.statuses import minutes
 from shared.model.budget import Balance, BudgetState
 
-BAR = 20
+BAR_WIDTH = 20
 STYLES = {
     BudgetState.OK: "green",
     BudgetState.WARNING: "yellow",
@@ -20,69 +20,73 @@ STYLES = {
 }
 
 
-def budgets(found: Sequence[Balance]) -> RenderableType:
-    """List how budgets stand: a bar of what is used, what is left, how fast it goes."""
-    if not found:
+def budgets(balances: Sequence[Balance]) -> RenderableType:
+    """List budgets: a bar of the usage, what remains, the current rate, when it runs out."""
+    if not balances:
         return Text(
             "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "
             "`kubectl apply` of a GPUBudget gives it one"
         )
     table = _table(
-        *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "BURN", "LEASES", "EMPTY", "WINDOW")
+        *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "CURRENT RATE", "LEASES"),
+        *("RUNS OUT", "WINDOW"),
     )
-    for seen in found:
+    for balance in balances:
         table.add_row(
-            seen.namespace,
-            Text(str(seen.state), style=STYLES[seen.state]),
-            Text(bar(seen), style=STYLES[seen.state]),
-            minutes(seen.used_units),
-            "no limit" if seen.allowed_units is None else minutes(seen.allowed_units),
-            "-" if seen.remaining_units is None else minutes(seen.remaining_units),
-            f"{seen.current_rate_milli_gpu / 1000:.3f} GPU",
-            str(seen.leases),
-            _empty(seen),
-            seen.window.id + _end(seen),
+            balance.namespace,
+            Text(str(balance.state), style=STYLES[balance.state]),
+            Text(bar(balance), style=STYLES[balance.state]),
+            minutes(balance.used_units),
+            "no limit" if balance.allowed_units is None else minutes(balance.allowed_units),
+            "-" if balance.remaining_units is None else minutes(balance.remaining_units),
+            f"{balance.current_rate_milli_gpu / 1000:.3f} GPU",
+            str(balance.leases),
+            _runs_out(balance),
+            balance.window.id + _window_end(balance),
         )
     return Group(table, Text("amounts are GPU-minutes", style="dim"))
 
 
-def bar(seen: Balance) -> str:
-    """Draw what is used of what may be used."""
-    if seen.allowed_units is None or seen.remaining_units is None:
+def bar(balance: Balance) -> str:
+    """Draw the used part of the allowance."""
+    if balance.allowed_units is None or balance.remaining_units is None:
         return ""
-    whole = max(seen.allowed_units, 1)
-    used = min(max(whole - seen.remaining_units, 0), whole)
-    cells = -(-used * BAR // whole)
-    return "[" + "#" * cells + "." * (BAR - cells) + "]"
+    whole = max(balance.allowed_units, 1)
+    used = min(max(whole - balance.remaining_units, 0), whole)
+    cells = -(-used * BAR_WIDTH // whole)
+    return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
 
 
 def report(rows: Sequence[Row]) -> RenderableType:
-    """List who used what."""
+    """List GPU time by group."""
     if not rows:
         return Text(
-            "no GPU time was charged there; time that is held gets its entry when its lease ends, "
-            "or after a quarter of an hour (`leasehold budget` counts it at once)"
+            "no GPU time was charged in this range; a lease's time is charged when it ends, or "
+            "every 15 minutes (`leasehold budget` counts it at once)"
         )
-    shapes = [shape(row) for row in rows]
-    shown = [
+    columns = [
         *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
         *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
     ]
-    table = _table(*(name.upper().replace("_", " ") for name in shown))
-    for line in shapes:
-        table.add_row(*(str(line[name]) or "-" for name in shown))
+    table = _table(*(name.upper().replace("_", " ") for name in columns))
+    for row in map(shape, rows):
+        table.add_row(*(str(row[name]) or "-" for name in columns))
     return table
 
 
-def _empty(seen: Balance) -> str:
-    if seen.exhausted_at_ms is None:
+def _runs_out(balance: Balance) -> str:
+    if balance.exhausted_at_ms is None:
         return "-"
-    left_s = (seen.exhausted_at_ms - seen.at_ms) / 1000
+    left_s = (balance.exhausted_at_ms - balance.at_ms) / 1000
     return "now" if left_s <= 0 else f"in {age(left_s)}"
 
 
-def _end(seen: Balance) -> str:
-    return "" if seen.window.end_ms is None else f" until {stamp(seen.window.end_ms)}"
+def _window_end(balance: Balance) -> str:
+    return (
+        ""
+        if balance.window.end_ms is None
+        else f" until {timestamp(balance.window.end_ms // 1000)}"
+    )
 
 
 def _table(*titles: str) -> Table:

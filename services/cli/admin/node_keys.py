@@ -1,11 +1,11 @@
-"""`leasehold node-keys`: what a node agent without a pod shows, bound to its Node object.
+"""`leasehold node-keys`: tokens of a node agent without a pod, bound to its Node object.
 
     DIR/api-token      for the API server and the kubelet, --kubelet-token-file
     DIR/nats-token     for NATS, --nats-token-file
     DIR/nats-ca.crt    for --nats-ca-file
     DIR/kubeconfig     names api-token; written once, for --kubeconfig
 
-Each file is replaced as a whole, and whoever uses it reads it again.
+Each file is replaced atomically, and its users read it again.
 """
 
 import argparse
@@ -36,95 +36,100 @@ API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
 DAY_S = 24 * 3600
 
 
-class _Status(msgspec.Struct, rename="camel"):
+class _TokenStatus(msgspec.Struct, rename="camel"):
     token: str
     expiration_timestamp: datetime
 
 
 class _TokenRequest(msgspec.Struct):
-    status: _Status
+    status: _TokenStatus
 
 
-class _ConfigMap(msgspec.Struct):
+class _AuthorityConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeKeys:
-    """What was given for a node."""
+class NodeTokens:
+    """The tokens of one node's agent."""
 
     api_token: str
     nats_token: str
     nats_authority: str
-    ends_at: datetime
+    expires_at: datetime
     """When the first of the tokens expires."""
 
 
 def node_keys(flags: argparse.Namespace) -> int:
     """Run the command."""
     if flags.days < 1:
-        raise RequestError(f"--days {flags.days}: at least 1 is wanted")
+        raise RequestError(f"--days must be at least 1, got {flags.days}")
     credentials = load_credentials(Path(flags.kubeconfig) if flags.kubeconfig else None)
-    began = datetime.now(UTC)
-    keys = asyncio.run(_ask(credentials, flags.namespace, flags.node, flags.days * DAY_S))
+    requested_at = datetime.now(UTC)
+    life_s = flags.days * DAY_S
+    tokens = asyncio.run(_request_tokens(credentials, flags.namespace, flags.node, life_s))
     out = Path(flags.out)
-    write(out, keys, credentials)
-    print(f"{out}: tokens of node {flags.node}, good until {keys.ends_at:%Y-%m-%d %H:%M} UTC")
-    if keys.ends_at < began + timedelta(days=flags.days, seconds=-DAY_S // 24):
-        hours = (keys.ends_at - began) / timedelta(hours=1)
+    write(out, tokens, credentials)
+    expires_at = f"{tokens.expires_at:%Y-%m-%d %H:%M} UTC"
+    print(f"{out}: tokens of node {flags.node}, valid until {expires_at}")
+    if tokens.expires_at < requested_at + timedelta(days=flags.days, seconds=-DAY_S // 24):
+        hours = (tokens.expires_at - requested_at) / timedelta(hours=1)
         print(
-            f"The API server gives no more than {hours:.0f} hours "
+            f"The API server issues tokens for at most {hours:.0f} hours "
             "(--service-account-max-token-expiration): renew them in less than half of that"
         )
     return 0
 
 
-async def _ask(credentials: ClusterCredentials, namespace: str, node: str, life_s: int) -> NodeKeys:
-    """Ask the API server. Raises RequestError, saying what to do, where it does not give them."""
+async def _request_tokens(
+    credentials: ClusterCredentials, namespace: str, node: str, life_s: int
+) -> NodeTokens:
+    """Request the tokens from the API server. Raises RequestError with what to do if it refuses."""
     base = f"/api/v1/namespaces/{quote(namespace, safe='')}"
-    async with KubernetesClient(credentials) as kube:
+    async with KubernetesClient(credentials) as kubernetes:
 
-        async def token(audiences: list[str]) -> _Status:
+        async def token(audiences: list[str]) -> _TokenStatus:
             bound = {"apiVersion": "v1", "kind": "Node", "name": node}
             spec: dict[str, Any] = {"boundObjectRef": bound, "expirationSeconds": life_s}
             if audiences:
                 spec["audiences"] = audiences
             body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
             path = f"{base}/serviceaccounts/{ACCOUNT}/token"
-            return (await kube.create(path, body, _TokenRequest)).status
+            return (await kubernetes.create(path, body, _TokenRequest)).status
 
         try:
             api, nats = await token([]), await token([NATS_AUDIENCE])
-            doors = await kube.read(f"{base}/configmaps/{AUTHORITY_CONFIG_MAP}", _ConfigMap)
+            path = f"{base}/configmaps/{AUTHORITY_CONFIG_MAP}"
+            config_map = await kubernetes.read(path, _AuthorityConfigMap)
         except NotFoundError as error:
             raise RequestError(
                 f"{error}: is --node right, and is Leasehold installed in that namespace?"
             ) from error
         except UnauthorizedError as error:
             raise RequestError(
-                f"{error}. Tokens that have expired, or whose Node was deleted, renew nothing: run "
-                "this command as an administrator, and copy the directory to the node"
+                f"{error}. A token that has expired, or whose Node was deleted, cannot renew "
+                "itself: run this command as an administrator, and copy the directory to the node"
             ) from error
-    authority = (doors.data or {}).get(AUTHORITY, "")
+    authority = (config_map.data or {}).get(AUTHORITY, "")
     if not authority:
         raise RequestError(
             f"ConfigMap {AUTHORITY_CONFIG_MAP} of {namespace} has no {AUTHORITY}: "
             "does the auth service run?"
         )
-    return NodeKeys(
+    return NodeTokens(
         api_token=api.token,
         nats_token=nats.token,
         nats_authority=authority,
-        ends_at=min(api.expiration_timestamp, nats.expiration_timestamp),
+        expires_at=min(api.expiration_timestamp, nats.expiration_timestamp),
     )
 
 
-def write(out: Path, keys: NodeKeys, credentials: ClusterCredentials) -> None:
-    """Write everything; a kubeconfig that is there stays. Raises RequestError if it cannot be."""
+def write(out: Path, tokens: NodeTokens, credentials: ClusterCredentials) -> None:
+    """Write everything; an existing kubeconfig stays. Raises RequestError if it cannot write."""
     files = {
-        NATS_AUTHORITY: keys.nats_authority,
-        NATS_TOKEN: keys.nats_token,
-        API_TOKEN: keys.api_token,
+        NATS_AUTHORITY: tokens.nats_authority,
+        NATS_TOKEN: tokens.nats_token,
+        API_TOKEN: tokens.api_token,
     }
     if not (out / KUBECONFIG).exists():
         files[KUBECONFIG] = kubeconfig(credentials)
@@ -137,7 +142,7 @@ def write(out: Path, keys: NodeKeys, credentials: ClusterCredentials) -> None:
 
 
 def kubeconfig(credentials: ClusterCredentials) -> str:
-    """Return a kubeconfig for the same API server whose user is the token beside it."""
+    """Return a kubeconfig for the same API server whose user has the token in this directory."""
     cluster: dict[str, Any] = {"server": credentials.server}
     if credentials.ca_pem:
         authority = base64.b64encode(credentials.ca_pem.encode()).decode()
@@ -161,8 +166,8 @@ def kubeconfig(credentials: ClusterCredentials) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-    draft.replace(path)
+    temporary.replace(path)

@@ -1,1 +1,1 @@
-"""`leasehold audit`: recomputing totals from leases, pods and agents."""
+"""`leasehold audit`: recomputes every invariant from leases, pods and agents."""

@@ -1,1 +1,1 @@
-"""`leasehold doctor`: checks of a node and of the cluster."""
+"""`leasehold doctor`: checks of nodes and of the cluster's components."""

@@ -1,8 +1,8 @@
-"""What the doctor makes of what was seen of the cluster's parts; pure."""
+"""How the doctor judges the cluster's components; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.cli.doctor.finding import Finding, fail, ok, warn
+from services.cli.doctor.findings import Finding, fail, ok, warn
 from shared.ledger.redis_server import RedisFacts
 
 CLOCK_WARN_S = 0.5
@@ -14,31 +14,31 @@ def nats(messages: int | None) -> Finding:
     """Judge the stream."""
     if messages is None:
         return fail(
-            "NATS has JetStream, and not our stream",
-            "start a service: every one makes the stream; see its log if it cannot",
+            "NATS has JetStream, but not our stream",
+            "start a service: each creates the stream; see its log if it cannot",
         )
     if messages > 10_000:
         return warn(f"{messages} messages wait", "kubectl -n leasehold-system get pods")
-    return ok(f"JetStream answers, {messages} messages wait")
+    return ok(f"JetStream responds, {messages} messages wait")
 
 
-def agent_let_in() -> Finding:
-    """Judge what an agent can see of NATS: that it is let in."""
-    return ok("NATS lets this node's agent in; only others may look at its stream")
+def agent_connected() -> Finding:
+    """Judge what an agent can check of NATS: that it accepts the agent."""
+    return ok("NATS accepts this node's agent, whose user may not read the stream")
 
 
 def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
     """Judge the ledger's server.
 
-    It may stand alone: what is lost with it is rebuilt. Where Sentinels watch over it, somebody
-    counts on another that takes over.
+    A single server is fine: the ledger is rebuilt if it is lost. With Sentinels a replica must be
+    there for the failover.
     """
     unsafe = _unsafe(facts)
     if unsafe is not None:
         return unsafe
     if not facts.replicas and by_sentinels:
         return warn(
-            "it has no replica that Sentinels could have take over",
+            "it has no replica that Sentinels could promote",
             "redis-cli info replication; start its replicas, or have them follow it",
         )
     alone = "no replica (the ledger would be rebuilt from pods and agents)"
@@ -47,14 +47,14 @@ def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
-    """Return how the server can lose what it was told, if it can."""
+    """Return how the server can lose a write, if it can."""
     if facts.role != "master":
         return fail(
             f"it is a {facts.role}: nothing can be written", "give --redis-url of the primary"
         )
     if facts.maxmemory_policy not in {"", "noeviction"}:
         return fail(
-            f"maxmemory-policy is {facts.maxmemory_policy}: it may throw leases away",
+            f"maxmemory-policy is {facts.maxmemory_policy}: it may evict leases",
             "redis-cli config set maxmemory-policy noeviction, and in its configuration",
         )
     if not facts.last_write_succeeded:
@@ -66,24 +66,24 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
         )
     if facts.replay_refusal:
         return fail(
-            "after a restart it reads its file of writes back as its user default, and leaves out "
-            f"what that may not do: {facts.replay_refusal}",
+            "after a restart it replays its append-only file as the user default, and drops what "
+            f"that user may not do: {facts.replay_refusal}",
             "redis-cli acl setuser default off resetpass '~*' '&*' +@all, and so in its users file",
         )
     return None
 
 
-def clock(whose: str, ahead_s: float) -> Finding:
+def clock(server: str, ahead_s: float) -> Finding:
     """Judge how far another clock is from ours."""
-    text = f"the clock of {whose} is {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    sync = "timedatectl; chronyc tracking: have both follow the same time servers"
+    text = f"the clock of {server} is {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
+    fix = "timedatectl; chronyc tracking: both machines need the same time servers"
     if abs(ahead_s) > CLOCK_FAIL_S:
-        return fail(text, sync)
-    return warn(text, sync) if abs(ahead_s) > CLOCK_WARN_S else ok(text)
+        return fail(text, fix)
+    return warn(text, fix) if abs(ahead_s) > CLOCK_WARN_S else ok(text)
 
 
 def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Finding:
-    """Judge registration and certificate; `refusal` says why the server is not believed."""
+    """Judge registration and certificate; `refusal` is why the server is not trusted."""
     if missing:
         return fail(
             f"not registered: {', '.join(missing)}: pods pass unchecked",
@@ -91,7 +91,7 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
         )
     if refusal:
         return fail(
-            f"the API server would not believe it: {refusal}",
+            f"the API server would not trust it: {refusal}",
             "kubectl -n leasehold-system logs deployment/webhook",
         )
     if days_left is None:
@@ -106,52 +106,58 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
         )
     if days_left < WEEK_DAYS:
         return warn(
-            f"its certificate authority expires in {days_left:.1f} days, and nobody renewed it",
+            f"its certificate authority expires in {days_left:.1f} days, and is not renewed",
             "kubectl -n leasehold-system logs deployment/webhook",
         )
-    return ok(f"registered; its certificate authority is good for {days_left:.0f} days")
+    return ok(f"registered; its certificate authority is valid for {days_left:.0f} days")
 
 
-def versions(seen: Mapping[str, str]) -> Finding:
+def versions(by_replica: Mapping[str, str]) -> Finding:
     """Judge the versions of replicas, by name."""
-    if len(set(seen.values())) > 1:
+    if len(set(by_replica.values())) > 1:
+        replicas = sorted(by_replica.items())
         return warn(
-            "parts are of different versions: "
-            + ", ".join(f"{name} {version or 'unknown'}" for name, version in sorted(seen.items())),
+            "components are of different versions: "
+            + ", ".join(f"{name} {version or 'unknown'}" for name, version in replicas),
             "finish the rollout: kubectl -n leasehold-system get pods -o wide",
         )
-    if not seen:
+    if not by_replica:
         return fail(
-            "no part says that it runs", "leasehold up; kubectl -n leasehold-system get pods"
+            "no component sends a heartbeat", "leasehold up; kubectl -n leasehold-system get pods"
         )
-    return ok(f"{len(seen)} parts run, all of version {next(iter(seen.values())) or 'unknown'}")
+    version = next(iter(by_replica.values())) or "unknown"
+    return ok(f"{len(by_replica)} components run, all of version {version}")
 
 
-def complaints(missing: Mapping[str, Sequence[str]]) -> Finding:
-    """Judge what replicas say that they lack."""
-    said = [f"{name}: {', '.join(texts)}" for name, texts in sorted(missing.items()) if texts]
-    if said:
-        return fail("; ".join(said), "kubectl -n leasehold-system logs POD; the part says more")
-    return ok(f"{len(missing)} parts have what they need")
+def components(unready_reasons: Mapping[str, Sequence[str]]) -> Finding:
+    """Judge the reasons why replicas are not ready, by name."""
+    unready = [
+        f"{name}: {', '.join(reasons)}"
+        for name, reasons in sorted(unready_reasons.items())
+        if reasons
+    ]
+    if unready:
+        return fail("; ".join(unready), "kubectl -n leasehold-system logs POD has the details")
+    return ok(f"{len(unready_reasons)} components are ready")
 
 
 def rights(denied: Iterable[str], allowed: int) -> Finding:
     """Judge the rights of the agent's account."""
-    lacking = sorted(denied)
-    if lacking:
+    missing = sorted(denied)
+    if missing:
         return fail(
-            f"the account may not {', '.join(lacking)}",
+            f"the account may not {', '.join(missing)}",
             "kubectl apply -k k8s/base; kubectl auth can-i --list --as "
             "system:serviceaccount:leasehold-system:node-agent",
         )
     return ok(f"the account has all {allowed} rights that an agent needs")
 
 
-def runtime_class(there: bool) -> Finding:
-    """Judge whether pods can ask for NVIDIA's runtime."""
-    if there:
+def runtime_class(exists: bool) -> Finding:
+    """Judge whether pods can select NVIDIA's runtime."""
+    if exists:
         return ok("RuntimeClass nvidia exists")
     return ok(
-        "there is no RuntimeClass nvidia: NVIDIA's runtime has to be the default one of GPU nodes, "
-        "or devices be told by CDI (on a node: container-toolkit, cdi-devices)"
+        "there is no RuntimeClass nvidia: NVIDIA's runtime must be the default one of GPU nodes, "
+        "or devices be passed by CDI (on a node: container-toolkit, cdi-devices)"
     )

@@ -1,4 +1,4 @@
-"""Looks at the cluster's parts for the doctor: one method per check."""
+"""Reads the cluster's components for the doctor: one method per check."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ import msgspec
 from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
-from services.cli.doctor.finding import Finding, SkipError
+from services.cli.doctor.findings import Finding, SkipError
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -27,105 +27,108 @@ from shared.nats.bus import Bus
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 AGENT = "node-agent"
-HEAR_S = 6.0
-"""A little longer than replicas are silent."""
+OBSERVE_S = 6.0
+"""A little longer than the interval of heartbeats."""
 RIGHTS = (
     ("get", "", "nodes", ""),
     ("patch", "", "nodes", ""),
     ("patch", "", "nodes", "status"),
     ("patch", "", "pods", ""),
 )
-"""Verb, group, resource and subresource that an agent needs, besides the kubelet's pods."""
+"""Verb, group, resource and subresource of the rights that an agent needs."""
 POD_LISTS = ("pods", "proxy")
-"""Of nodes: either will do."""
+"""Subresources of nodes with the kubelet's pods: an agent needs the right to get either."""
 
 
-class _ClientConfig(msgspec.Struct):
+class _WebhookClientConfig(msgspec.Struct):
     bundle: str = msgspec.field(name="caBundle", default="")
     url: str = ""
 
 
-class _Webhook(msgspec.Struct):
-    config: _ClientConfig = msgspec.field(name="clientConfig", default_factory=_ClientConfig)
+class _WebhookEntry(msgspec.Struct):
+    config: _WebhookClientConfig = msgspec.field(
+        name="clientConfig", default_factory=_WebhookClientConfig
+    )
 
 
-class _Configuration(msgspec.Struct):
-    webhooks: list[_Webhook] = []
+class _WebhookConfiguration(msgspec.Struct):
+    webhooks: list[_WebhookEntry] = []
 
 
-class _Status(msgspec.Struct):
+class _ReviewStatus(msgspec.Struct):
     allowed: bool = False
 
 
-class _Review(msgspec.Struct):
-    status: _Status = msgspec.field(default_factory=_Status)
+class _AccessReview(msgspec.Struct):
+    status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
 
 
 class ClusterProbes:
-    """NATS, Redis, the API server and what stands in it; what is not known is skipped."""
+    """NATS, Redis, the API server and its objects; a check without an address is skipped."""
 
     def __init__(
         self,
         *,
-        kube: KubernetesClient | LeaseholdError,
+        kubernetes: KubernetesClient | LeaseholdError,
         redis_url: str,
-        redis_keys: ClientCredentials,
+        redis_credentials: ClientCredentials,
         nats_url: str,
-        nats_keys: ClientCredentials,
+        nats_credentials: ClientCredentials,
         simulated: bool,
     ) -> None:
-        self._kube = kube
+        self._kubernetes = kubernetes
         self.redis_url = redis_url
-        self.redis_keys = redis_keys
+        self.redis_credentials = redis_credentials
         self.nats_url = nats_url
-        self.nats_keys = nats_keys
+        self.nats_credentials = nats_credentials
         self.simulated = simulated
-        self._parts: asyncio.Task[dict[str, Heartbeat]] | None = None
+        self._observing: asyncio.Task[dict[str, Heartbeat]] | None = None
 
     @property
-    def kube(self) -> KubernetesClient:
-        """The API server; raises why there is none."""
-        if isinstance(self._kube, LeaseholdError):
-            raise self._kube
-        return self._kube
+    def kubernetes(self) -> KubernetesClient:
+        """The API server; raises the error that says why there is none."""
+        if isinstance(self._kubernetes, LeaseholdError):
+            raise self._kubernetes
+        return self._kubernetes
 
     async def nats(self) -> Finding:
-        """Connect, and ask for the stream; a node's agent, as whom we may come, may not ask."""
+        """Connect, and read the stream, which a node agent's user may not read."""
         if self._is_agent():
-            await server_status.check_connection(self._nats(), self.nats_keys)
-            return judge.agent_let_in()
-        return judge.nats(await server_status.stream_messages(self._nats(), self.nats_keys))
+            await server_status.check_connection(self._nats(), self.nats_credentials)
+            return judge.agent_connected()
+        return judge.nats(await server_status.stream_messages(self._nats(), self.nats_credentials))
 
     async def redis(self) -> Finding:
-        """Ask for its role and how it keeps what it has."""
-        facts = await redis_facts(self._redis(), self.redis_keys)
+        """Read its role and its persistence."""
+        facts = await redis_facts(self._redis(), self.redis_credentials)
         return judge.redis(facts, by_sentinels=uses_sentinels(self.redis_url))
 
     async def redis_clock(self) -> Finding:
-        """Compare clocks: reservations run out by it."""
-        facts = await redis_facts(self._redis(), self.redis_keys)
+        """Compare clocks: reservations expire by Redis' clock."""
+        facts = await redis_facts(self._redis(), self.redis_credentials)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
         """Compare clocks with the API server, whose clock has whole seconds."""
         before = time.time()
-        date = await self.kube.date()
+        date = await self.kubernetes.date()
         after = time.time()
         if not date:
-            raise SkipError("the API server does not tell its time")
-        theirs = parsedate_to_datetime(date).timestamp()
-        return judge.clock("the API server", clock_ahead_s(theirs, before - 1, after))
+            raise SkipError("the API server does not report its time")
+        server_time = parsedate_to_datetime(date).timestamp()
+        return judge.clock("the API server", clock_ahead_s(server_time, before - 1, after))
 
     async def webhook(self) -> Finding:
-        """Look at the registrations, at the authority in them, and at the server if it is near."""
+        """Read the registrations with their authority, and connect to the server by URL."""
         kind = "mutatingwebhookconfigurations"
         try:
-            found = (await self.kube.read(f"{ADMISSION}/{kind}/leasehold", _Configuration)).webhooks
-            missing = [] if found else [kind]
+            path = f"{ADMISSION}/{kind}/leasehold"
+            webhooks = (await self.kubernetes.read(path, _WebhookConfiguration)).webhooks
+            missing = [] if webhooks else [kind]
         except NotFoundError:
-            found, missing = [], [kind]
-        bundle = next((one.config.bundle for one in found if one.config.bundle), "")
-        url = next((one.config.url for one in found if one.config.url), "")
+            webhooks, missing = [], [kind]
+        bundle = next((one.config.bundle for one in webhooks if one.config.bundle), "")
+        url = next((one.config.url for one in webhooks if one.config.url), "")
         trusted = base64.b64decode(bundle) if bundle else b""
         refusal = await self._refusal(url, trusted) if url and trusted else ""
         return judge.webhook(missing, _days_left(trusted), refusal)
@@ -143,26 +146,26 @@ class ClusterProbes:
         return ""
 
     async def versions(self) -> Finding:
-        """Listen to what replicas say of themselves."""
-        return judge.versions({name: part.version for name, part in (await self._heard()).items()})
+        """Observe the replicas' heartbeats for their versions."""
+        heartbeats = await self._heartbeats()
+        return judge.versions({name: one.version for name, one in heartbeats.items()})
 
-    async def parts(self) -> Finding:
-        """Listen to what replicas say that they lack."""
-        return judge.complaints(
-            {name: part.unready_reasons for name, part in (await self._heard()).items()}
-        )
+    async def components(self) -> Finding:
+        """Observe the replicas' heartbeats for reasons why they are not ready."""
+        heartbeats = await self._heartbeats()
+        return judge.components({name: one.unready_reasons for name, one in heartbeats.items()})
 
     async def rights(self) -> Finding:
-        """Ask the API server what our account may do."""
+        """Review the rights of our account at the API server."""
         denied: list[str] = []
         try:
-            for verb, group, resource, part in RIGHTS:
-                if not await self._may(verb, group, resource, part):
-                    denied.append(f"{verb} {'/'.join(filter(None, (resource, part)))}")
-            if not any([await self._may("get", "", "nodes", part) for part in POD_LISTS]):
+            for verb, group, resource, subresource in RIGHTS:
+                if not await self._is_allowed(verb, group, resource, subresource):
+                    denied.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
+            if not any([await self._is_allowed("get", "", "nodes", each) for each in POD_LISTS]):
                 denied.append("get nodes/pods or nodes/proxy")
         except NotFoundError as error:
-            raise SkipError("this API server does not tell what an account may do") from error
+            raise SkipError("this API server has no access reviews") from error
         return judge.rights(denied, len(RIGHTS) + 1)
 
     async def runtime_class(self) -> Finding:
@@ -170,42 +173,48 @@ class ClusterProbes:
         if self.simulated:
             raise SkipError("simulated GPUs need no runtime")
         try:
-            await self.kube.read("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
+            await self.kubernetes.read("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
         except NotFoundError:
-            return judge.runtime_class(there=False)
-        return judge.runtime_class(there=True)
+            return judge.runtime_class(exists=False)
+        return judge.runtime_class(exists=True)
 
-    async def _may(self, verb: str, group: str, resource: str, part: str) -> bool:
-        wanted = {"verb": verb, "group": group, "resource": resource, "subresource": part}
+    async def _is_allowed(self, verb: str, group: str, resource: str, subresource: str) -> bool:
+        attributes = {
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+        }
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted},
+            "spec": {"resourceAttributes": attributes},
         }
-        return (await self.kube.create(REVIEWS, body, _Review)).status.allowed
+        return (await self.kubernetes.create(REVIEWS, body, _AccessReview)).status.allowed
 
-    async def _heard(self) -> dict[str, Heartbeat]:
-        if self._parts is None:
-            self._parts = asyncio.create_task(self._hear())
-        return await self._parts
+    async def _heartbeats(self) -> dict[str, Heartbeat]:
+        """Return the latest heartbeat of each replica; observed once for all checks."""
+        if self._observing is None:
+            self._observing = asyncio.create_task(self._observe_heartbeats())
+        return await self._observing
 
-    async def _hear(self) -> dict[str, Heartbeat]:
+    async def _observe_heartbeats(self) -> dict[str, Heartbeat]:
         if self._is_agent():
             raise SkipError(
-                "a node's agent, as which we came to NATS, may not hear who runs: look as operator"
+                "the NATS user of a node's agent may not observe heartbeats: log in as operator"
             )
         loop = asyncio.get_running_loop()
-        heard: dict[str, Heartbeat] = {}
+        latest: dict[str, Heartbeat] = {}
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
-            keys=self.nats_keys,
+            keys=self.nats_credentials,
             keeps_stream=False,
             patience_s=server_status.TIMEOUT_S,
         ) as bus:
             inbox = await bus.observe((Heartbeat,))
-            until = loop.time() + HEAR_S
-            while (left_s := until - loop.time()) > 0:
+            deadline = loop.time() + OBSERVE_S
+            while (left_s := deadline - loop.time()) > 0:
                 try:
                     async with asyncio.timeout(left_s):
                         batch = await inbox.batch()
@@ -214,28 +223,28 @@ class ClusterProbes:
                 for delivered in batch:
                     for event in delivered.events:
                         if isinstance(event, Heartbeat):
-                            heard[event.instance] = event
-        return {name: part for name, part in heard.items() if not part.stopping}
+                            latest[event.instance] = event
+        return {name: one for name, one in latest.items() if not one.stopping}
 
     def _is_agent(self) -> bool:
-        """Whether NATS knows us as a node's agent; it has users only where somebody must log in."""
-        login = self.nats_keys.login()
+        """Whether we log in to NATS as a node's agent."""
+        login = self.nats_credentials.login()
         return login is not None and login.user.startswith(f"{AGENT}.")
 
     def _nats(self) -> str:
         if not self.nats_url:
-            raise SkipError("no NATS server is known: give --nats-url")
+            raise SkipError("there is no NATS address: give --nats-url")
         return self.nats_url
 
     def _redis(self) -> str:
         if not self.redis_url:
-            raise SkipError("no Redis server is known (agents have no access to it): --redis-url")
+            raise SkipError("there is no Redis address (agents have no access): give --redis-url")
         return self.redis_url
 
 
 def _days_left(trusted: bytes) -> float | None:
-    """Return how long the newest authority is good for; None: there is none."""
+    """Return how long the newest authority is valid; None: there is none."""
     if not trusted:
         return None
-    ends = [one.not_valid_after_utc for one in x509.load_pem_x509_certificates(trusted)]
-    return (max(ends) - datetime.now(UTC)).total_seconds() / 86400
+    expiries = [one.not_valid_after_utc for one in x509.load_pem_x509_certificates(trusted)]
+    return (max(expiries) - datetime.now(UTC)).total_seconds() / 86400

@@ -1,4 +1,4 @@
-"""The command `doctor`: looks at a node and at the cluster's parts, and says what to put right.
+"""The command `doctor`: checks nodes and the cluster's components, and reports what to fix.
 
 `--json` prints {"healthy", "findings": [{"check", "subject", "outcome": "ok" | "warn" | "fail" |
 "skipped", "text", "fix"}]}; a subject is a node's name, or empty.
@@ -9,19 +9,20 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from services.cli import terminal
 from services.cli.doctor.cluster_probes import ClusterProbes
-from services.cli.doctor.finding import Finding, Outcome, SkipError
+from services.cli.doctor.findings import REMEDIES, Finding, Outcome, SkipError
 from services.cli.doctor.node_probes import NodeProbes
-from services.cli.doctor.remedies import REMEDIES
-from services.cli.inspect.sources import redis_keys_of
+from services.cli.snapshot.location import optional_path, redis_credentials_of
 from services.cli.state_dir import StateDir, load_state
 from services.node_agent.instance_lock import POD, this_instance
 from services.node_agent.settings import AgentSettings
@@ -35,8 +36,7 @@ from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName
 from shared.runtime.settings import load
 
-LIMIT_S = 30.0
-"""So long one check may take."""
+CHECK_TIMEOUT_S = 30.0
 COLOURS = {
     Outcome.OK: "green",
     Outcome.WARN: "yellow",
@@ -61,7 +61,7 @@ NODE_CHECKS: Mapping[str, Callable[[NodeProbes], Awaitable[Finding]]] = {
     "library-loads": NodeProbes.library_loads,
     "checkpoint": NodeProbes.checkpoint,
     "pod-resources": NodeProbes.pod_resources,
-    "kubelet-checkpoint": NodeProbes.kubelet_record,
+    "kubelet-checkpoint": NodeProbes.kubelet_checkpoint,
     "processes": NodeProbes.processes,
 }
 CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
@@ -72,58 +72,58 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "webhook": ClusterProbes.webhook,
     "rights": ClusterProbes.rights,
     "runtime-class": ClusterProbes.runtime_class,
-    "parts": ClusterProbes.parts,
+    "components": ClusterProbes.components,
     "versions": ClusterProbes.versions,
 }
-OF_A_NODE = frozenset({"api-clock", "rights"})
-"""What the cluster is asked on behalf of a node's agent, with its account."""
-OF_ITS_AGENT = frozenset({"rights"})
-"""What only its account can ask."""
+NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
+"""Cluster checks that also run with the account of a node's agent."""
+AGENT_ONLY_CHECKS = frozenset({"rights"})
+"""Cluster checks that make sense with that account only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ward:
-    """What is to be looked at."""
+class DoctorTarget:
+    """What is to be checked, and what it is checked with."""
 
     nodes: tuple[AgentSettings, ...]
     redis_url: str = ""
     nats_url: str = ""
-    nats_keys: ClientCredentials = NO_CREDENTIALS
-    redis_keys: ClientCredentials = NO_CREDENTIALS
+    nats_credentials: ClientCredentials = NO_CREDENTIALS
+    redis_credentials: ClientCredentials = NO_CREDENTIALS
     kubeconfig: Path | None = None
     simulated: bool = False
     only: str | None = None
     """`node` or `cluster`; None: both."""
 
     @property
-    def checks(self) -> Sequence[str]:
-        """Which of the checks of the cluster are to be made."""
+    def cluster_checks(self) -> Sequence[str]:
+        """The names of the cluster checks to run."""
         if self.only == "node":
-            return [name for name in CLUSTER_CHECKS if name in OF_A_NODE]
-        skipped = OF_ITS_AGENT if self.only == "cluster" else ()
+            return [name for name in CLUSTER_CHECKS if name in NODE_ACCOUNT_CHECKS]
+        skipped = AGENT_ONLY_CHECKS if self.only == "cluster" else ()
         return [name for name in CLUSTER_CHECKS if name not in skipped]
 
 
 def doctor(flags: argparse.Namespace) -> int:
-    """Look at everything; return 1 if something is wrong."""
-    findings = asyncio.run(examined(ward_of(flags)))
-    wrong = any(finding.outcome is Outcome.FAIL for finding in findings)
+    """Run every check; return 1 if one fails."""
+    findings = asyncio.run(run_checks(target_of(flags)))
+    failed = any(finding.outcome is Outcome.FAIL for finding in findings)
     if flags.json:
-        print(json.dumps({"healthy": not wrong, "findings": [shape(one) for one in findings]}))
+        print(json.dumps({"healthy": not failed, "findings": [shape(one) for one in findings]}))
     else:
-        _show(findings)
-    return 1 if wrong else 0
+        terminal.print_text(render(findings))
+    return 1 if failed else 0
 
 
-def ward_of(flags: argparse.Namespace) -> Ward:
-    """Say what to look at: what `leasehold up` runs, or else this node as flags describe it.
+def target_of(flags: argparse.Namespace) -> DoctorTarget:
+    """Return what to check: what `leasehold up` runs, or else this node as the flags describe it.
 
     Raises RequestError for a node that `up` does not run.
     """
     directory = StateDir.at(flags.state)
     saved = None if flags.kubelet_dir or flags.redis_url else load_state(directory)
     if saved is None:
-        given = {
+        arguments = {
             "--node": flags.node,
             "--kubelet-dir": flags.kubelet_dir,
             "--state-dir": flags.agent_dir,
@@ -131,23 +131,23 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             "--library-dir": flags.library_dir,
             "--nats-url": flags.nats_url,
         }
-        settings = _settings(given)
-        return Ward(
+        settings = _agent_settings(arguments)
+        return DoctorTarget(
             nodes=(settings,),
             redis_url=flags.redis_url,
-            redis_keys=redis_keys_of(flags),
+            redis_credentials=redis_credentials_of(flags),
             nats_url=settings.nats_url,
-            nats_keys=settings.nats_client_credentials(OPERATOR.name),
-            kubeconfig=_path(flags.kubeconfig),
+            nats_credentials=settings.nats_client_credentials(OPERATOR.name),
+            kubeconfig=optional_path(flags.kubeconfig),
             simulated=settings.simulated,
             only=flags.only,
         )
     if flags.node and flags.node not in saved.nodes:
         known = ", ".join(saved.nodes)
         raise RequestError(f"{directory.root} runs no node {flags.node!r}; it runs {known}")
-    return Ward(
+    return DoctorTarget(
         nodes=tuple(
-            _settings(
+            _agent_settings(
                 {
                     "--node": name,
                     "--kubelet-dir": str(directory.node(name)),
@@ -159,102 +159,100 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             if flags.node in {"", name}
         ),
         redis_url=saved.redis_url,
-        redis_keys=ClientCredentials(credentials=_path(saved.redis_credentials)),
+        redis_credentials=ClientCredentials(credentials=optional_path(saved.redis_credentials)),
         nats_url=flags.nats_url or saved.nats_url,
-        nats_keys=NO_CREDENTIALS if flags.nats_url else saved.nats_keys,
+        nats_credentials=NO_CREDENTIALS if flags.nats_url else saved.nats_client_credentials,
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
         simulated=True,
         only=flags.only,
     )
 
 
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
-def _settings(given: Mapping[str, str]) -> AgentSettings:
-    """Return the settings of an agent that is told this, and the rest by the environment."""
-    argv = [word for flag, text in given.items() if text for word in (flag, text)]
+def _agent_settings(arguments: Mapping[str, str]) -> AgentSettings:
+    """Return an agent's settings with these flags, and the rest from the environment."""
+    argv = [word for flag, text in arguments.items() if text for word in (flag, text)]
     return load(AgentSettings, "leasehold doctor", about="", argv=argv)
 
 
-async def examined(ward: Ward) -> list[Finding]:
-    """Make all checks side by side; each says for itself if it cannot be made."""
+async def run_checks(target: DoctorTarget) -> list[Finding]:
+    """Run all checks concurrently; a check that cannot run is a finding, too."""
     async with AsyncExitStack() as stack:
-        kube = await _opened(stack, ward)
-        accounts = await _accounts(ward)
+        kubernetes = await _open_api_server(stack, target)
+        node_totals = await _read_ledger(target)
         cluster = ClusterProbes(
-            kube=kube,
-            redis_url=ward.redis_url,
-            redis_keys=ward.redis_keys,
-            nats_url=ward.nats_url,
-            nats_keys=ward.nats_keys,
-            simulated=ward.simulated,
+            kubernetes=kubernetes,
+            redis_url=target.redis_url,
+            redis_credentials=target.redis_credentials,
+            nats_url=target.nats_url,
+            nats_credentials=target.nats_credentials,
+            simulated=target.simulated,
         )
-        named = [(name, "") for name in ward.checks]
-        waiting = [made(CLUSTER_CHECKS[name](cluster)) for name in ward.checks]
-        for settings in ward.nodes if ward.only != "cluster" else ():
+        labels = [(name, "") for name in target.cluster_checks]
+        running = [run_check(CLUSTER_CHECKS[name](cluster)) for name in target.cluster_checks]
+        for settings in target.nodes if target.only != "cluster" else ():
             node = NodeProbes(
                 settings,
-                kube=kube,
-                account=(accounts or {}).get(settings.node_name),
-                knows_ledger=accounts is not None,
+                kubernetes=kubernetes,
+                totals=(node_totals or {}).get(settings.node_name),
+                ledger_is_readable=node_totals is not None,
                 host=None if this_instance(os.environ).form == POD else Path("/"),
             )
-            named += [(name, settings.node_name) for name in NODE_CHECKS]
-            waiting += [made(check(node)) for check in NODE_CHECKS.values()]
-        found = await asyncio.gather(*waiting, return_exceptions=True)
+            labels += [(name, settings.node_name) for name in NODE_CHECKS]
+            running += [run_check(check(node)) for check in NODE_CHECKS.values()]
+        results = await asyncio.gather(*running, return_exceptions=True)
     return [
-        complete(one, check=name, subject=subject)
-        for one, (name, subject) in zip(found, named, strict=True)
+        complete(result, check=name, subject=subject)
+        for result, (name, subject) in zip(results, labels, strict=True)
     ]
 
 
-def complete(found: Finding | BaseException, *, check: str, subject: str) -> Finding:
-    """Name what was found; what nobody expected spoils its own check alone."""
-    if isinstance(found, BaseException):
-        text = f"a bug, or data of another version: {type(found).__name__}: {found}"
-        found = Finding(outcome=Outcome.FAIL, text=text)
-    lacks = found.outcome is Outcome.FAIL and not found.fix
-    fix = REMEDIES[check] if lacks else found.fix
-    return replace(found, check=check, subject=subject, fix=fix)
+def complete(result: Finding | BaseException, *, check: str, subject: str) -> Finding:
+    """Add the check's name and a fix; an unexpected error fails its own check only."""
+    if isinstance(result, BaseException):
+        text = f"a bug, or data of another version: {type(result).__name__}: {result}"
+        result = Finding(outcome=Outcome.FAIL, text=text)
+    needs_fix = result.outcome is Outcome.FAIL and not result.fix
+    fix = REMEDIES[check] if needs_fix else result.fix
+    return replace(result, check=check, subject=subject, fix=fix)
 
 
-async def made(check: Awaitable[Finding]) -> Finding:
-    """Wait for a check; whatever keeps it from its end is what it found."""
+async def run_check(check: Awaitable[Finding]) -> Finding:
+    """Run one check; an error or a timeout is its finding."""
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await check
     except SkipError as error:
         return Finding(outcome=Outcome.SKIPPED, text=str(error))
     except PermissionError as error:
-        text = f"{error.filename} may not be read by this user"
+        text = f"this user may not read {error.filename}"
         return Finding(outcome=Outcome.SKIPPED, text=text, fix="run it as root, or in the agent")
     except TimeoutError:
-        return Finding(outcome=Outcome.FAIL, text=f"no answer within {LIMIT_S:g} s")
+        return Finding(outcome=Outcome.FAIL, text=f"no reply within {CHECK_TIMEOUT_S:g} s")
     except (LeaseholdError, OSError, ValueError) as error:
         text = " ".join(str(error).split())
         return Finding(outcome=Outcome.FAIL, text=text or type(error).__name__)
 
 
-async def _opened(stack: AsyncExitStack, ward: Ward) -> KubernetesClient | LeaseholdError:
-    """Open the API server, or return why it cannot be asked: nobody has to say where it is."""
+async def _open_api_server(
+    stack: AsyncExitStack, target: DoctorTarget
+) -> KubernetesClient | LeaseholdError:
+    """Open the API server, or return why it cannot be used: a kubeconfig is optional."""
     try:
-        credentials = load_credentials(ward.kubeconfig, environ=os.environ)
+        credentials = load_credentials(target.kubeconfig, environ=os.environ)
         return await stack.enter_async_context(KubernetesClient(credentials))
     except KubeconfigError as error:
         return SkipError(str(error)) if error.where == NOWHERE else error
 
 
-async def _accounts(ward: Ward) -> dict[NodeName, NodeTotals] | None:
-    """Read the ledger; None: it cannot be had, of which the check `redis` tells."""
-    if not ward.redis_url:
+async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | None:
+    """Read the ledger's nodes; None: it is not readable, which the check `redis` reports."""
+    if not target.redis_url:
         return None
     with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
-        opening = RedisLeases.connect(ward.redis_url, credentials=ward.redis_keys)
-        async with asyncio.timeout(LIMIT_S), opening as ledger:
+        opening = RedisLeases.connect(target.redis_url, credentials=target.redis_credentials)
+        async with asyncio.timeout(CHECK_TIMEOUT_S), opening as ledger:
             pages = [page async for page in ledger.totals.pages()]
-            return {one.node.facts.name: one for page in pages for one in page}
+            return {totals.node.facts.name: totals for page in pages for totals in page}
     return None
 
 
@@ -269,22 +267,20 @@ def shape(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _show(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 4_000
-    console = Console(highlight=False, width=width)
+def render(findings: Sequence[Finding]) -> RenderableType:
+    """Return the findings as text, by node, with their fixes."""
+    lines: list[Text] = []
     for subject in dict.fromkeys(finding.subject for finding in findings):
-        console.print(Text(f"node {subject}" if subject else "cluster", style="bold"))
+        lines.append(Text(f"node {subject}" if subject else "cluster", style="bold"))
         for one in findings:
             if one.subject != subject:
                 continue
             line = Text("  ")
             line.append(f"{one.outcome:8}", style=COLOURS[one.outcome])
             line.append(f"{one.check:20}{one.text}")
-            console.print(line)
+            lines.append(line)
             if one.fix:
-                console.print(Text(f"{'':10}-> {one.fix}", style="cyan"))
+                lines.append(Text(f"{'':10}-> {one.fix}", style="cyan"))
     counts = {outcome: sum(one.outcome is outcome for one in findings) for outcome in Outcome}
-    console.print(Text(", ".join(f"{count} {outcome}" for outcome, count in counts.items())))
+    lines.append(Text(", ".join(f"{count} {outcome}" for outcome, count in counts.items())))
+    return Group(*lines)

@@ -1,9 +1,9 @@
-"""What the doctor makes of what was seen on a node; pure."""
+"""How the doctor judges a node; pure."""
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.cli.doctor.finding import Finding, fail, ok, warn
+from services.cli.doctor.findings import Finding, fail, ok, warn
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
@@ -17,35 +17,35 @@ from shared.model.names import PodUid
 
 AGENT_POD = "kubectl -n leasehold-system"
 AGENT_LABEL = "leasehold.dev/agent"
-"""Its value `unit` keeps the DaemonSet off a node that `GPU_LABEL` would have it on."""
+"""With the value `unit` the DaemonSet has no pod on the node, in spite of `GPU_LABEL`."""
 GPU_LABEL = "leasehold.dev/gpu"
-SHOWN = 5
+MAX_LISTED = 5
 
 Registered = Mapping[str, frozenset[str]]
-"""IDs that the kubelet holds for healthy, by resource."""
+"""IDs that the kubelet lists as healthy, by resource."""
 
 
-def agent(node: str, holder: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
-    """Judge whether an agent serves the node, and the one that its label wants; None: not known."""
-    if holder is None:
+def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
+    """Judge which agent serves the node, by its labels (None: unknown)."""
+    if instance is None:
         return fail(
             "no agent serves this node",
             f"{AGENT_POD} get pods -o wide | grep node-agent; or, for its unit: systemctl status "
             "leasehold-agent",
         )
-    wants_unit = labels is not None and labels.get(AGENT_LABEL) == UNIT
-    wants_pod = labels is not None and labels.get(GPU_LABEL) == "true" and not wants_unit
-    if holder.form == UNIT and wants_pod:
+    unit_expected = labels is not None and labels.get(AGENT_LABEL) == UNIT
+    pod_expected = labels is not None and labels.get(GPU_LABEL) == "true" and not unit_expected
+    if instance.form == UNIT and pod_expected:
         return fail(
-            f"{holder} serves this node, and a pod of the DaemonSet comes here as well",
+            f"{instance} serves this node, and the DaemonSet has a pod for it as well",
             f"kubectl label node {node} {AGENT_LABEL}={UNIT}",
         )
-    if holder.form == POD and wants_unit:
+    if instance.form == POD and unit_expected:
         return fail(
-            f"{holder} serves this node, which is labelled to be served by its unit",
-            f"{AGENT_POD} delete pod {holder.name}; systemctl enable --now leasehold-agent",
+            f"{instance} serves this node, whose label selects the unit",
+            f"{AGENT_POD} delete pod {instance.name}; systemctl enable --now leasehold-agent",
         )
-    return ok(f"{holder} serves this node")
+    return ok(f"{instance} serves this node")
 
 
 def kubelet_socket(path: str, error: str) -> Finding:
@@ -54,47 +54,47 @@ def kubelet_socket(path: str, error: str) -> Finding:
         return ok(f"the kubelet listens on {path}")
     return fail(
         f"the kubelet does not listen on {path}: {error}",
-        "systemctl status kubelet; if its --root-dir is another, give --kubelet-dir",
+        "systemctl status kubelet; if it has another --root-dir, give --kubelet-dir",
     )
 
 
 def other_plugins(
     registered: Registered,
     served: Mapping[str, Mapping[str, PluginDeviceId]],
-    strangers: Sequence[str],
+    other_sockets: Sequence[str],
 ) -> Finding:
-    """Judge whether another plugin serves a resource that is ours to serve."""
+    """Judge whether another plugin serves one of our resources."""
     wrong = sorted(
         resource
         for resource, ids in registered.items()
         if resource in served and not ids <= served[resource].keys()
     )
     if wrong:
-        sockets = f" (sockets beside ours: {', '.join(strangers)})" if strangers else ""
+        sockets = f" (other sockets: {', '.join(other_sockets)})" if other_sockets else ""
         return fail(
-            f"another device plugin serves {', '.join(wrong)}{sockets}: the kubelet believes "
-            "whoever registered last",
-            "kubectl get daemonsets -A | grep -i -E 'device-plugin|vgpu|gpu-manager'; keep that "
-            "one off this node",
+            f"another device plugin serves {', '.join(wrong)}{sockets}: the kubelet uses the "
+            "plugin that registered last",
+            "kubectl get daemonsets -A | grep -i -E 'device-plugin|vgpu|gpu-manager'; remove that "
+            "one from this node",
         )
-    return ok("nobody else serves our resources")
+    return ok("no other plugin serves our resources")
 
 
 def registration(
     registered: Registered, served: Mapping[str, Mapping[str, PluginDeviceId]]
 ) -> Finding:
-    """Judge whether the kubelet has what the agent serves."""
-    missing = [name for name in sorted(served) if not registered.get(name) and _any(served[name])]
+    """Judge whether the kubelet has the resources that the agent serves."""
+    missing = [
+        name
+        for name in sorted(served)
+        if not registered.get(name) and any(one.healthy for one in served[name].values())
+    ]
     if missing:
         return fail(
             f"the kubelet has no devices of {', '.join(missing)}",
-            f"{AGENT_POD} logs daemonset/node-agent | grep -i regist; it registers anew by itself",
+            f"{AGENT_POD} logs daemonset/node-agent | grep -i regist; it retries the registration",
         )
     return ok(f"{len(served)} resources are registered")
-
-
-def _any(ids: Mapping[str, PluginDeviceId]) -> bool:
-    return any(one.healthy for one in ids.values())
 
 
 def node_resources(
@@ -102,36 +102,36 @@ def node_resources(
     served: Mapping[str, Mapping[str, PluginDeviceId]],
     patched: Mapping[str, int],
 ) -> Finding:
-    """Judge whether the node shows what its devices have."""
-    wanted = {
+    """Judge whether the node's status has what its devices have."""
+    expected = {
         **{name: sum(one.healthy for one in ids.values()) for name, ids in served.items()},
         **patched,
     }
     wrong = [
         f"{name} {allocatable.get(name, 0)} instead of {amount}"
-        for name, amount in sorted(wanted.items())
+        for name, amount in sorted(expected.items())
         if allocatable.get(name, 0) != amount
     ]
     if wrong:
         return fail(
-            f"the node shows {', '.join(wrong[:SHOWN])}",
+            f"the node's status has {', '.join(wrong[:MAX_LISTED])}",
             "kubectl get node NODE -o jsonpath='{.status.allocatable}'; the agent corrects it "
             "within 10 s while it runs and may patch nodes/status",
         )
-    return ok(f"the node shows {len(wanted)} resources as its devices have them")
+    return ok(f"the node's status has {len(expected)} resources as its devices have them")
 
 
 def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
-    """Judge whether the kubelet can take the lists of devices."""
+    """Judge whether the lists of devices are short enough for the kubelet."""
     sizes = {name: list_size_bytes(ids.values()) for name, ids in served.items()}
     if not sizes:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
     name = max(sizes, key=lambda name: sizes[name])
-    share = sizes[name] / MAX_LIST_BYTES
+    fraction = sizes[name] / MAX_LIST_BYTES
     text = f"the longest list, of {name}, has {sizes[name]} of at most {MAX_LIST_BYTES} bytes"
-    if share > 1:
+    if fraction > 1:
         return fail(text, "raise --memory-factor, or use --gpu-strategy auto")
-    if share > 0.8:
+    if fraction > 0.8:
         return warn(text, "raise --memory-factor before devices are added")
     return ok(text)
 
@@ -139,11 +139,11 @@ def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
 def device_health(devices: Iterable[Device]) -> Finding:
     """Judge whether all devices are healthy."""
     listed = list(devices)
-    sick = [f"GPU {one.index}: {one.fault or 'not healthy'}" for one in listed if not one.healthy]
-    if sick:
+    faults = [f"GPU {one.index}: {one.fault or 'not healthy'}" for one in listed if not one.healthy]
+    if faults:
         return fail(
-            "; ".join(sick[:SHOWN]),
-            "leasehold gpus; nvidia-smi -q; dmesg | grep -i xid; it returns by itself once clean",
+            "; ".join(faults[:MAX_LISTED]),
+            "leasehold gpus; nvidia-smi -q; dmesg | grep -i xid; a device returns once it recovers",
         )
     if not listed:
         return fail("the node has reported no device", f"{AGENT_POD} logs daemonset/node-agent")
@@ -151,23 +151,23 @@ def device_health(devices: Iterable[Device]) -> Finding:
 
 
 def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
-    """Judge what the driver lists, and why it has said nothing of others that it counts."""
-    silent = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
-    silent += [f"number {number} of its GPUs: {why}" for number, why in sorted(unseen.items())]
-    if silent:
-        return fail("; ".join(silent[:SHOWN]), "nvidia-smi -q; dmesg | grep -i xid")
+    """Judge what the driver lists; `unseen` are devices that it counts and cannot describe."""
+    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
+    faults += [f"number {number} of its GPUs: {why}" for number, why in sorted(unseen.items())]
+    if faults:
+        return fail("; ".join(faults[:MAX_LISTED]), "nvidia-smi -q; dmesg | grep -i xid")
     if not gpus:
         return fail("the driver lists no GPU", "nvidia-smi -L; lspci | grep -i nvidia")
     return ok(f"driver {gpus[0].driver or 'of unknown version'} lists {len(gpus)} GPUs")
 
 
 def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
-    """Judge whether the hardware's modes are those that the ledger knows, and stay so."""
-    known = {device.uuid: device.mode for device in devices}
+    """Judge whether the hardware's MIG modes match the ledger, also after the next reset."""
+    modes = {device.uuid: device.mode for device in devices}
     wrong = [
-        f"GPU {gpu.index} is in {gpu.mode} mode, the ledger has {known[gpu.uuid]}"
+        f"GPU {gpu.index} is in {gpu.mode} mode, the ledger has {modes[gpu.uuid]}"
         for gpu in gpus
-        if gpu.uuid in known and known[gpu.uuid] is not gpu.mode
+        if gpu.uuid in modes and modes[gpu.uuid] is not gpu.mode
     ]
     wrong += [
         f"GPU {gpu.index} changes its MIG mode with the next reset"
@@ -178,33 +178,33 @@ def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
         return warn(
             "; ".join(wrong), "drain the GPU, then nvidia-smi -i INDEX --gpu-reset, or set it back"
         )
-    return ok("MIG modes are as the ledger has them")
+    return ok("MIG modes match the ledger")
 
 
 def library_file(path: str, head: bytes | None) -> Finding:
     """Judge whether HAMi-core's library is there, for this machine."""
     install = "node_agent --library-source FILE of HAMi-core's libvgpu.so, or --library-dir"
     if head is None:
-        return fail(f"{path} is not there: shares cannot be held to their limits", install)
+        return fail(f"{path} is missing: limits of shares cannot be enforced", install)
     machine = platform.machine()
     if not is_loadable(head, machine):
-        return fail(f"{path} is no 64-bit shared library for {machine}", install)
+        return fail(f"{path} is not a 64-bit shared library for {machine}", install)
     return ok(f"{path} is a shared library for {machine}")
 
 
-def library_loads(path: str, why: str) -> Finding:
-    """Judge why a process could not load the library, if it could not."""
-    if not why:
-        return ok(f"{path} loads, as far as it can without the driver's own libraries")
+def library_loads(path: str, error: str) -> Finding:
+    """Judge whether a process could load the library; `error` is why it could not."""
+    if not error:
+        return ok(f"{path} loads, as far as possible without the driver's own libraries")
     return fail(
-        f"{path} is of no use: {why}",
-        "ldd FILE names what it lacks; install HAMi-core of 2.8.2 or newer for this node's libc",
+        f"{path} is unusable: {error}",
+        "ldd FILE lists what is missing; install HAMi-core 2.8.2 or newer for this node's libc",
     )
 
 
-def checkpoint(told: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None) -> Finding:
-    """Judge whether what the agent told the kubelet is what leases say."""
-    listed = list(told)
+def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None) -> Finding:
+    """Judge whether the allocations in the agent's checkpoint match their leases."""
+    listed = list(allocations)
     if leases is None:
         return ok(f"{len(listed)} containers in the agent's checkpoint")
     wrong = [
@@ -216,10 +216,10 @@ def checkpoint(told: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None
     ]
     if wrong:
         return fail(
-            "; ".join(wrong[:SHOWN]),
-            "leasehold audit; what is over settles within 30 s while the agent runs",
+            "; ".join(wrong[:MAX_LISTED]),
+            "leasehold audit; entries of ended pods go within 30 s while the agent runs",
         )
-    return ok(f"{len(listed)} containers in the agent's checkpoint, all as leased")
+    return ok(f"{len(listed)} containers in the agent's checkpoint, all match their leases")
 
 
 def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
@@ -227,38 +227,40 @@ def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
 
 
 def pod_resources(
-    held: Mapping[tuple[str, str], frozenset[str]], told: Iterable[Allocation]
+    held_ids: Mapping[tuple[str, str], frozenset[str]], allocations: Iterable[Allocation]
 ) -> Finding:
-    """Judge whether what the kubelet holds of our resources is what the agent knows of."""
-    known: dict[tuple[str, str], set[str]] = {}
-    for one in told:
-        known.setdefault((one.namespace, one.name), set()).update(one.device_ids)
+    """Judge whether the agent has allocated every device of ours that the kubelet lists."""
+    allocated: dict[tuple[str, str], set[str]] = {}
+    for one in allocations:
+        allocated.setdefault((one.namespace, one.name), set()).update(one.device_ids)
+    foreign = {pod: ids - allocated.get(pod, set()) for pod, ids in held_ids.items()}
     wrong = [
-        f"{namespace}/{name} holds {len(ids - known.get((namespace, name), set()))} devices that "
-        "the agent has not given"
-        for (namespace, name), ids in sorted(held.items())
-        if not ids <= known.get((namespace, name), set())
+        f"{namespace}/{name} holds {len(ids)} devices that the agent has not allocated"
+        for (namespace, name), ids in sorted(foreign.items())
+        if ids
     ]
     if wrong:
         return fail(
-            "; ".join(wrong[:SHOWN]),
+            "; ".join(wrong[:MAX_LISTED]),
             "delete those pods: they got devices from another plugin, or before the state "
             "directory was lost",
         )
-    return ok(f"{len(held)} pods hold devices, all given by the agent")
+    return ok(f"{len(held_ids)} pods hold devices, all allocated by the agent")
 
 
-def kubelet_record(owners: Mapping[str, frozenset[str]], told: Iterable[Allocation]) -> Finding:
-    """Judge whether the kubelet's checkpoint names pods that the agent does not know."""
-    known = {str(one.pod) for one in told}
-    strange = sorted({pod for pods in owners.values() for pod in pods} - known)
-    if strange:
+def kubelet_checkpoint(
+    pods_by_resource: Mapping[str, frozenset[str]], allocations: Iterable[Allocation]
+) -> Finding:
+    """Judge whether the kubelet's checkpoint names pods that the agent's does not."""
+    known = {str(one.pod) for one in allocations}
+    unknown = sorted({pod for pods in pods_by_resource.values() for pod in pods} - known)
+    if unknown:
         return warn(
-            f"the kubelet's checkpoint names {len(strange)} pods that the agent does not know: "
-            f"{', '.join(strange[:SHOWN])}",
-            "those that still run: delete them; the kubelet drops the others by itself",
+            f"the kubelet's checkpoint names {len(unknown)} pods that the agent's does not: "
+            f"{', '.join(unknown[:MAX_LISTED])}",
+            "delete those that still run; the kubelet drops the others",
         )
-    return ok("the kubelet's checkpoint names only pods that the agent knows")
+    return ok("the kubelet's checkpoint names only pods that the agent's does, too")
 
 
 def processes(
@@ -266,7 +268,7 @@ def processes(
     pods: Mapping[int, PodUid | None],
     leased: Mapping[str, set[PodUid]],
 ) -> Finding:
-    """Judge whether processes use devices that their pod has no lease of."""
+    """Judge whether processes use devices that their pod has no lease for."""
     wrong = [
         f"process {process.pid} on GPU {sample.index}"
         for sample in samples
@@ -275,41 +277,41 @@ def processes(
     ]
     if wrong:
         return fail(
-            f"outside any lease: {', '.join(wrong[:SHOWN])}",
-            "ps -fp PID; end it, or keep GPUs that the host uses out of sharing "
+            f"without a lease: {', '.join(wrong[:MAX_LISTED])}",
+            "ps -fp PID; end it, or exclude GPUs that the host uses "
             "(filterdevices of the device configuration)",
         )
     return ok("every process on a device belongs to a lease")
 
 
-def runtime(found: Sequence[str], *, handlers: bool) -> Finding:
-    """Judge whether the container runtime can give containers GPUs."""
-    if not found:
+def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:
+    """Judge whether the container runtime can pass GPUs to containers."""
+    if not tools:
         return fail(
             "NVIDIA's container toolkit is not installed",
             "install nvidia-container-toolkit, then nvidia-ctk runtime configure && systemctl "
             "restart containerd",
         )
-    if not handlers:
+    if not is_configured:
         return warn(
-            f"{', '.join(found)} is there, and no configuration of a runtime names it",
+            f"{', '.join(tools)} is installed, and no runtime is configured for it",
             "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
         )
-    return ok(f"{', '.join(found)}, and the runtime is configured for it")
+    return ok(f"{', '.join(tools)}, and the runtime is configured for it")
 
 
-def cdi_devices(path: str, wanted: Iterable[str], named: frozenset[str] | None) -> Finding:
-    """Judge whether the agent's CDI specification names what containers are told of by CDI."""
+def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None) -> Finding:
+    """Judge whether the agent's CDI specification names the devices that containers get by CDI."""
     if named is None:
         return fail(
-            f"containers are told their devices by CDI, and {path} is not there",
+            f"containers get their devices by CDI, and {path} is missing",
             f"{AGENT_POD} logs daemonset/node-agent | grep -i cdi; the agent needs --cdi-dir of "
-            "the host and sees its driver by --driver-root-ctr-path",
+            "the host and access to its driver by --driver-root-ctr-path",
         )
-    missing = sorted(set(wanted) - named)
+    missing = sorted(set(expected) - named)
     if missing:
         return fail(
-            f"{path} does not name {', '.join(missing[:SHOWN])}",
+            f"{path} does not name {', '.join(missing[:MAX_LISTED])}",
             "nvidia-smi -L; the agent writes it anew within 5 s while it runs",
         )
     return ok(f"{path} names {len(named)} devices")
@@ -317,16 +319,16 @@ def cdi_devices(path: str, wanted: Iterable[str], named: frozenset[str] | None) 
 
 def cdi(kinds: Mapping[str, Sequence[str]], broken: Sequence[str]) -> Finding:
     """Judge the CDI specifications: files by kind."""
-    doubled = {kind: files for kind, files in kinds.items() if len(files) > 1}
+    repeated = {kind: files for kind, files in kinds.items() if len(files) > 1}
     if broken:
         return fail(
-            f"no CDI specification: {', '.join(broken)}",
+            f"not a CDI specification: {', '.join(broken)}",
             "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
         )
-    if doubled:
-        kind, files = next(iter(sorted(doubled.items())))
+    if repeated:
+        kind, files = next(iter(sorted(repeated.items())))
         return warn(
             f"{kind} is specified in {', '.join(files)}",
-            "keep one: where devices are named twice, runtimes refuse both",
+            "keep one: runtimes refuse a device that is named twice",
         )
     return ok(f"{sum(map(len, kinds.values()))} CDI specifications: {', '.join(sorted(kinds))}")

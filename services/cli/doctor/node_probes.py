@@ -1,4 +1,4 @@
-"""Looks at one node for the doctor: one method per check."""
+"""Reads one node for the doctor: one method per check."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from services.cli.doctor import node_checks as judge
-from services.cli.doctor.finding import Finding, SkipError
+from services.cli.doctor.findings import Finding, SkipError
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.gpu_access import open_gpus, usage_source_of
@@ -36,9 +36,9 @@ from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
 
-OURS = "leasehold-"
+SOCKET_PREFIX = "leasehold-"
 TOOLS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli")
-RUNTIMES = (
+RUNTIME_CONFIGURATIONS = (
     "containerd/config.toml",
     "containerd/conf.d/99-nvidia.toml",
     "docker/daemon.json",
@@ -46,22 +46,22 @@ RUNTIMES = (
 )
 
 
-class _Status(msgspec.Struct):
+class _AllocatableStatus(msgspec.Struct):
     allocatable: dict[str, str | int] = {}
 
 
-class _Node(msgspec.Struct):
+class _NodeResources(msgspec.Struct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    status: _Status = msgspec.field(default_factory=_Status)
+    status: _AllocatableStatus = msgspec.field(default_factory=_AllocatableStatus)
 
 
-class _DeviceEntry(msgspec.Struct):
+class _KubeletEntry(msgspec.Struct):
     pod: str = msgspec.field(name="PodUID")
     resource: str = msgspec.field(name="ResourceName")
 
 
 class _KubeletData(msgspec.Struct):
-    entries: list[_DeviceEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    entries: list[_KubeletEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
     registered: dict[str, list[str] | None] | None = msgspec.field(
         name="RegisteredDevices", default=None
     )
@@ -74,22 +74,22 @@ class _KubeletCheckpoint(msgspec.Struct):
 class NodeProbes:
     """One node, as its agent's settings describe it.
 
-    `host` is where its file system is; None: it is not seen from here.
+    `host` is where its file system is mounted; None: it is not visible here.
     """
 
     def __init__(
         self,
         settings: AgentSettings,
         *,
-        kube: KubernetesClient | LeaseholdError,
-        account: NodeTotals | None,
-        knows_ledger: bool,
+        kubernetes: KubernetesClient | LeaseholdError,
+        totals: NodeTotals | None,
+        ledger_is_readable: bool,
         host: Path | None = Path("/"),
     ) -> None:
         self.settings = settings
-        self.kube = kube
-        self.account = account
-        self.knows_ledger = knows_ledger
+        self.kubernetes = kubernetes
+        self.totals = totals
+        self.ledger_is_readable = ledger_is_readable
         self._host = host
         self._shown: NodeAdvertisement | None = None
         self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
@@ -99,32 +99,32 @@ class NodeProbes:
         """The node's file system."""
         if self._host is None:
             raise SkipError(
-                "a pod does not see its node's files: run `leasehold doctor` on the node itself"
+                "a pod cannot read its node's files: run `leasehold doctor` on the node"
             )
         return self._host
 
     @property
     def plugins(self) -> Path:
-        """The kubelet's directory of device plugins."""
+        """The kubelet's directory of plugin sockets."""
         return self.settings.kubelet_dir / "device-plugins"
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What the ledger has of the node."""
-        if not self.knows_ledger:
-            raise SkipError("the ledger is not known here: give --redis-url")
-        return () if self.account is None else tuple(one for one, _ in self.account.node.devices)
+        """The node's devices in the ledger."""
+        if not self.ledger_is_readable:
+            raise SkipError("the ledger is not readable: give --redis-url")
+        return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
 
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
-        """The node's live leases; None: not known."""
-        if not self.knows_ledger:
+        """The node's live leases; None: unknown."""
+        if not self.ledger_is_readable:
             return None
-        return {lease.pod: lease for lease in (self.account.leases if self.account else ())}
+        return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}
 
     @property
     def shown(self) -> NodeAdvertisement:
-        """What an agent with these settings shows of the devices in the ledger."""
+        """What an agent with these settings advertises of the devices in the ledger."""
         if self._shown is None:
             dialects = enabled(Rules(enabled=self.settings.dialects))
             self._shown = advertisement_of(
@@ -133,16 +133,17 @@ class NodeProbes:
         return self._shown
 
     async def agent(self) -> Finding:
-        """See which agent serves the node, and whether it is the one that its label wants."""
+        """Read which agent serves the node, and the node's labels."""
         if not self.settings.state_dir.is_dir():
-            raise SkipError(f"{self.settings.state_dir} is not there: no agent has run here")
-        holder = running_instance(self.settings.state_dir)
-        known = not isinstance(self.kube, LeaseholdError)
-        labels = (await self._node()).metadata.labels if known else None
-        return judge.agent(self.settings.node_name, holder, labels)
+            raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")
+        instance = running_instance(self.settings.state_dir)
+        if isinstance(self.kubernetes, LeaseholdError):
+            return judge.agent(self.settings.node_name, instance, None)
+        labels = (await self._node()).metadata.labels
+        return judge.agent(self.settings.node_name, instance, labels)
 
     async def kubelet_socket(self) -> Finding:
-        """Dial the kubelet."""
+        """Connect to the kubelet."""
         path = self.plugins / "kubelet.sock"
         try:
             _, writer = await asyncio.open_unix_connection(str(path))
@@ -152,16 +153,16 @@ class NodeProbes:
         return judge.kubelet_socket(str(path), "")
 
     async def other_plugins(self) -> Finding:
-        """Compare what the kubelet has registered with what we serve."""
-        strangers = sorted(
+        """Compare the kubelet's registered resources with those that we serve."""
+        other_sockets = sorted(
             path.name
             for path in self.plugins.glob("*.sock")
-            if not path.name.startswith(OURS) and path.name != "kubelet.sock"
+            if not path.name.startswith(SOCKET_PREFIX) and path.name != "kubelet.sock"
         )
-        return judge.other_plugins(self._registered(), self.shown.served, strangers)
+        return judge.other_plugins(self._registered(), self.shown.served, other_sockets)
 
     async def registration(self) -> Finding:
-        """Look whether the kubelet has our devices."""
+        """Read whether the kubelet has our devices."""
         return judge.registration(self._registered(), self.shown.served)
 
     async def node_resources(self) -> Finding:
@@ -176,25 +177,25 @@ class NodeProbes:
         return judge.node_resources(amounts, shown.served, shown.patched)
 
     async def list_sizes(self) -> Finding:
-        """Measure the lists that the kubelet is sent."""
+        """Measure the lists of devices that the kubelet receives."""
         return judge.list_sizes(self.shown.served)
 
     async def device_health(self) -> Finding:
-        """Look at the devices' health."""
+        """Read the devices' health."""
         return judge.device_health(self.devices)
 
     async def driver(self) -> Finding:
-        """Ask NVML, or whatever stands for it."""
-        found = await self._found()
-        return judge.driver(found, self._hardware.unreadable)
+        """List the GPUs that NVML, or its simulation, has."""
+        gpus = await self._discover()
+        return judge.driver(gpus, self._hardware.unreadable)
 
     async def mig_modes(self) -> Finding:
-        """Compare modes."""
-        return judge.mig_modes(await self._found(), self.devices)
+        """Compare the GPUs' MIG modes with the ledger."""
+        return judge.mig_modes(await self._discover(), self.devices)
 
     async def library_file(self) -> Finding:
-        """Look at the library."""
-        self._isolating()
+        """Read the head of the library file."""
+        self._skip_without_isolation()
         path = self.settings.library
         try:
             with path.open("rb") as library:
@@ -204,46 +205,46 @@ class NodeProbes:
         return judge.library_file(str(path), head)
 
     async def library_loads(self) -> Finding:
-        """Have a process of its own load the library: it may end whoever loads it."""
-        self._isolating()
+        """Load the library in a process of its own, which it may crash."""
+        self._skip_without_isolation()
         path = self.settings.library
         if not path.is_file():
-            raise SkipError(f"{path} is not there")
+            raise SkipError(f"{path} is missing")
         return judge.library_loads(str(path), await unusable_reason(path))
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""
-        return judge.checkpoint(await self._told(), self.leases)
+        return judge.checkpoint(await self._allocations(), self.leases)
 
     async def pod_resources(self) -> Finding:
-        """Compare what the kubelet holds with the checkpoint."""
-        told, ours = await self._told(), self.shown.served.keys()
+        """Compare the kubelet's PodResources with the agent's checkpoint."""
+        allocations, served = await self._allocations(), self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
-        async with KubeletPodResources(socket) as asked:
-            holdings = (await asked.list_holdings()).holdings
-        held: dict[tuple[str, str], frozenset[str]] = {}
-        for one in holdings:
-            if one.resource in ours:
-                key = (one.namespace, one.name)
-                held[key] = held.get(key, frozenset()) | one.device_ids
-        return judge.pod_resources(held, told)
+        async with KubeletPodResources(socket) as client:
+            holdings = (await client.list_holdings()).holdings
+        held_ids: dict[tuple[str, str], frozenset[str]] = {}
+        for holding in holdings:
+            if holding.resource in served:
+                pod = (holding.namespace, holding.name)
+                held_ids[pod] = held_ids.get(pod, frozenset()) | holding.device_ids
+        return judge.pod_resources(held_ids, allocations)
 
-    async def kubelet_record(self) -> Finding:
-        """Compare the kubelet's checkpoint with ours."""
-        ours = self.shown.served.keys()
-        owners: dict[str, frozenset[str]] = {}
+    async def kubelet_checkpoint(self) -> Finding:
+        """Compare the kubelet's checkpoint with the agent's."""
+        served = self.shown.served.keys()
+        pods: dict[str, frozenset[str]] = {}
         for entry in self._kubelet_data().entries or ():
-            if entry.resource in ours:
-                owners[entry.resource] = owners.get(entry.resource, frozenset()) | {entry.pod}
-        return judge.kubelet_record(owners, await self._told())
+            if entry.resource in served:
+                pods[entry.resource] = pods.get(entry.resource, frozenset()) | {entry.pod}
+        return judge.kubelet_checkpoint(pods, await self._allocations())
 
     async def processes(self) -> Finding:
         """Find the pods of the processes on devices."""
         if self.settings.simulated:
-            raise SkipError("nothing runs on simulated GPUs")
+            raise SkipError("no process runs on simulated GPUs")
         leases = self.leases
         if leases is None:
-            raise SkipError("the ledger is not known here: give --redis-url")
+            raise SkipError("the ledger is not readable: give --redis-url")
         samples = await usage_source_of(self.settings, open_gpus(self.settings)).sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
@@ -256,74 +257,73 @@ class NodeProbes:
         return judge.processes(samples, pods, leased)
 
     async def runtime(self) -> Finding:
-        """Look for NVIDIA's toolkit and the runtime's configuration."""
+        """Find NVIDIA's toolkit and the runtime's configuration."""
         if self.settings.simulated:
             raise SkipError("simulated GPUs need no container runtime")
-        places = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
-        found = [
-            tool for tool in TOOLS if any((self.host / place / tool).exists() for place in places)
+        folders = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
+        tools = [
+            tool
+            for tool in TOOLS
+            if any((self.host / folder / tool).exists() for folder in folders)
         ]
-        files = [self.host / "etc" / name for name in RUNTIMES]
-        return judge.runtime(
-            found, handlers=any(path.is_file() and "nvidia" in path.read_text() for path in files)
-        )
+        files = [self.host / "etc" / name for name in RUNTIME_CONFIGURATIONS]
+        is_configured = any(path.is_file() and "nvidia" in path.read_text() for path in files)
+        return judge.runtime(tools, is_configured=is_configured)
 
     async def cdi(self) -> Finding:
         """Read the CDI specifications."""
         kinds: dict[str, list[str]] = {}
         broken: list[str] = []
-        for place in ("etc/cdi", "var/run/cdi"):
-            for path in sorted((self.host / place).glob("*")):
+        for folder in ("etc/cdi", "var/run/cdi"):
+            for path in sorted((self.host / folder).glob("*")):
                 if path.suffix in {".json", ".yaml", ".yml"}:
-                    kind = _kind_of(path)
+                    kind = _cdi_kind(path)
                     if kind:
                         kinds.setdefault(kind, []).append(str(path))
                     else:
                         broken.append(str(path))
         if not kinds and not broken:
-            raise SkipError("there are no CDI specifications, and nothing here needs any")
+            raise SkipError("there are no CDI specifications, and none is needed")
         return judge.cdi(kinds, broken)
 
     async def cdi_devices(self) -> Finding:
-        """Compare the agent's own CDI specification with the devices that there are."""
+        """Compare the agent's own CDI specification with the GPUs."""
         path = self.settings.cdi_directory / FILE
         by_cdi = not CDI_STRATEGIES.isdisjoint(self.settings.device_list_strategies)
         if not by_cdi and not path.is_file():
-            raise SkipError("containers are not told their devices by CDI")
+            raise SkipError("containers do not get their devices by CDI")
         try:
             named = names_in(json.loads(path.read_text())) if path.is_file() else None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UnavailableError(f"{path} is no CDI specification: {error!r}") from error
-        gpus = await self._found() if by_cdi else ()
-        wanted = (name for gpu in gpus for name in names_of(gpu))
-        return judge.cdi_devices(str(path), map(qualified_name, wanted), named)
+            raise UnavailableError(f"{path} is not a CDI specification: {error!r}") from error
+        gpus = await self._discover() if by_cdi else ()
+        expected = (name for gpu in gpus for name in names_of(gpu))
+        return judge.cdi_devices(str(path), map(qualified_name, expected), named)
 
-    async def _node(self) -> _Node:
-        if isinstance(self.kube, LeaseholdError):
-            raise self.kube
+    async def _node(self) -> _NodeResources:
+        if isinstance(self.kubernetes, LeaseholdError):
+            raise self.kubernetes
         path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
-        return await self.kube.read(path, _Node)
+        return await self.kubernetes.read(path, _NodeResources)
 
-    def _isolating(self) -> None:
+    def _skip_without_isolation(self) -> None:
         if self.settings.simulated and self.settings.library_source is None:
-            raise SkipError(
-                "simulated GPUs are isolated by nothing: their library is an empty file"
-            )
+            raise SkipError("simulated GPUs have no isolation: their library is an empty file")
 
     @functools.cached_property
     def _hardware(self) -> GpuDriver | RemoteMigGpus:
         return open_gpus(self.settings)
 
-    async def _found(self) -> tuple[Gpu, ...]:
+    async def _discover(self) -> tuple[Gpu, ...]:
         if self._gpus is None:
             self._gpus = asyncio.create_task(self._hardware.discover())
         return await self._gpus
 
-    async def _told(self) -> tuple[Allocation, ...]:
-        """Read the agent's checkpoint, which is left where it is even if it cannot be read."""
+    async def _allocations(self) -> tuple[Allocation, ...]:
+        """Read the agent's checkpoint; an unreadable one stays where it is."""
         path = self.settings.state_dir / "checkpoint.json"
         if not self.settings.state_dir.is_dir():
-            raise SkipError(f"{path.parent} is not there: no agent has run here")
+            raise SkipError(f"{path.parent} is missing: no agent has run here")
         if not path.is_file():
             return ()
         try:
@@ -331,7 +331,7 @@ class NodeProbes:
             entries = [entry["allocation"] for entry in content["entries"]]
             return msgspec.convert(entries, tuple[Allocation, ...])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UnavailableError(f"{path} is no checkpoint of an agent: {error}") from error
+            raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
 
     def _registered(self) -> dict[str, frozenset[str]]:
         registered = self._kubelet_data().registered or {}
@@ -342,13 +342,13 @@ class NodeProbes:
         try:
             return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
         except FileNotFoundError as error:
-            raise SkipError(f"{path} is not there: the kubelet has no plugin yet") from error
+            raise SkipError(f"{path} is missing: the kubelet has no plugin yet") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{path} is not what a kubelet writes: {error}") from error
+            raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
 
 
-def _kind_of(path: Path) -> str:
-    """Return the kind that a CDI specification is about; empty: it is none."""
+def _cdi_kind(path: Path) -> str:
+    """Return the kind of a CDI specification; empty: the file is not one."""
     import yaml
 
     try:

@@ -1,37 +1,33 @@
-"""What `--json` prints: plain dictionaries whose keys stay as they are.
+"""What `--json` prints: plain dictionaries with stable keys; pure.
 
 `gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy", "fault",
            "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
            "layout", "shares": [{"pod", "namespace", "name", "container", "memory_mib",
-           "cores_percent", "slot", "mig", "fence", "state"}]}]}]}; "layout" is that of a device in
-           MIG mode of which instances are held, "mig" {"layout", "position", "profile"} or null.
+           "cores_percent", "slot", "mig", "fence", "state"}]}]}]}; "layout" is the MIG layout of a
+           device with leased instances, "mig" is {"layout", "position", "profile"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
-           "created_at", "expires_at", "sick", "shares": [{"container", "device", "index",
-           "memory_mib", "cores_percent", "slot", "mig", "fence", "init", "asked"}]}],
+           "created_at", "expires_at", "unhealthy_devices", "shares": [{"container", "device",
+           "index", "memory_mib", "cores_percent", "slot", "mig", "fence", "init",
+           "requested_size"}]}],
            "waiting": [{"pod", "namespace", "name", "since", "reason", "hint", "permanent"}]}
-`audit`:   {"clean", "checked": {"nodes", "devices", "leases", "pods", "agents"},
-           "differences": [{"invariant", "subject", "text"}]}
-`explain`: {"verdict": "running" | "waiting" | "rejected" | "foreign" | "unknown", "pod",
-           "namespace", "name", "text", "next", and, where there are any, "lease" (as in `ps`),
-           "devices", "annotations", "refusal": {"reason", "hint", "permanent", "counts",
-           "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]},
-           "queue": {"place", "of", "part", "share", "has_budget"}; "part" is the largest part of
-           all healthy devices' cores or memory that the namespace holds}
+`explain`: {"verdict": "running" | "waiting" | "gated" | "rejected" | "foreign" | "ended" |
+           "unknown", "pod", "namespace", "name", "text", "next", and, where there are any, "lease"
+           (as in `ps`), "annotations", "gates", "gang", "refusal": {"reason", "hint", "permanent",
+           "counts", "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]},
+           "queue": {"position", "of", "dominant_share", "weight", "has_budget"}}
 `trace`:   {"trace", "spans": [{"span", "parent", "service", "name", "start_s", "duration_s",
            "ok", "text"}]}; `start_s` counts from the first span.
-`topology`: {"edges": [{"says", "event", "as": "work" | "broadcast" | "request" | "observed",
-           "hears"}]}
-"asked" is null, or of a share that was resized what its pod asks for: {"memory_mib",
-"cores_percent"}. "sick" lists the devices of a lease that are not healthy. Amounts are MiB, percent
-of one device and Unix seconds.
+`topology`: {"edges": [{"publisher", "event", "delivery": "work" | "broadcast" | "request" |
+           "observed", "consumer"}]}
+"requested_size" is null, or for a resized share what its pod requests: {"memory_mib",
+"cores_percent"}. "dominant_share" is the largest part of all healthy devices' cores or memory that
+the namespace holds. Amounts are MiB, percent of one device and Unix seconds.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
-from services.cli.audit.audit import account_numbers
-from services.cli.audit.difference import Difference
-from services.cli.inspect.facts import Facts, shares_on
+from services.cli.snapshot.snapshot import Snapshot, shares_on
 from shared.model.lease import Lease, MigPlacement
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.placement import Refusal
@@ -39,43 +35,26 @@ from shared.model.placement import Refusal
 Shape = dict[str, Any]
 
 
-def gpus(accounts: Iterable[NodeTotals]) -> Shape:
+def gpus(nodes: Iterable[NodeTotals]) -> Shape:
     """Return every device and its shares."""
-    return {"nodes": [_node(account) for account in accounts if account.node.devices]}
+    return {"nodes": [_node(totals) for totals in nodes if totals.node.devices]}
 
 
-def ps(facts: Facts) -> Shape:
+def ps(snapshot: Snapshot) -> Shape:
     """Return every lease and every waiting pod."""
-    sick = facts.sick.keys()
+    unhealthy = snapshot.device_faults.keys()
     return {
         "leases": [
-            lease_shape(lease) | {"sick": sorted({share.device for share in lease.shares} & sick)}
-            for lease in facts.leases
+            lease_shape(lease)
+            | {"unhealthy_devices": sorted({share.device for share in lease.shares} & unhealthy)}
+            for lease in snapshot.leases
         ],
-        "waiting": [_waiting(waiting) for waiting in facts.waiting],
-    }
-
-
-def audit(facts: Facts, wrong: Iterable[Difference]) -> Shape:
-    """Return what was checked and what does not add up."""
-    nodes, devices, leases = account_numbers(facts.accounts)
-    listed = [{"invariant": d.invariant, "subject": d.subject, "text": d.text} for d in wrong]
-    return {
-        "clean": not listed,
-        "checked": {
-            "nodes": nodes,
-            "devices": devices,
-            "leases": leases,
-            "pods": len(facts.pods),
-            "agents": len(facts.allocations),
-        },
-        "unseen": list(facts.unseen),
-        "differences": listed,
+        "waiting": [_waiting(waiting) for waiting in snapshot.waiting],
     }
 
 
 def lease_shape(lease: Lease) -> Shape:
-    """Return one lease."""
+    """Return the JSON form of one lease."""
     return {
         "pod": lease.pod,
         "namespace": lease.namespace,
@@ -98,7 +77,7 @@ def lease_shape(lease: Lease) -> Shape:
                 "mig": _mig(share.mig),
                 "fence": share.fence,
                 "init": share.init,
-                "asked": None
+                "requested_size": None
                 if share.requested_size is None
                 else {
                     "memory_mib": share.requested_size.memory_mib,
@@ -111,7 +90,7 @@ def lease_shape(lease: Lease) -> Shape:
 
 
 def refusal_shape(refusal: Refusal) -> Shape:
-    """Return why a pod fits nowhere."""
+    """Return the JSON form of why a pod fits on no node."""
     return {
         "reason": refusal.reason,
         "hint": refusal.hint,
@@ -131,15 +110,19 @@ def refusal_shape(refusal: Refusal) -> Shape:
     }
 
 
-def _mig(place: MigPlacement | None) -> Shape | None:
-    if place is None:
+def _mig(placement: MigPlacement | None) -> Shape | None:
+    if placement is None:
         return None
-    return {"layout": place.layout, "position": place.position, "profile": place.profile}
-
-
-def _node(account: NodeTotals) -> Shape:
     return {
-        "node": account.node.facts.name,
+        "layout": placement.layout,
+        "position": placement.position,
+        "profile": placement.profile,
+    }
+
+
+def _node(totals: NodeTotals) -> Shape:
+    return {
+        "node": totals.node.facts.name,
         "devices": [
             {
                 "uuid": device.uuid,
@@ -168,10 +151,10 @@ def _node(account: NodeTotals) -> Shape:
                         "fence": share.fence,
                         "state": str(lease.state),
                     }
-                    for lease, share in shares_on(account, device.uuid)
+                    for lease, share in shares_on(totals, device.uuid)
                 ],
             }
-            for device, use in sorted(account.node.devices, key=lambda pair: pair[0].index)
+            for device, use in sorted(totals.node.devices, key=lambda pair: pair[0].index)
         ],
     }
 

@@ -1,1 +1,1 @@
-"""`leasehold explain --request`: reading the pods of a manifest."""
+"""`leasehold explain --request`: the pods of a manifest, placed on an example node."""

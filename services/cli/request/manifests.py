@@ -1,4 +1,4 @@
-"""Pods in a manifest: those written out, and those that its controllers would make."""
+"""The pods of a manifest: its own, and those that its controllers would create."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,15 +22,15 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Kinds that make pods, and where they keep the template. Kubernetes API reference, workloads."""
+"""Kinds that create pods, and the path of their template. Kubernetes API reference, workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """One pod as a manifest has it."""
+class ManifestPod:
+    """One pod of a manifest."""
 
     origin: str
-    """What in the manifest it comes from, such as `Deployment web`."""
+    """The object in the manifest that it comes from, such as `Deployment web`."""
     pod: ApiPod
 
 
@@ -45,47 +45,54 @@ def load(path: str, standard_input: TextIO) -> tuple[str, str]:
         raise RequestError(f"{path} cannot be read: {reason}") from error
 
 
-def pods_in(text: str, source: str) -> list[Written]:
+def pods_in(text: str, source: str) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
-    Raises RequestError, naming the document, for text that is no manifest and for one without pods.
+    Raises RequestError, naming the document, for text that is not a manifest or has no pods.
     """
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise RequestError(f"{source} is not YAML: {error}") from error
-    found = [
-        written
+    pods = [
+        pod
         for number, document in enumerate(documents, start=1)
-        for written in _in_object(document, f"{source}, document {number}")
+        for pod in _pods_of(document, f"{source}, document {number}")
     ]
-    if not found:
+    if not pods:
         kinds = ", ".join(("Pod", *TEMPLATES, "Volcano Job", "List"))
         raise RequestError(f"{source} has no pod in it; pods are found in {kinds}")
-    return found
+    return pods
 
 
-def _in_object(document: Any, where: str) -> Iterator[Written]:
+def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise RequestError(f"{where} is no Kubernetes object: it has no kind")
-    kind, name = document["kind"], _name(document, where)
-    if kind.endswith("List") and isinstance(document.get("items"), list):
-        for item in document["items"]:
-            yield from _in_object(item, where)
-    elif kind == "Pod":
-        yield _written(f"Pod {name}", document, document, where)
-    elif kind == "Job" and "tasks" in (document.get("spec") or {}):
+        raise RequestError(f"{where} is not a Kubernetes object: it has no kind")
+    kind = document["kind"]
+    items = document.get("items") if kind.endswith("List") else None
+    if isinstance(items, list):
+        for item in items:
+            yield from _pods_of(item, where)
+        return
+    for origin, template in _templates(kind, _name(document, where), document):
+        yield _manifest_pod(origin, template, document, where)
+
+
+def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the pod templates of one object, each with where it comes from."""
+    if kind == "Pod":
+        yield f"Pod {name}", document
+    elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job
         for task in document["spec"]["tasks"]:
-            origin = f"Job {name}, task {task.get('name', '?')}"
-            yield _written(origin, task.get("template"), document, where)
+            yield f"Job {name}, task {task.get('name', '?')}", task.get("template")
     elif kind in TEMPLATES:
         template: Any = document
         for key in TEMPLATES[kind]:
             template = template.get(key) if isinstance(template, dict) else None
-        yield _written(f"{kind} {name}", template, document, where)
+        yield f"{kind} {name}", template
 
 
-def _written(origin: str, template: Any, owner: Any, where: str) -> Written:
+def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> ManifestPod:
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
         raise RequestError(f"{where}: {origin} has no pod spec")
     metadata = {
@@ -95,11 +102,11 @@ def _written(origin: str, template: Any, owner: Any, where: str) -> Written:
     }
     pod = {"metadata": metadata, "spec": template["spec"]}
     try:
-        return Written(
+        return ManifestPod(
             origin=origin, pod=msgspec.json.decode(json.dumps(pod, default=str), type=ApiPod)
         )
     except (ValueError, TypeError) as error:
-        raise RequestError(f"{where}: {origin} is no pod: {error}") from error
+        raise RequestError(f"{where}: {origin} is not a pod: {error}") from error
 
 
 def _metadata(document: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
-"""How manifests are read, as text and as JSON.
+"""How a manifest's pods are reported, as text and as JSON; pure.
 
 JSON: {"pods": [{"origin", "scheduler", "ours", "fault", "refusal", "dialect", "example_node",
-"containers": [{"container", "asks", "devices": [{"device", "index", "memory_mib", "limit_bytes",
-"cores_percent"}], "environment": {...}, "mounts": [{"container_path", "host_path", "read_only"}]}],
-"binding": {annotation: text}}]}; amounts are MiB, bytes and percent of one device.
+"containers": [{"container", "request", "devices": [{"device", "index", "memory_mib",
+"limit_bytes", "cores_percent"}], "environment": {...}, "mounts": [{"container_path", "host_path",
+"read_only"}]}], "binding": {annotation: text}}]}; amounts are MiB, bytes and percent of one device.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,80 +12,83 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.request.manifest_reader import Given, Reading, request_text
+from services.cli.request.manifest_report import ContainerGrant, PodReport
+from shared.model.request import GpuRequest, SharingPolicy
 
 
-def text(readings: Sequence[Reading]) -> RenderableType:
-    """Write each pod: what it asks for, its Binding, its containers."""
-    return Group(*(line for reading in readings for line in _lines(reading)))
+def text(reports: Sequence[PodReport]) -> RenderableType:
+    """Format each pod: its request, its Binding, its containers."""
+    return Group(*(line for report in reports for line in _lines(report)))
 
 
-def _lines(reading: Reading) -> Iterable[Text]:
-    yield Text(reading.origin, style="bold")
-    if not reading.ours:
+def _lines(report: PodReport) -> Iterable[Text]:
+    yield Text(report.origin, style="bold")
+    if not report.is_ours:
         yield Text(
-            f"  schedulerName is {reading.scheduler!r}: it is not ours until that is changed",
+            f"  schedulerName is {report.scheduler!r}: change it for Leasehold to schedule the pod",
             style="yellow",
         )
-    if reading.fault:
-        yield Text(f"  cannot be granted as written: {reading.fault}", style="red")
+    if report.fault:
+        yield Text(f"  invalid request: {report.fault}", style="red")
         return
-    request = reading.request
+    request = report.request
     if request is None or not request.containers:
-        yield Text("  asks for no GPU in any vocabulary we know")
+        yield Text("  requests no GPU in any known dialect")
         return
     yield Text(f"  dialect     {request.dialect}")
-    for asked in request.containers:
-        yield Text(f"  container   {asked.container}: {request_text(asked)}")
-    yield Text(f"  tried on    {reading.node}")
-    if reading.refusal is not None:
-        yield Text(f"  refused     {reading.refusal.text}", style="red")
+    for container in request.containers:
+        yield Text(f"  container   {container.container}: {request_text(container)}")
+    yield Text(f"  tried on    {report.node}")
+    if report.refusal is not None:
+        yield Text(f"  refused     {report.refusal.text}", style="red")
         return
     yield Text("  Binding carries")
-    for key, value in (reading.annotations or {}).items():
+    for key, value in (report.annotations or {}).items():
         yield Text(f"    {key}: {value}")
-    for given in reading.given:
-        yield from _given_lines(given)
+    for grant in report.grants:
+        yield from _grant_lines(grant)
 
 
-def _given_lines(given: Given) -> Iterable[Text]:
-    yield Text(f"  container {given.container} gets")
-    for name, value in given.setup.environment.items():
+def _grant_lines(grant: ContainerGrant) -> Iterable[Text]:
+    yield Text(f"  container {grant.container} gets")
+    for name, value in grant.setup.environment.items():
         yield Text(f"    {name}={value}")
-    for mount in given.setup.mounts:
+    for mount in grant.setup.mounts:
         mode = "read-only" if mount.read_only else "read-write"
         yield Text(f"    mount {mount.host_path} at {mount.container_path}, {mode}")
 
 
-def shape(readings: Sequence[Reading]) -> dict[str, Any]:
+def shape(reports: Sequence[PodReport]) -> dict[str, Any]:
     """Return the JSON form."""
-    return {"pods": [_shape(reading) for reading in readings]}
+    return {"pods": [_shape(report) for report in reports]}
 
 
-def _shape(reading: Reading) -> dict[str, Any]:
-    request = reading.request
-    given = {one.container: one for one in reading.given}
+def _shape(report: PodReport) -> dict[str, Any]:
+    request = report.request
+    grants = {grant.container: grant for grant in report.grants}
     return {
-        "origin": reading.origin,
-        "scheduler": reading.scheduler,
-        "ours": reading.ours,
-        "fault": reading.fault,
-        "refusal": "" if reading.refusal is None else reading.refusal.text,
+        "origin": report.origin,
+        "scheduler": report.scheduler,
+        "ours": report.is_ours,
+        "fault": report.fault,
+        "refusal": "" if report.refusal is None else report.refusal.text,
         "dialect": "" if request is None else request.dialect,
-        "example_node": reading.node,
+        "example_node": report.node,
         "containers": [
             {
-                "container": asked.container,
-                "asks": request_text(asked),
-                **(_given_shape(given[asked.container]) if asked.container in given else {}),
+                "container": container.container,
+                "request": request_text(container),
+                **_grant_shape(grants.get(container.container)),
             }
-            for asked in (request.containers if request else ())
+            for container in (request.containers if request else ())
         ],
-        "binding": dict(reading.annotations or {}),
+        "binding": dict(report.annotations or {}),
     }
 
 
-def _given_shape(given: Given) -> dict[str, Any]:
+def _grant_shape(grant: ContainerGrant | None) -> dict[str, Any]:
+    if grant is None:
+        return {}
     return {
         "devices": [
             {
@@ -95,15 +98,38 @@ def _given_shape(given: Given) -> dict[str, Any]:
                 "limit_bytes": share.limit_bytes,
                 "cores_percent": share.cores_percent,
             }
-            for share in given.shares
+            for share in grant.shares
         ],
-        "environment": dict(given.setup.environment),
+        "environment": dict(grant.setup.environment),
         "mounts": [
             {
                 "container_path": mount.container_path,
                 "host_path": mount.host_path,
                 "read_only": mount.read_only,
             }
-            for mount in given.setup.mounts
+            for mount in grant.setup.mounts
         ],
     }
+
+
+def request_text(container: GpuRequest) -> str:
+    """Describe what one container requests."""
+    count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
+    if container.whole:
+        return f"{count}, whole: idle before, not shared after"
+    if container.strict and container.sharing is not SharingPolicy.EXCLUSIVE:
+        count = f"{count} as a MIG instance (isolation is strict)"
+    if container.memory_percent is not None:
+        memory = f"{container.memory_percent} % of the memory"
+    elif container.memory_bytes is not None:
+        memory = f"{container.memory_bytes} bytes"
+    elif container.memory_units is not None:
+        memory = f"{container.memory_units} units of memory (MiB, unless the node's factor differs)"
+    else:
+        memory = "all of the memory"
+    cores = f"{container.cores_percent} % of the cores" if container.cores_percent else "any cores"
+    exclusivity = {
+        SharingPolicy.EXCLUSIVE: ", exclusively",
+        SharingPolicy.IDLE_DEVICE: ", idle before",
+    }.get(container.sharing, "")
+    return f"{count}, of {'each' if container.gpus > 1 else 'it'} {memory}, {cores}{exclusivity}"

@@ -1,1 +1,1 @@
-"""`leasehold up` and `leasehold down`: running everything on one machine."""
+"""`leasehold up` and `leasehold down`: everything on one machine, under one supervisor."""

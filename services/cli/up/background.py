@@ -1,4 +1,4 @@
-"""Going on in the background while the caller returns as soon as all is ready."""
+"""Runs in the background, and returns to the caller as soon as everything is ready."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from shared.model.errors import LeaseholdError
 _READY = b"\0"
 
 
-def in_background(run: Callable[[Callable[[str], None]], int], directory: StateDir) -> int:
-    """Run in a process of its own; show what it says until it is ready or ends.
+def run_in_background(run: Callable[[Callable[[str], None]], int], directory: StateDir) -> int:
+    """Run in a process of its own, and print what it reports until it is ready or exits.
 
-    Afterwards it says it to its log. Returns 0 when it is ready, 1 when it ended before.
+    Later reports go to its log. Returns 0 when it is ready, 1 when it exited before.
     """
     sys.stdout.flush()
     reader, writer = os.pipe()
@@ -25,7 +25,7 @@ def in_background(run: Callable[[Callable[[str], None]], int], directory: StateD
         os._exit(_detached(run, directory, writer))
     os.close(writer)
     try:
-        return 0 if _show(reader) else 1
+        return 0 if _print_until_ready(reader) else 1
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
@@ -34,10 +34,10 @@ def in_background(run: Callable[[Callable[[str], None]], int], directory: StateD
         os.close(reader)
 
 
-def _show(reader: int) -> bool:
-    """Print what comes through the pipe; say whether readiness was among it."""
-    while heard := os.read(reader, 65536):
-        text, mark, _ = heard.partition(_READY)
+def _print_until_ready(reader: int) -> bool:
+    """Print what comes through the pipe; return whether it was readiness that ended it."""
+    while received := os.read(reader, 65536):
+        text, mark, _ = received.partition(_READY)
         sys.stdout.write(text.decode(errors="replace"))
         sys.stdout.flush()
         if mark:
@@ -47,11 +47,11 @@ def _show(reader: int) -> bool:
 
 def _detached(run: Callable[[Callable[[str], None]], int], directory: StateDir, writer: int) -> int:
     os.setsid()
-    sys.excepthook = sys.__excepthook__  # a bug's traceback belongs into the log
-    _log_to(directory.log("supervisor"))
+    sys.excepthook = sys.__excepthook__  # a bug's traceback goes to the log
+    _redirect_output(directory.log("supervisor"))
     pipe: int | None = writer
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         nonlocal pipe
         print(text, flush=True)
         if pipe is None:
@@ -66,19 +66,19 @@ def _detached(run: Callable[[Callable[[str], None]], int], directory: StateDir, 
             pipe = None
 
     try:
-        return run(say)
+        return run(report)
     except LeaseholdError as error:
-        say(f"leasehold up: {error}")
+        report(f"leasehold up: {error}")
         return 1
 
 
-def _log_to(path: Path) -> None:
+def _redirect_output(path: Path) -> None:
     if path.exists():
         path.replace(path.with_suffix(".log.1"))
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.close(nothing)
+    os.close(devnull)

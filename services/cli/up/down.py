@@ -1,39 +1,68 @@
-"""`leasehold down`: ends what `up` started, and waits for it."""
+"""`leasehold down`, and the processes that outlive their supervisor.
+
+The kernel kills the supervisor's children with it (Linux). Their own children survive; they carry
+the variable LEASEHOLD_SUPERVISED and are found by it.
+"""
 
 import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
-from services.cli.state_dir import StateDir, holder
-from services.cli.up.orphans import end_leftovers
+from services.cli.state_dir import SUPERVISED_VARIABLE, StateDir, supervisor_pid
 
-PATIENCE_S = 30.0
+TERMINATE_S = 30.0
+KILL_S = 5.0
 
 
 def down(directory: StateDir) -> int:
     """End the supervisor and everything under it; return the exit code."""
     if not directory.root.is_dir():
-        print(f"nothing to end: there is no {directory.root}")
+        print(f"nothing to stop: there is no {directory.root}")
         return 0
-    pid = holder(directory)
+    pid = supervisor_pid(directory)
     if pid is not None:
-        _end(directory, pid)
-    ended = end_leftovers(directory)
-    if pid is None and not ended:
+        _stop_supervisor(directory, pid)
+    killed = kill_leftovers(directory)
+    if pid is None and not killed:
         print(f"nothing runs in {directory.root}")
         return 0
     print("stopped; nothing is left running")
     return 0
 
 
-def _end(directory: StateDir, pid: int) -> None:
-    for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
+def _stop_supervisor(directory: StateDir, pid: int) -> None:
+    for number, timeout_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S)):
         if pid > 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            if holder(directory) is None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if supervisor_pid(directory) is None:
                 return
             time.sleep(0.05)
+
+
+def leftovers(directory: StateDir) -> list[int]:
+    """Return the processes that were started for this state directory, our own one excepted."""
+    marker = f"{SUPERVISED_VARIABLE}={directory.root}".encode()
+    pids: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def kill_leftovers(directory: StateDir, *, timeout_s: float = KILL_S) -> int:
+    """Kill what is left over and return how many processes that were."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and (pids := leftovers(directory)):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(pids)
+        time.sleep(0.02)
+    return len(killed)

@@ -1,59 +1,63 @@
-"""Asking a part whether it is ready."""
+"""Whether a component is ready: the checks of its current process."""
 
 import asyncio
 import contextlib
 import json
 from pathlib import Path
 
-from services.cli.up.parts import Announces, Answers, Check, Exists, Part
+from services.cli.up.components import Component, FileCheck, ReadinessCheck, RunFileCheck, TcpCheck
 from services.cli.up.servers import HOST
 
+TCP_TIMEOUT_S = 1.0
 
-async def is_ready(part: Part, pid: int) -> bool:
-    """Say whether every check of the part's process passes now."""
-    for check in part.checks:
+
+async def is_ready(component: Component, pid: int) -> bool:
+    """Return whether every check of the component's process passes now."""
+    for check in component.checks:
         if not await _passes(check, pid):
             return False
     return True
 
 
-def announced_address(part: Part) -> str:
-    """Return the address the part shows to people."""
-    if part.address:
-        return part.address
-    told = (_announced(check.path) for check in part.checks if isinstance(check, Announces))
-    return next((f"http://{said['http']}" for said in told if said.get("http")), "")
+def address_of(component: Component) -> str:
+    """Return the address to show: the component's own, else the one in its run file."""
+    if component.address:
+        return component.address
+    contents = (
+        _read_run_file(check.path) for check in component.checks if isinstance(check, RunFileCheck)
+    )
+    return next((f"http://{content['http']}" for content in contents if content.get("http")), "")
 
 
-async def _passes(check: Check, pid: int) -> bool:
+async def _passes(check: ReadinessCheck, pid: int) -> bool:
     match check:
-        case Exists(path=path):
+        case FileCheck(path=path):
             return path.exists()
-        case Announces(path=path):
-            return _announced(path).get("pid") == pid
-        case Answers():
-            return await _answers(check)
+        case RunFileCheck(path=path):
+            return _read_run_file(path).get("pid") == pid
+        case TcpCheck():
+            return await _responds(check)
 
 
-async def _answers(check: Answers) -> bool:
+async def _responds(check: TcpCheck) -> bool:
     try:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(TCP_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(HOST, check.port)
             try:
-                writer.write(check.says)
-                heard = await reader.readexactly(len(check.expects)) if check.expects else b""
+                writer.write(check.send)
+                received = await reader.readexactly(len(check.expect)) if check.expect else b""
             finally:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
-    return heard == check.expects
+    return received == check.expect
 
 
-def _announced(path: Path) -> dict[str, object]:
+def _read_run_file(path: Path) -> dict[str, object]:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}

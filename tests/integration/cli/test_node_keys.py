@@ -18,7 +18,7 @@ from services.auth.wiring import token_reviewer
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes
-from services.cli.doctor.finding import Outcome, SkipError
+from services.cli.doctor.findings import Outcome, SkipError
 from shared.credentials.logins import NO_CREDENTIALS
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -176,28 +176,28 @@ async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts
             await hosts.token_by(out / KUBECONFIG, **spec)
 
 
-async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_no_alarm(
+async def test_the_doctor_on_a_node_finds_that_nats_accepts_its_agent(
     hosts: Hosts,
 ) -> None:
     out = await hosts.issue(A)
 
     async def found(token: str) -> tuple[Outcome, str]:
         probes = ClusterProbes(
-            kube=SkipError("not looked at"),
+            kubernetes=SkipError("not checked"),
             redis_url="",
-            redis_keys=NO_CREDENTIALS,
+            redis_credentials=NO_CREDENTIALS,
             nats_url=hosts.world.url,
-            nats_keys=hosts.world.credentials(token, "node-agent.node-a"),
+            nats_credentials=hosts.world.credentials(token, "node-agent.node-a"),
             simulated=False,
         )
-        with pytest.raises(SkipError, match="look as operator"):
-            await probes.parts()
+        with pytest.raises(SkipError, match="log in as operator"):
+            await probes.components()
         finding = await probes.nats()
         return finding.outcome, finding.text
 
     outcome, text = await found((out / NATS_TOKEN).read_text())
 
     assert outcome is Outcome.OK
-    assert "lets this node's agent in" in text
+    assert "accepts this node's agent" in text
     with pytest.raises(UnavailableError, match="rejects the token in"):
         await found("made-up")

@@ -17,8 +17,8 @@ import redis.asyncio
 import yaml
 
 from services.auth.redis_users import DEFAULT_USER_RULE
-from services.cli.admin import credentials
-from services.cli.admin.credentials import Doors
+from services.cli import credentials
+from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.connection_pool import connection_pool
 from shared.ledger.leases import RedisLeases
@@ -62,7 +62,9 @@ def own_address() -> str:
 
 
 @asynccontextmanager
-async def served(words: Sequence[str], written: Doors, folder: Path) -> AsyncIterator[str]:
+async def served(
+    words: Sequence[str], written: CredentialFiles, folder: Path
+) -> AsyncIterator[str]:
     """Start it, with the users of `written`; the address is one that others come by."""
     given = {**dict(zip(words[::2], words[1::2], strict=True)), "--aclfile": str(written.acl)}
     given |= {"--dir": str(folder), "--port": str(free_port())}
@@ -89,17 +91,17 @@ async def listens(host: str, port: int) -> bool:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Doors:
-    return credentials.write(tmp_path / "doors", [], nats=False)
+def written(tmp_path: Path) -> CredentialFiles:
+    return credentials.write(tmp_path / "credentials", [], nats=False)
 
 
-def shown(written: Doors, user: str) -> ClientCredentials:
+def shown(written: CredentialFiles, user: str) -> ClientCredentials:
     return ClientCredentials(credentials=written.redis(user))
 
 
 @pytest.mark.parametrize("words", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"])
 async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
-    words: list[str], written: Doors, tmp_path: Path
+    words: list[str], written: CredentialFiles, tmp_path: Path
 ) -> None:
     async with (
         served(without_tls(words), written, tmp_path) as url,
@@ -112,7 +114,7 @@ async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
 
 
 async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
-    written: Doors, tmp_path: Path
+    written: CredentialFiles, tmp_path: Path
 ) -> None:
     careless = "user default on nopass -@all +ping"
     written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, careless))
@@ -135,7 +137,7 @@ async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
     ],
 )
 async def test_the_operator_sees_whether_the_append_only_file_can_be_replayed(
-    default: str, said: str, written: Doors, tmp_path: Path
+    default: str, said: str, written: CredentialFiles, tmp_path: Path
 ) -> None:
     written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, default))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.admin import credentials
+from services.cli import credentials
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
@@ -203,7 +203,7 @@ async def test_who_waits_is_ended_by_sigterm(host: str) -> None:
 
 
 async def test_who_is_refused_waits_for_its_secret_and_says_what_to_do(tmp_path: Path) -> None:
-    written = credentials.write(tmp_path / "doors", [NodeName("node-a")], redis=False)
+    written = credentials.write(tmp_path / "credentials", [NodeName("node-a")], redis=False)
     secret = tmp_path / "placer"
     nats = NatsServer(more=written.nats_configuration.read_text())
     await nats.start()

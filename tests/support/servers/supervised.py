@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 from services.cli.state_dir import StateDir, locked
-from services.cli.up.parts import Announces, Part
+from services.cli.up.components import Component, RunFileCheck
 from services.cli.up.supervisor import Supervisor
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 WITH_CHILD = "import subprocess; subprocess.Popen(['sleep', '600'])\n"
 
 
-def dummy(directory: StateDir, name: str, *, after: tuple[str, ...] = (), before: str = "") -> Part:
-    """Make a part that runs `before`, announces itself and then sleeps."""
+def dummy(
+    directory: StateDir, name: str, *, after: tuple[str, ...] = (), before: str = ""
+) -> Component:
+    """Return a component that runs `before`, writes its run file and then sleeps."""
     run_file = directory.run_file(name)
     program = (
         f"{before}\nimport json, os, time\n"
@@ -24,18 +26,18 @@ def dummy(directory: StateDir, name: str, *, after: tuple[str, ...] = (), before
         f"os.replace(draft, {str(run_file)!r})\n"
         "time.sleep(600)\n"
     )
-    return Part(
+    return Component(
         name=name,
         argv=(sys.executable, "-c", program),
         after=after,
-        checks=(Announces(path=run_file),),
+        checks=(RunFileCheck(path=run_file),),
     )
 
 
 async def _main(root: Path) -> None:
     directory = StateDir.at(root)
     directory.make()
-    parts = [
+    components = [
         dummy(directory, "first"),
         dummy(directory, "second", after=("first",), before=WITH_CHILD),
     ]
@@ -46,7 +48,9 @@ async def _main(root: Path) -> None:
         os.write(1, b"ready\n")
 
     with locked(directory):
-        supervisor = Supervisor(parts, directory, say=print, save=lambda states, ready: None)
+        supervisor = Supervisor(
+            components, directory, report=print, save=lambda states, ready: None
+        )
         await supervisor.run(stop, ready)
 
 

@@ -6,12 +6,13 @@ from io import StringIO
 from msgspec import structs
 from rich.console import Console
 
-from services.cli.audit.audit import differences, lasting, unexplained, unseen_agents
-from services.cli.audit.difference import Difference
-from services.cli.inspect import render
-from services.cli.inspect.facts import Facts, PodSeen
-from services.cli.inspect.json_output import audit as audit_shape
-from services.timekeeper.accounts.account_audit import book_of
+from services.cli.audit.account_checks import window_totals
+from services.cli.audit.audit import render as render_audit
+from services.cli.audit.audit import shape as audit_shape
+from services.cli.audit.differences import Difference, lasting_differences
+from services.cli.audit.invariants import differences, unread_checkpoints
+from services.cli.audit.lease_checks import unexplained
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.device import Device, DeviceUse
@@ -58,7 +59,7 @@ def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
 
 
 def account(*leases: Lease, node: NodeName = NODE) -> NodeTotals:
-    """Make the account whose totals are what the leases sum up to."""
+    """Make the account whose totals are what the leases add up to."""
     devices, nodes = counted_use(leases)
     use = devices.get(GPU, DeviceUse())
     return NodeTotals(
@@ -73,8 +74,8 @@ def with_use(sound: NodeTotals, use: DeviceUse) -> NodeTotals:
     return replace(sound, node=replace(sound.node, devices=((DEVICE, use),)))
 
 
-def pod(name: str, **changes: object) -> PodSeen:
-    seen = PodSeen(
+def pod(name: str, **changes: object) -> PodSummary:
+    seen = PodSummary(
         pod=PodUid(f"uid-{name}"),
         namespace=Namespace("default"),
         name=name,
@@ -86,7 +87,9 @@ def pod(name: str, **changes: object) -> PodSeen:
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 
-def facts(*accounts: NodeTotals, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
+def facts(
+    *accounts: NodeTotals, pods: tuple[PodSummary, ...] | None = None, **more: object
+) -> Snapshot:
     held = {
         found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
         for a in accounts
@@ -94,11 +97,11 @@ def facts(*accounts: NodeTotals, pods: tuple[PodSeen, ...] | None = None, **more
     }
     seen = tuple(held.values()) if pods is None else pods
     turns = fair_share_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
-    known: dict[str, object] = {"turns": turns, **more}
-    return Facts(read_at=NOW, accounts=accounts, pods=seen, **known)  # type: ignore[arg-type]
+    known: dict[str, object] = {"fair_share": turns, **more}
+    return Snapshot(read_at=NOW, nodes=accounts, pods=seen, **known)  # type: ignore[arg-type]
 
 
-def found(facts: Facts) -> list[tuple[str, str]]:
+def found(facts: Snapshot) -> list[tuple[str, str]]:
     return [(difference.invariant, difference.text) for difference in differences(facts)]
 
 
@@ -114,7 +117,7 @@ def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() 
     wrong = with_use(sound, use)
 
     assert found(facts(wrong)) == [
-        ("S1", "the ledger counts 4000 MiB, its leases sum up to 3000"),
+        ("S1", "the ledger counts 4000 MiB, its leases add up to 3000"),
     ]
 
 
@@ -126,7 +129,7 @@ def test_a_copy_of_another_size_is_found_and_so_is_one_that_is_none() -> None:
     assert found(facts(account(held), pods=(lags,))) == [
         (
             "S7",
-            "its annotation says [('GPU-0', 2000, 30)] (device, MiB, %), its lease says "
+            "its annotation has [('GPU-0', 2000, 30)] (device, MiB, %), its lease has "
             "[('GPU-0', 3000, 30)]",
         )
     ]
@@ -139,7 +142,7 @@ def test_a_node_total_that_is_not_the_sum_of_its_leases_is_found() -> None:
     sound = account(lease("a"))
     wrong = replace(sound, node=replace(sound.node, used={"cpu": 700, "pods": 1}))
 
-    assert found(facts(wrong)) == [("S1", "the ledger counts 700 of cpu, its leases sum up to 500")]
+    assert found(facts(wrong)) == [("S1", "the ledger counts 700 of cpu, its leases add up to 500")]
 
 
 def test_more_memory_than_the_device_has_is_found() -> None:
@@ -163,7 +166,7 @@ def test_more_cores_and_more_slots_than_the_device_has_are_found() -> None:
 def test_a_slot_that_two_containers_hold_is_found() -> None:
     same = account(lease("a"), lease("b", share(fence=2)))
 
-    assert found(facts(same)) == [("S1", "slot 0 is held by 2 containers")]
+    assert found(facts(same)) == [("S1", "2 containers hold slot 0")]
 
 
 def test_a_neighbour_of_a_pod_that_holds_the_device_alone_is_found() -> None:
@@ -172,7 +175,7 @@ def test_a_neighbour_of_a_pod_that_holds_the_device_alone_is_found() -> None:
     )
 
     assert found(facts(beside)) == [
-        ("S1", "pod default/a holds it alone, and 1 others hold it, too")
+        ("S1", "pod default/a holds it exclusively, and 1 others hold it, too")
     ]
 
 
@@ -215,8 +218,8 @@ def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
     use = replace(sound.node.devices[0][1], fence=0)
 
     assert found(facts(with_use(sound, use))) == [
+        ("S4", "2 shares carry fence 1"),
         ("S4", "a share carries fence 1, the device 0"),
-        ("S4", "fence 1 is carried by 2 shares"),
     ]
 
 
@@ -246,7 +249,7 @@ def test_a_container_that_was_given_something_without_a_lease_is_found() -> None
     told = activation(lease("a"))
 
     assert found(facts(account(), pods=(), allocations={NODE: (told,)})) == [
-        ("S5", "the kubelet was told of container main, and no lease is live")
+        ("S5", "container main has devices from the kubelet, and no live lease")
     ]
 
 
@@ -254,7 +257,7 @@ def test_an_active_lease_of_which_the_agent_knows_nothing_is_found() -> None:
     active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
 
     assert found(facts(account(active), allocations={NODE: ()})) == [
-        ("S5", "its lease is active, and the node's agent has told the kubelet nothing")
+        ("S5", "its lease is active, and the node's agent handed no device to the kubelet")
     ]
 
 
@@ -263,23 +266,23 @@ def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() ->
 
     assert difference.invariant == "P2"
     assert difference.settles_s == 30.0
-    assert lasting([difference], {}, NOW)[0] == ()
-    assert lasting([difference], {difference: NOW - 29}, NOW)[0] == ()
-    assert lasting([difference], {difference: NOW - 30}, NOW)[0] == (difference,)
+    assert lasting_differences([difference], {}, NOW)[0] == ()
+    assert lasting_differences([difference], {difference: NOW - 29}, NOW)[0] == ()
+    assert lasting_differences([difference], {difference: NOW - 30}, NOW)[0] == (difference,)
 
 
 def test_a_reservation_past_its_expiry_is_found() -> None:
     late = structs.replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60)
 
-    assert found(facts(account(late))) == [("P2", "its reservation has run out and is still held")]
+    assert found(facts(account(late))) == [("P2", "its reservation has expired and is still held")]
 
 
 def test_what_settles_is_forgotten_and_starts_anew_when_it_comes_back() -> None:
     seen = Difference(invariant="P2", subject="pod a", text="x", settles_s=30.0)
 
-    _, since = lasting([seen], {}, 0.0)
-    _, since = lasting([], since, 10.0)
-    wrong, since = lasting([seen], since, 35.0)
+    _, since = lasting_differences([seen], {}, 0.0)
+    _, since = lasting_differences([], since, 10.0)
+    wrong, since = lasting_differences([seen], since, 35.0)
 
     assert wrong == ()
     assert since == {seen: 35.0}
@@ -290,7 +293,7 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
     waits = pod("a", node="", phase="Pending", annotations={})
 
     silent = list(unexplained(facts(account(), pods=(waits,)), ours))
-    told = replace(waits, said="0/2 nodes are available")
+    told = replace(waits, unschedulable_message="0/2 nodes are available")
     foreign = replace(waits, scheduler="default-scheduler")
     gated = replace(waits, gates=("example.com/gate",))
 
@@ -306,23 +309,23 @@ def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_not
         for n in range(7)
     ]
 
-    (elsewhere,) = unseen_agents(facts(account(active)))
-    (of_many,) = unseen_agents(Facts(read_at=NOW, accounts=tuple(many)))
+    (elsewhere,) = unread_checkpoints(facts(account(active)))
+    (of_many,) = unread_checkpoints(Snapshot(read_at=NOW, nodes=tuple(many)))
 
-    assert elsewhere.startswith("what the agents of node-0 told their kubelets")
+    assert elsewhere.startswith("the devices that the agents of node-0 handed to their kubelets")
     assert "n0, n1, n2, n3, n4 and 2 more" in of_many
-    assert not list(unseen_agents(there))
-    assert not list(unseen_agents(facts(account(lease("a")))))
+    assert not list(unread_checkpoints(there))
+    assert not list(unread_checkpoints(facts(account(lease("a")))))
 
 
 def test_what_was_not_seen_is_told_beside_what_agrees() -> None:
-    found = replace(facts(account(lease("a"))), unseen=("budgets: no right to them",))
+    found = replace(facts(account(lease("a"))), not_checked=("budgets: no right to them",))
 
-    assert audit_shape(found, ())["unseen"] == ["budgets: no right to them"]
+    assert audit_shape(found, ())["not_checked"] == ["budgets: no right to them"]
     text = StringIO()
-    Console(file=text).print(render.audit(found, ()))
+    Console(file=text).print(render_audit(found, ()))
     assert "clean: 1 lease" in text.getvalue()
-    assert "not seen: budgets" in text.getvalue()
+    assert "not checked: budgets" in text.getvalue()
 
 
 def test_the_json_form_counts_what_was_checked() -> None:
@@ -334,8 +337,8 @@ def test_the_json_form_counts_what_was_checked() -> None:
 
 def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None:
     member = structs.replace(lease("a"), gang="default/g")
-    sound = Facts(
-        read_at=NOW, accounts=(account(member),), gangs={"default/g": frozenset({member.pod})}
+    sound = Snapshot(
+        read_at=NOW, nodes=(account(member),), gangs={"default/g": frozenset({member.pod})}
     )
     wrong = replace(sound, gangs={"default/other": frozenset({member.pod})})
 
@@ -356,17 +359,17 @@ def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
         charges={one.pod: (team, {"": charge})},
     )
     turns = fair_share_of([DEVICE], [one], {})
-    facts = Facts(
-        read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound, turns=turns
+    facts = Snapshot(
+        read_at=NOW, nodes=(account(one),), pods=(pod("one"),), quotas=sound, fair_share=turns
     )
 
     uncharged = replace(facts, quotas=replace(sound, charges={}))
-    orphaned = replace(facts, accounts=(account(),), turns=replace(turns, used={}))
+    orphaned = replace(facts, nodes=(account(),), fair_share=replace(turns, used={}))
 
     assert not differences(facts)
     assert [found.text for found in differences(uncharged)] == [
         "its lease is not charged to its quota",
-        "the ledger counts 300 milli-GPU, 1 cards as held, charges sum up to 0 on 0",
+        "the ledger counts 300 milli-GPU, 1 devices as used, charges add up to 0 on 0",
     ]
     assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
 
@@ -375,7 +378,7 @@ def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_bo
     None
 ):
     sound = facts(account(lease("a")))
-    wrong = replace(sound, turns=replace(sound.turns, used={}))
+    wrong = replace(sound, fair_share=replace(sound.fair_share, used={}))
 
     [difference] = differences(wrong)
 
@@ -395,11 +398,11 @@ def test_a_budget_that_says_another_use_than_its_entries_is_found_with_both_numb
         ChargeEntry(window="2031-03", kind="charge", units=50),
     ]
     team = Namespace("team-a")
-    sound = replace(facts(account()), books=(book_of(team, window, entries),))
-    wrong = replace(facts(account()), books=(book_of(team, window, entries[1:]),))
+    sound = replace(facts(account()), budget_windows=(window_totals(team, window, entries),))
+    wrong = replace(facts(account()), budget_windows=(window_totals(team, window, entries[1:]),))
 
     assert differences(sound) == ()
     [difference] = differences(wrong)
     assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
-    assert "says that 30" in difference.text
+    assert "has 30" in difference.text
     assert "add up to 20" in difference.text

@@ -1,4 +1,4 @@
-"""What `leasehold budget` says of who types it."""
+"""The actor that `leasehold budget grant` records."""
 
 import getpass
 import os
@@ -8,10 +8,10 @@ import pytest
 from services.cli.admin import budget
 
 
-def test_who_has_no_name_is_known_by_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
+def test_a_user_without_a_name_is_recorded_by_uid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name() -> str:
         raise KeyError("getpwuid(): uid not found: 65532")
 
-    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(getpass, "getuser", no_name)
 
-    assert budget._who() == f"uid {os.getuid()}"
+    assert budget._user_name() == f"uid {os.getuid()}"

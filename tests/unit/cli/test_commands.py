@@ -1,6 +1,5 @@
-"""The command line: exit codes, one-line errors, quick help; and the drawing of the services."""
+"""The command line: exit codes, one-line errors, quick help; state directory and servers."""
 
-import ast
 import json
 import resource
 import subprocess
@@ -9,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-import shared.model.events.pod_events
-from services import topology
 from services.cli.__main__ import main
-from services.cli.advice import EXAMPLE, next_steps
-from services.cli.commands import parser
-from services.cli.state_dir import PartState, State, StateDir, load_state, save_state
-from services.cli.up import servers, short_path
+from services.cli.parser import build_parser
+from services.cli.state_dir import (
+    MAX_ROOT_BYTES,
+    ComponentState,
+    State,
+    StateDir,
+    load_state,
+    save_state,
+    short_root,
+)
+from services.cli.up import servers
+from services.cli.up.up import EXAMPLE, next_steps
 from shared.model.errors import RequestError
-from shared.model.events.event import Delivery, Event
-from shared.model.events.pod_events import PodQueued
-from shared.model.events.request_reply import LeasesRequest
-from shared.runtime.service import Role
 
 
 def code_of(*argv: str) -> int:
@@ -30,13 +31,13 @@ def code_of(*argv: str) -> int:
 
 
 def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
-    whole = parser()
+    whole = build_parser()
     commands = next(a for a in whole._actions if a.dest == "command").choices
     assert commands is not None
 
     assert set(commands) == {
         *("up", "down", "gpus", "ps", "explain", "trace", "audit", "topology"),
-        *("doctor", "budget", "report", "reclaim", "doors", "resize", "node-keys"),
+        *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
@@ -44,15 +45,15 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
         assert "exit codes:" in text
 
 
-@pytest.mark.parametrize("command", [("explain",), ("trace",), ("reclaim", "--dry-run")])
+@pytest.mark.parametrize("command", [("explain",), ("trace",), ("preemptions", "--dry-run")])
 def test_a_pod_may_be_named_as_kubectl_names_it_and_not_with_its_namespace(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named = parser().parse_args([*command, "pod/my-pod"])
+    named = build_parser().parse_args([*command, "pod/my-pod"])
 
     assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
     assert code_of(*command, "team-a/my-pod") == 2
-    assert "a namespace is named by itself: my-pod -n team-a" in capsys.readouterr().err
+    assert "give the namespace with -n: my-pod -n team-a" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -76,7 +77,7 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", [("gpus",), ("ps",), ("audit",), ("explain", "pod")])
-def test_a_view_where_nothing_was_started_says_what_to_do_in_one_line(
+def test_a_view_without_a_stack_says_what_to_do_in_one_line(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(*command, "--state", str(tmp_path)) == 3
@@ -85,7 +86,7 @@ def test_a_view_where_nothing_was_started_says_what_to_do_in_one_line(
     assert "run `leasehold up`" in line
 
 
-def test_a_layout_that_is_none_is_refused_before_anything_starts(
+def test_an_invalid_layout_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of("up", "--state", str(tmp_path / "s"), "--gpus", "4xT5") == 2
@@ -112,7 +113,7 @@ def test_the_state_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
         kubeconfig="/k",
         nodes={"node-0": "4xT4"},
         ports={"api": 1},
-        parts=(PartState(name="nats", pid=3),),
+        components=(ComponentState(name="nats", pid=3),),
     )
 
     save_state(directory, state)
@@ -121,7 +122,7 @@ def test_the_state_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 99}', '{"format": 1}'])
-def test_a_state_file_that_is_none_of_ours_counts_as_none(text: str, tmp_path: Path) -> None:
+def test_a_state_file_of_another_format_counts_as_none(text: str, tmp_path: Path) -> None:
     StateDir(tmp_path).state.write_text(text)
 
     assert load_state(StateDir(tmp_path)) is None
@@ -131,9 +132,9 @@ def test_a_long_state_path_is_reached_through_a_short_link(tmp_path: Path) -> No
     directory = StateDir(tmp_path / ("long" * 20))
     directory.make()
 
-    with short_path.short_root(directory) as short:
+    with short_root(directory) as short:
         (short.root / "file").write_text("x")
-        assert len(str(short.root)) <= short_path.MAX_ROOT_BYTES
+        assert len(str(short.root)) <= MAX_ROOT_BYTES
         link = short.root
 
     assert (directory.root / "file").read_text() == "x"
@@ -143,7 +144,7 @@ def test_a_long_state_path_is_reached_through_a_short_link(tmp_path: Path) -> No
 def test_a_short_state_path_stays_as_it_is() -> None:
     directory = StateDir(Path("/tmp/s"))
 
-    with short_path.short_root(directory) as short:
+    with short_root(directory) as short:
         assert short == directory
 
 
@@ -175,33 +176,6 @@ def test_what_to_try_next_can_be_pasted() -> None:
     assert "leasehold explain first --state /tmp/s" in text
 
 
-class Waited(Event):
-    subject = "pod.waited.v1"
-    delivery = Delivery.BROADCAST
-
-
-def test_the_drawing_joins_speakers_with_hearers() -> None:
-    roles = {
-        "source": (Role(kind="emits", method="pods", publishes=(PodQueued, Waited)),),
-        "worker": (Role(kind="handles", method="place", consumes=(PodQueued,)),),
-        "teller": (
-            Role(kind="answers", method="tell", consumes=(LeasesRequest,), publishes=(Waited,)),
-        ),
-    }
-
-    found = topology.edges_of(roles, {"worker": (LeasesRequest,)})
-
-    assert [(e.publisher, e.event.subject, e.manner, e.consumer) for e in found] == [
-        ("source", "pod.waited.v1", "broadcast", topology.NO_CONSUMER),
-        ("source", "pod.queued.v1", "work", "worker"),
-        ("worker", "leases.request.v1", "request", "teller"),
-    ]
-
-
-def test_everything_that_a_service_hears_is_said_by_one() -> None:
-    assert topology.unsaid() == ()
-
-
 def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("topology") == 0
     assert "placement.chosen.v1" in capsys.readouterr().out
@@ -210,7 +184,9 @@ def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("flowchart LR\n")
 
     assert code_of("topology", "--json") == 0
-    assert {"says", "event", "as", "hears"} == set(json.loads(capsys.readouterr().out)["edges"][0])
+    assert {"publisher", "event", "delivery", "consumer"} == set(
+        json.loads(capsys.readouterr().out)["edges"][0]
+    )
 
 
 def test_help_costs_less_than_a_third_of_a_second() -> None:
@@ -224,29 +200,3 @@ def test_help_costs_less_than_a_third_of_a_second() -> None:
         took_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     assert min(took_s) < 0.3
-
-
-@pytest.mark.parametrize("listed", topology.SERVICES, ids=lambda listed: listed.name)
-def test_what_a_service_makes_is_what_the_drawing_says_it_says(
-    listed: topology.ServiceListed,
-) -> None:
-    events = {
-        name: kind for name, kind in vars(shared.model.events.pod_events).items() if _is_event(kind)
-    }
-    folder = Path(shared.__file__).parents[1] / listed.folder.replace(".", "/")
-    made = {
-        node.func.id
-        for path in folder.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in events
-    }
-
-    roles = topology.roles()[listed.name]
-    said = {event.__name__ for role in roles for event in role.publishes}
-    said |= {event.__name__ for event in listed.also_publishes}
-
-    assert made <= said
-
-
-def _is_event(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Event) and hasattr(kind, "subject")

@@ -1,4 +1,4 @@
-"""Who may what on NATS and Redis, as it is made from the topology; and the files with secrets."""
+"""The users of NATS and Redis, made from the topology, and the files with their secrets."""
 
 import argparse
 from pathlib import Path
@@ -12,9 +12,8 @@ from services.auth.redis_users import (
     password_users,
     redis_acl,
 )
-from services.cli.admin import credentials
-from services.cli.up import part_credentials
-from services.cli.up.parts import Part
+from services.cli import credentials
+from services.cli.up.components import Component, with_credentials
 from services.topology import SERVICES, edges
 from shared.ledger.script_sources import script_commands
 from shared.model.errors import RequestError
@@ -32,8 +31,8 @@ def test_every_service_has_a_user_and_every_node_its_own() -> None:
     assert names == services | {"node-agent.node-0", "node-agent.gpu.example", "operator"}
 
 
-def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
-    says = {(edge.publisher, edge.event.subject) for edge in edges()}
+def test_each_user_may_publish_what_the_topology_has_and_nothing_else() -> None:
+    published = {(edge.publisher, edge.event.subject) for edge in edges()}
     subjects_of = {edge.event.subject for edge in edges()}
 
     for user in all_users([NodeName("a")]):
@@ -45,10 +44,10 @@ def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
                    if each.startswith("leasehold."))
         }  # fmt: skip
         common = {"heartbeat.sent.v1", "resync.requested.v1"}
-        assert allowed - common == {event for name, event in says if name == service} - common
+        assert allowed - common == {event for name, event in published if name == service} - common
 
 
-def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -> None:
+def test_an_agents_subjects_all_end_in_its_node_except_its_heartbeat() -> None:
     agent = next(u for u in all_users(NODES) if u.name == "node-agent.gpu.example")
 
     told = [subject for subject in agent.publish if subject.startswith("leasehold.")]
@@ -59,14 +58,14 @@ def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -
     assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
 
 
-def test_a_placer_says_neither_that_leases_changed_nor_that_pods_are_queued() -> None:
+def test_a_placer_may_not_publish_lease_changes_or_queued_pods() -> None:
     placer = next(user for user in all_users(NODES) if user.name == "placer")
 
     assert subjects.subscribe_subject(LeaseChanged) not in placer.publish
     assert subjects.publish_subject(PodQueued) not in placer.publish
 
 
-def test_an_acl_file_holds_no_secret_and_shuts_out_who_names_no_user() -> None:
+def test_an_acl_file_has_no_secret_and_no_default_user() -> None:
     text = redis_acl({name: password_digest(f"secret of {name}") for name in password_users()})
 
     assert "secret" not in text
@@ -79,7 +78,7 @@ def test_commands_are_read_from_the_scripts() -> None:
     assert {"hmget", "hset", "xadd", "zrangebylex", "scan"} <= script_commands()
 
 
-def test_whoever_has_no_key_to_write_may_call_nothing_that_writes() -> None:
+def test_a_user_without_writable_keys_may_call_no_write_command() -> None:
     text = redis_acl(dict.fromkeys(password_users(), "0"))
     lines = {line.split()[1]: line for line in text.splitlines()}
 
@@ -87,15 +86,16 @@ def test_whoever_has_no_key_to_write_may_call_nothing_that_writes() -> None:
 
 
 def test_files_are_for_their_owner_only_and_secrets_are_kept(tmp_path: Path) -> None:
-    first = credentials.write(tmp_path / "doors", NODES)
+    first = credentials.write(tmp_path / "credentials", NODES)
     secret = first.redis("placer").read_text()
 
-    second = credentials.write(tmp_path / "doors", [*NODES, NodeName("new")])
+    second = credentials.write(tmp_path / "credentials", [*NODES, NodeName("new")])
 
     assert second.redis("placer").read_text() == secret
     assert second.nats("node-agent.new").exists()
     assert all(
-        path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "doors", *second.root.rglob("*")]
+        path.stat().st_mode & 0o077 == 0
+        for path in [tmp_path / "credentials", *second.root.rglob("*")]
     )
     assert secret.strip().partition(":")[2] not in second.acl.read_text()
     assert second.nats("placer").read_text().strip().partition(":")[2] in (
@@ -103,19 +103,19 @@ def test_files_are_for_their_owner_only_and_secrets_are_kept(tmp_path: Path) -> 
     )
 
 
-def test_parts_are_told_where_their_secrets_lie_and_never_what_they_are(tmp_path: Path) -> None:
+def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_path: Path) -> None:
     written = credentials.write(tmp_path, [NodeName("n.1")])
-    agent = Part(
+    agent = Component(
         name="agent-n.1",
         argv=("python", "-m", "services.node_agent", "--nats-url", "u", "--node", "n.1"),
     )
-    placer = Part(
+    placer = Component(
         name="placer-1",
         argv=("python", "services.placer", "--nats-url", "u", "--redis-url", "r"),
     )
 
-    one, two = part_credentials.guarded([agent, placer], written)
-    (alone,) = part_credentials.guarded([placer], written, nats=False)
+    one, two = with_credentials([agent, placer], written)
+    (alone,) = with_credentials([placer], written, nats=False)
 
     trusting = ("--nats-ca-file", str(tmp_path / "ca.crt"))
     assert one.argv[-4:] == (
@@ -152,15 +152,15 @@ def test_what_is_shown_has_words_in_place_of_secrets(capsys: pytest.CaptureFixtu
     assert "user placer on #SHA256_OF_SECRET_OF_placer " in shown
 
 
-def test_one_door_alone_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_server_alone_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     credentials.show(flags(redis=True))
 
     assert "authorization {" not in capsys.readouterr().out
 
 
-def test_writing_needs_the_nodes_since_each_agent_is_somebody(tmp_path: Path) -> None:
+def test_writing_needs_the_nodes_since_each_agent_has_a_user(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--nodes NAME"):
-        credentials.show(flags(out=str(tmp_path / "doors")))
+        credentials.show(flags(out=str(tmp_path / "credentials")))
 
-    credentials.show(flags(out=str(tmp_path / "doors"), redis=True))
-    assert (tmp_path / "doors" / "users.acl").exists()
+    credentials.show(flags(out=str(tmp_path / "credentials"), redis=True))
+    assert (tmp_path / "credentials" / "users.acl").exists()

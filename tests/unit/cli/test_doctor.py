@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees, check by check."""
+"""The findings of the doctor, check by check."""
 
 import asyncio
 import platform
@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from services.cli.doctor import cluster_checks, node_checks
-from services.cli.doctor.doctor import CLUSTER_CHECKS, NODE_CHECKS, Ward, complete, examined, made
-from services.cli.doctor.finding import Finding, Outcome, SkipError
+from services.cli.doctor.doctor import (
+    CLUSTER_CHECKS,
+    NODE_CHECKS,
+    DoctorTarget,
+    complete,
+    run_check,
+    run_checks,
+)
+from services.cli.doctor.findings import REMEDIES, Finding, Outcome, SkipError
 from services.cli.doctor.node_probes import NodeProbes
-from services.cli.doctor.remedies import REMEDIES
 from services.node_agent.allocate.cdi import FILE
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
@@ -56,7 +62,7 @@ def lease(*shares: Share) -> Lease:
     )
 
 
-TOLD = Allocation(
+ALLOCATION = Allocation(
     pod=PodUid("u"),
     namespace=Namespace("team"),
     name="one",
@@ -119,28 +125,32 @@ CASES: list[tuple[Finding, Outcome, str]] = [
         "next reset",
     ),
     (node_checks.library_file("/l", elf()), OK, "shared library"),
-    (node_checks.library_file("/l", None), FAIL, "not there"),
-    (node_checks.library_file("/l", elf(machine=8)), FAIL, "no 64-bit"),
+    (node_checks.library_file("/l", None), FAIL, "is missing"),
+    (node_checks.library_file("/l", elf(machine=8)), FAIL, "not a 64-bit"),
     (node_checks.library_loads("/l", ""), OK, "loads"),
     (node_checks.library_loads("/l", "OSError: version `GLIBC_2.99' not found"), FAIL, "GLIBC"),
-    (node_checks.checkpoint([TOLD], {PodUid("u"): lease()}), OK, "as leased"),
-    (node_checks.checkpoint([TOLD], None), OK, "1 containers"),
-    (node_checks.checkpoint([TOLD], {}), FAIL, "team/one container c has no live lease"),
-    (node_checks.checkpoint([TOLD], {PodUid("u"): lease(share(9))}), FAIL, "other shares"),
-    (node_checks.pod_resources({("team", "one"): frozenset({"GPU-a-0"})}, [TOLD]), OK, "1 pods"),
-    (node_checks.pod_resources({("team", "one"): IDS}, [TOLD]), FAIL, "team/one holds 1"),
-    (node_checks.kubelet_record({COUNT: frozenset({"u"})}, [TOLD]), OK, ""),
-    (node_checks.kubelet_record({COUNT: frozenset({"u", "v"})}, [TOLD]), WARN, "v"),
+    (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease()}), OK, "match their leases"),
+    (node_checks.checkpoint([ALLOCATION], None), OK, "1 containers"),
+    (node_checks.checkpoint([ALLOCATION], {}), FAIL, "team/one container c has no live lease"),
+    (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease(share(9))}), FAIL, "other shares"),
+    (
+        node_checks.pod_resources({("team", "one"): frozenset({"GPU-a-0"})}, [ALLOCATION]),
+        OK,
+        "1 pods",
+    ),
+    (node_checks.pod_resources({("team", "one"): IDS}, [ALLOCATION]), FAIL, "team/one holds 1"),
+    (node_checks.kubelet_checkpoint({COUNT: frozenset({"u"})}, [ALLOCATION]), OK, ""),
+    (node_checks.kubelet_checkpoint({COUNT: frozenset({"u", "v"})}, [ALLOCATION]), WARN, "v"),
     (node_checks.processes([sample(1)], {1: PodUid("u")}, {GPU: {PodUid("u")}}), OK, ""),
     (node_checks.processes([sample(1)], {1: None}, {GPU: {PodUid("u")}}), FAIL, "process 1"),
     (node_checks.processes([sample(7)], {}, {}), FAIL, "process 7 on GPU 0"),
-    (node_checks.runtime(["nvidia-ctk"], handlers=True), OK, "nvidia-ctk"),
-    (node_checks.runtime(["nvidia-ctk"], handlers=False), WARN, "no configuration"),
-    (node_checks.runtime([], handlers=True), FAIL, "not installed"),
+    (node_checks.runtime(["nvidia-ctk"], is_configured=True), OK, "nvidia-ctk"),
+    (node_checks.runtime(["nvidia-ctk"], is_configured=False), WARN, "no runtime is configured"),
+    (node_checks.runtime([], is_configured=True), FAIL, "not installed"),
     (node_checks.cdi({"nvidia.com/gpu": ["/a"]}, []), OK, "nvidia.com/gpu"),
     (node_checks.cdi({"nvidia.com/gpu": ["/a", "/b"]}, []), WARN, "/a, /b"),
     (node_checks.cdi({}, ["/c"]), FAIL, "/c"),
-    (node_checks.cdi_devices("/c", ["x"], None), FAIL, "/c is not there"),
+    (node_checks.cdi_devices("/c", ["x"], None), FAIL, "/c is missing"),
     (node_checks.cdi_devices("/c", ["x", "y"], frozenset("x")), FAIL, "does not name y"),
     (node_checks.cdi_devices("/c", ["x"], frozenset("xy")), OK, "2 devices"),
     (cluster_checks.nats(3), OK, "3 messages"),
@@ -157,18 +167,18 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (cluster_checks.webhook([], 80.0, "unknown authority"), FAIL, "unknown authority"),
     (cluster_checks.versions({"a": "1", "b": "1"}), OK, "all of version 1"),
     (cluster_checks.versions({"a": "1", "b": "2"}), WARN, "a 1, b 2"),
-    (cluster_checks.versions({}), FAIL, "no part"),
-    (cluster_checks.complaints({"a": (), "b": ()}), OK, "2 parts"),
-    (cluster_checks.complaints({"a": ("gpus: none",)}), FAIL, "a: gpus: none"),
+    (cluster_checks.versions({}), FAIL, "no component"),
+    (cluster_checks.components({"a": (), "b": ()}), OK, "2 components"),
+    (cluster_checks.components({"a": ("gpus: none",)}), FAIL, "a: gpus: none"),
     (cluster_checks.rights([], 5), OK, "5 rights"),
     (cluster_checks.rights(["patch pods"], 5), FAIL, "patch pods"),
-    (cluster_checks.runtime_class(there=True), OK, ""),
-    (cluster_checks.runtime_class(there=False), OK, "has to be the default"),
+    (cluster_checks.runtime_class(exists=True), OK, ""),
+    (cluster_checks.runtime_class(exists=False), OK, "must be the default"),
 ]
 
 
 @pytest.mark.parametrize(("finding", "outcome", "said"), CASES)
-def test_what_is_seen_is_judged_and_what_is_wrong_has_its_remedy(
+def test_each_finding_has_an_outcome_and_each_problem_a_fix(
     finding: Finding, outcome: Outcome, said: str
 ) -> None:
     assert finding.outcome is outcome
@@ -176,7 +186,7 @@ def test_what_is_seen_is_judged_and_what_is_wrong_has_its_remedy(
     assert bool(finding.fix) is (outcome is not Outcome.OK)
 
 
-def test_a_sick_device_is_named_with_what_is_wrong() -> None:
+def test_an_unhealthy_device_is_named_with_its_fault() -> None:
     sick = Device(
         uuid=GPU, index=3, model="T4", memory_mib=1, slots=1, healthy=False, fault="cordoned: x"
     )
@@ -203,7 +213,7 @@ def test_a_sick_device_is_named_with_what_is_wrong() -> None:
         ({"last_write_succeeded": False}, False, FAIL, "write to disk"),
     ],
 )
-def test_a_redis_that_may_lose_leases_is_told_of(
+def test_a_redis_that_may_lose_leases_is_reported(
     changes: dict[str, Any], by_sentinels: bool, outcome: Outcome, said: str
 ) -> None:
     facts: dict[str, Any] = {
@@ -218,7 +228,7 @@ def test_a_redis_that_may_lose_leases_is_told_of(
     assert (found.outcome, said in found.text) == (outcome, True)
 
 
-def test_a_clock_is_called_wrong_only_by_what_is_certain() -> None:
+def test_a_clock_is_off_only_by_what_is_certain() -> None:
     assert clock_ahead_s(105.0, before=100.0, after=110.0) == 0.0
     assert clock_ahead_s(115.0, before=100.0, after=110.0) == 5.0
     assert clock_ahead_s(97.0, before=100.0, after=110.0) == -3.0
@@ -235,16 +245,16 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
         ("process", None, OK, "process 7 serves"),
         ("unit", None, OK, "a unit of this node"),
         ("unit", {}, OK, "a unit of this node"),
-        ("unit", {"leasehold.dev/gpu": "true"}, FAIL, "a pod of the DaemonSet comes here as well"),
-        ("pod", UNIT_LABEL, FAIL, "labelled to be served by its unit"),
+        ("unit", {"leasehold.dev/gpu": "true"}, FAIL, "the DaemonSet has a pod for it as well"),
+        ("pod", UNIT_LABEL, FAIL, "whose label selects the unit"),
     ],
 )
-def test_one_agent_serves_a_node_and_it_is_the_one_that_the_label_wants(
+def test_one_agent_serves_a_node_as_its_labels_select(
     form: str, labels: dict[str, str] | None, outcome: Outcome, said: str
 ) -> None:
-    holder = AgentInstance(form=form, name="node-agent-x", pid=7)
+    instance = AgentInstance(form=form, name="node-agent-x", pid=7)
 
-    found = node_checks.agent("gpu-1", holder, labels)
+    found = node_checks.agent("gpu-1", instance, labels)
 
     assert (found.outcome, said in found.text) == (outcome, True)
     assert bool(found.fix) == (outcome is FAIL)
@@ -252,19 +262,19 @@ def test_one_agent_serves_a_node_and_it_is_the_one_that_the_label_wants(
         assert found.fix == "kubectl label node gpu-1 leasehold.dev/agent=unit"
 
 
-def test_a_node_without_any_agent_is_told_where_to_look() -> None:
+def test_a_node_without_an_agent_has_a_fix() -> None:
     found = node_checks.agent("gpu-1", None, {})
 
     assert found.outcome is FAIL
     assert "systemctl status leasehold-agent" in found.fix
 
 
-def test_every_check_says_what_to_do_if_it_cannot_be_made() -> None:
+def test_every_check_has_a_remedy_if_it_cannot_run() -> None:
     assert REMEDIES.keys() == NODE_CHECKS.keys() | CLUSTER_CHECKS.keys()
     assert all(REMEDIES.values())
 
 
-def test_what_nobody_expected_spoils_its_own_check_alone() -> None:
+def test_an_unexpected_error_fails_its_own_check_only() -> None:
     found = complete(KeyError("x"), check="cdi", subject="gpu-1")
 
     assert (found.check, found.subject, found.outcome) == ("cdi", "gpu-1", FAIL)
@@ -283,13 +293,17 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def found_on(kubelet: Path, account: NodeTotals | None = None) -> dict[str, Finding]:
+async def found_on(kubelet: Path, totals: NodeTotals | None = None) -> dict[str, Finding]:
     place = ["--kubelet-dir", str(kubelet), "--state-dir", str(kubelet / "agent"), "--node", "n"]
     settings = load(AgentSettings, "doctor", about="", argv=[*place, "--gpus", "1xT4"])
     node = NodeProbes(
-        settings, kube=SkipError("no cluster"), account=account, knows_ledger=True, host=kubelet
+        settings,
+        kubernetes=SkipError("no cluster"),
+        totals=totals,
+        ledger_is_readable=True,
+        host=kubelet,
     )
-    found = {name: await made(check(node)) for name, check in NODE_CHECKS.items()}
+    found = {name: await run_check(check(node)) for name, check in NODE_CHECKS.items()}
     return {name: complete(one, check=name, subject="n") for name, one in found.items()}
 
 
@@ -306,7 +320,7 @@ async def found_on(kubelet: Path, account: NodeTotals | None = None) -> dict[str
         b"[" * 100_000,
     ],
 )
-async def test_no_file_is_so_broken_that_the_doctor_breaks(
+async def test_a_broken_file_fails_checks_and_not_the_doctor(
     content: bytes, alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_resources, "TIMEOUT_S", 0.05)
@@ -323,26 +337,28 @@ async def test_no_file_is_so_broken_that_the_doctor_breaks(
     assert all(found[name].fix for name in broken)
 
 
-async def test_in_a_pod_the_nodes_own_files_are_left_to_whoever_sees_them(
+async def test_in_a_pod_checks_of_the_nodes_files_are_skipped(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     argv = ["--kubelet-dir", str(alone), "--state-dir", str(alone / "agent")]
     settings = load(AgentSettings, "doctor", about="", argv=argv)
 
-    found = {one.check: one for one in await examined(Ward(nodes=(settings,), only="node"))}
+    found = {
+        one.check: one for one in await run_checks(DoctorTarget(nodes=(settings,), only="node"))
+    }
 
     for name in ("container-toolkit", "cdi"):
         assert found[name].outcome is Outcome.SKIPPED
-        assert "on the node itself" in found[name].text
+        assert "on the node" in found[name].text
 
 
 async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) -> None:
     broken = alone / "kubeconfig"
     broken.write_text("a: [")
 
-    said = await examined(Ward(nodes=(), kubeconfig=broken))
-    nowhere = await examined(Ward(nodes=()))
+    said = await run_checks(DoctorTarget(nodes=(), kubeconfig=broken))
+    nowhere = await run_checks(DoctorTarget(nodes=()))
 
     assert {one.check: one.outcome for one in said}["rights"] is FAIL
     assert next(one.text for one in said if one.check == "rights").startswith(
@@ -354,7 +370,9 @@ async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) 
 async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_it() -> None:
     (found,) = [
         one
-        for one in await examined(Ward(nodes=(), redis_url="redis://me:s3cret", only="cluster"))
+        for one in await run_checks(
+            DoctorTarget(nodes=(), redis_url="redis://me:s3cret", only="cluster")
+        )
         if one.check == "redis"
     ]
 

@@ -1,4 +1,4 @@
-"""explain, trace, gpus and ps: facts in, text and JSON out."""
+"""explain, trace, gpus and ps: a snapshot in, text and JSON out."""
 
 import io
 import json
@@ -9,9 +9,10 @@ import pytest
 from msgspec import structs
 from rich.console import Console, RenderableType
 
-from services.cli.inspect import json_output, render, waterfall
-from services.cli.inspect.explain import age, explain, shape
-from services.cli.inspect.facts import Facts, PodSeen
+from services.cli.formats import age
+from services.cli.inspect import json_output, render, traces
+from services.cli.inspect.explanation import explain, shape
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from shared.dialects import SCHEDULERS
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
@@ -25,7 +26,7 @@ from shared.model.request import Gang, PodRequest
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")
 DEVICE = Device(uuid=GPU, index=2, model="Tesla T4", memory_mib=15_000, slots=4)
-POD = PodSeen(
+POD = PodSummary(
     pod=PodUid("6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11"),
     namespace=Namespace("team"),
     name="first",
@@ -53,7 +54,7 @@ LEASE = Lease(
         ),
     ),
 )
-ACCOUNT = NodeTotals(
+NODE = NodeTotals(
     node=LedgerNode(
         facts=NodeFacts(name=NodeName("node-0")),
         devices=((DEVICE, DeviceUse(memory_mib=3_000, cores_percent=30, shares=1, fence=5)),),
@@ -85,7 +86,7 @@ WAITING = WaitingPod(
     ),
     capacity=1,
 )
-HELD = Facts(read_at=1_000.0, accounts=(ACCOUNT,))
+HELD = Snapshot(read_at=1_000.0, nodes=(NODE,))
 
 
 def drawn(renderable: RenderableType, width: int = 120) -> str:
@@ -108,23 +109,23 @@ def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
     assert shape(bound, answer)["lease"]["version"] == 7
 
 
-def test_explain_says_why_a_reservation_goes_no_further() -> None:
-    node = replace(ACCOUNT.node, served=(f"{CORDON_PREFIX}its agent does not answer",))
+def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> None:
+    node = replace(NODE.node, served=(f"{CORDON_PREFIX}its agent does not answer",))
     reserved = structs.replace(LEASE, state=LeaseState.RESERVED)
 
-    stuck = replace(ACCOUNT, node=node, leases=(reserved,))
-    active = replace(ACCOUNT, node=node)
+    stuck = replace(NODE, node=node, leases=(reserved,))
+    active = replace(NODE, node=node)
 
-    def told(account: NodeTotals) -> str:
-        facts = Facts(read_at=1_000.0, accounts=(account,))
-        return "\n".join(explain(POD, facts, OURS).lines)
+    def told(node: NodeTotals) -> str:
+        snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
+        return "\n".join(explain(POD, snapshot, OURS).lines)
 
     assert "it waits    its agent does not answer" in told(stuck)
     assert "it waits" not in told(active)
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
-    answer = explain(POD, Facts(read_at=1_000.0, waiting=(WAITING,)), OURS)
+    answer = explain(POD, Snapshot(read_at=1_000.0, waiting=(WAITING,)), OURS)
     text = drawn(render.explanation(answer))
 
     assert answer.verdict == "waiting"
@@ -142,14 +143,20 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
     [
         (replace(POD, scheduler="default-scheduler"), "foreign"),
         (replace(POD, phase="Succeeded"), "ended"),
-        (replace(POD, said="volcano.sh/vgpu-cores must be at most 100"), "rejected"),
+        (
+            replace(POD, unschedulable_message="volcano.sh/vgpu-cores must be at most 100"),
+            "rejected",
+        ),
         (replace(POD, gates=("example.com/gate",)), "gated"),
-        (replace(POD, gates=(BUDGET_GATE,), said="Scheduling is blocked"), "gated"),
+        (
+            replace(POD, gates=(BUDGET_GATE,), unschedulable_message="Scheduling is blocked"),
+            "gated",
+        ),
         (POD, "unknown"),
     ],
 )
-def test_explain_says_why_there_is_neither_lease_nor_verdict(pod: PodSeen, verdict: str) -> None:
-    answer = explain(pod, Facts(read_at=1_000.0), OURS)
+def test_explain_of_a_pod_with_neither_lease_nor_refusal(pod: PodSummary, verdict: str) -> None:
+    answer = explain(pod, Snapshot(read_at=1_000.0), OURS)
 
     assert answer.verdict == verdict
     assert answer.next
@@ -158,7 +165,7 @@ def test_explain_says_why_there_is_neither_lease_nor_verdict(pod: PodSeen, verdi
 def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
     foreign = replace(POD, scheduler="default-scheduler")
 
-    answer = explain(foreign, Facts(read_at=1_000.0), frozenset(SCHEDULERS))
+    answer = explain(foreign, Snapshot(read_at=1_000.0), frozenset(SCHEDULERS))
 
     assert "set spec.schedulerName to leasehold" in answer.next
 
@@ -171,7 +178,7 @@ def test_ages_read_as_kubectl_writes_them(seconds: float, text: str) -> None:
 
 
 def test_gpus_draws_a_bar_that_fits_the_width() -> None:
-    narrow, wide = drawn(render.gpus([ACCOUNT], 80), 80), drawn(render.gpus([ACCOUNT], 140), 140)
+    narrow, wide = drawn(render.gpus([NODE], 80), 80), drawn(render.gpus([NODE], 140), 140)
 
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert wide.count("A") == 1 + round(3_000 * 48 / 15_000)
@@ -193,20 +200,20 @@ def with_an_instance() -> NodeTotals:
     held = structs.replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
     use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", slots_taken="0100")
     return NodeTotals(
-        node=LedgerNode(facts=ACCOUNT.node.facts, devices=((device, use),)),
+        node=LedgerNode(facts=NODE.node.facts, devices=((device, use),)),
         leases=(structs.replace(LEASE, shares=(held,)),),
     )
 
 
 def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
-    account = with_an_instance()
-    facts = Facts(read_at=1_000.0, accounts=(account,))
+    node = with_an_instance()
+    snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
 
-    text = drawn(render.gpus([account], 160), 160)
-    row = drawn(render.ps(facts), 160).splitlines()[1]
-    (node,) = json_output.gpus([account])["nodes"]
+    text = drawn(render.gpus([node], 160), 160)
+    row = drawn(render.ps(snapshot), 160).splitlines()[1]
+    (node,) = json_output.gpus([node])["nodes"]
 
-    told = explain(replace(POD, node="node-0", phase="Running"), facts, OURS).lines
+    told = explain(replace(POD, node="node-0", phase="Running"), snapshot, OURS).lines
 
     assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(told)
     assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
@@ -219,14 +226,14 @@ def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
 
 
 def test_an_idle_device_in_mig_mode_says_so() -> None:
-    account = with_an_instance()
-    ((device, _),) = account.node.devices
-    idle = replace(account, node=replace(account.node, devices=((device, DeviceUse()),)), leases=())
+    node = with_an_instance()
+    ((device, _),) = node.node.devices
+    idle = replace(node, node=replace(node.node, devices=((device, DeviceUse()),)), leases=())
 
     assert "MIG: idle, 1 possible layouts" in drawn(render.gpus([idle], 160), 160)
 
 
-def test_gpus_without_a_device_says_what_to_look_at() -> None:
+def test_gpus_without_a_device_says_what_to_check() -> None:
     assert "are the node agents running?" in drawn(render.gpus([], 80))
 
 
@@ -238,24 +245,24 @@ def test_ps_lists_leases_and_waiting_pods() -> None:
 
 
 def test_the_json_of_gpus_names_each_share_of_each_device() -> None:
-    ((device,),) = [node["devices"] for node in json_output.gpus([ACCOUNT])["nodes"]]
+    ((device,),) = [node["devices"] for node in json_output.gpus([NODE])["nodes"]]
 
     assert (device["used_memory_mib"], device["slots"], device["fence"]) == (3_000, 4, 5)
     assert device["shares"][0]["name"] == "first"
 
 
-def test_a_sick_device_and_the_leases_on_it_are_marked() -> None:
+def test_an_unhealthy_device_and_its_leases_are_marked() -> None:
     sick = replace(DEVICE, healthy=False, fault="cordoned: XidError: Xid 79")
-    ((_, use),) = ACCOUNT.node.devices
-    account = replace(ACCOUNT, node=replace(ACCOUNT.node, devices=((sick, use),)))
-    held = replace(HELD, accounts=(account,))
+    ((_, use),) = NODE.node.devices
+    node = replace(NODE, node=replace(NODE.node, devices=((sick, use),)))
+    held = replace(HELD, nodes=(node,))
 
-    bars = drawn(render.gpus([account], 120))
+    bars = drawn(render.gpus([node], 120))
     assert "UNHEALTHY" in bars
     assert "cordoned: XidError: Xid 79" in bars
-    assert "active, on a sick device" in drawn(render.ps(held), 160)
-    assert json_output.ps(held)["leases"][0]["sick"] == [GPU]
-    assert json_output.gpus([account])["nodes"][0]["devices"][0]["fault"] == sick.fault
+    assert "active, on an unhealthy device" in drawn(render.ps(held), 160)
+    assert json_output.ps(held)["leases"][0]["unhealthy_devices"] == [GPU]
+    assert json_output.gpus([node])["nodes"][0]["devices"][0]["fault"] == sick.fault
     assert any("UNHEALTHY: cordoned" in line for line in explain(POD, held, OURS).lines)
 
 
@@ -283,7 +290,7 @@ def line(span: str, parent: str, start_ms: int, end_ms: int, **changes: object) 
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> Path:
+def trace_files(tmp_path: Path) -> Path:
     (tmp_path / "watcher.jsonl").write_text(
         line("a", "", 0, 10) + line("x", "", 0, 9, trace="other")
     )
@@ -295,13 +302,15 @@ def traces(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(traces: Path) -> None:
-    named = waterfall.read_spans(traces, namespace="team", name="first")
-    by_uid = waterfall.read_spans(traces, namespace="default", name=POD.pod)
+def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(
+    trace_files: Path,
+) -> None:
+    named = traces.read_spans(trace_files, namespace="team", name="first")
+    by_uid = traces.read_spans(trace_files, namespace="default", name=POD.pod)
 
     assert named == by_uid
     assert {"a", "b", "c"} <= {span.span for span in named}
-    assert waterfall.read_spans(traces, namespace="team", name="second") == ()
+    assert traces.read_spans(trace_files, namespace="team", name="second") == ()
 
 
 def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
@@ -309,7 +318,7 @@ def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
         line("old", "", 0, 1, trace="1" * 32) + line("new", "", 500, 501, trace="2" * 32)
     )
 
-    (span,) = waterfall.read_spans(tmp_path, namespace="team", name="first")
+    (span,) = traces.read_spans(tmp_path, namespace="team", name="first")
 
     assert span.span == "new"
 
@@ -323,12 +332,12 @@ def test_a_pods_admission_is_the_first_step_and_that_of_another_pod_of_its_name_
     text += line("a", "", 10, 20, links=["r", "nowhere"]) + line("b", "a", 20, 40)
     (tmp_path / "a.jsonl").write_text(text)
 
-    spans = waterfall.read_spans(tmp_path, namespace="team", name="first")
-    shown = waterfall.shape(spans)
+    spans = traces.read_spans(tmp_path, namespace="team", name="first")
+    shown = traces.shape(spans)
 
     assert [span.span for span in spans] == ["r", "a", "b"]
-    assert waterfall.waterfall(spans, 100)[0].startswith("webhook review")
-    assert waterfall.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
+    assert traces.waterfall(spans, 100)[0].startswith("webhook review")
+    assert traces.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
     assert shown["trace"] == TRACE
     assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
 
@@ -339,13 +348,13 @@ def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: P
     )
     (tmp_path / "a.jsonl").write_text(text)
 
-    spans = waterfall.read_spans(tmp_path, namespace="team", name="first")
-    drawn_lines = waterfall.waterfall(spans, 100)
+    spans = traces.read_spans(tmp_path, namespace="team", name="first")
+    drawn_lines = traces.waterfall(spans, 100)
 
     assert [row.index("step") for row in drawn_lines] == [0, 2, 4]
     assert drawn_lines[1].endswith("10.0 +30.0 ms")
     assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
-    assert waterfall.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
+    assert traces.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
 
 
 def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs() -> None:
@@ -359,17 +368,17 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
     )
     waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
     peer = structs.replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
-    account = replace(ACCOUNT, leases=(peer,))
-    facts = Facts(read_at=1_000.0, accounts=(account,), waiting=(waiting,))
+    node = replace(NODE, leases=(peer,))
+    snapshot = Snapshot(read_at=1_000.0, nodes=(node,), waiting=(waiting,))
 
-    first = explain(POD, facts, OURS)
-    second = explain(replace(POD, pod=PodUid("other"), name="second"), facts, OURS)
+    first = explain(POD, snapshot, OURS)
+    second = explain(replace(POD, pod=PodUid("other"), name="second"), snapshot, OURS)
 
     expected = (
-        "gang        team/g, 3 run together or none does: 1 of its pods hold a lease, 1 wait",
+        "gang        team/g, at least 3 run together or none: 1 of its pods hold a lease, 1 wait",
         "            hold: second",
         "            wait: first",
     )
     assert first.lines[:3] == expected == second.lines[:3]
     assert shape(POD, first)["gang"]["holding"] == ["second"]
-    assert "gang" not in shape(POD, explain(POD, Facts(read_at=1.0, accounts=(ACCOUNT,)), OURS))
+    assert "gang" not in shape(POD, explain(POD, Snapshot(read_at=1.0, nodes=(NODE,)), OURS))

@@ -105,14 +105,14 @@ def test_what_no_such_device_can_hold_is_refused_with_the_numbers(
     assert "Ask for at most 15360 MiB" in out
 
 
-def test_a_pod_of_another_scheduler_is_read_and_said_to_be_another_ones(
+def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text = pod("volcano.sh/vgpu-number: 1", scheduler="default-scheduler")
     code, out, _ = explained(capsys, tmp_path, text)
 
     assert code == 0
-    assert "schedulerName is 'default-scheduler': it is not ours" in out
+    assert "schedulerName is 'default-scheduler': change it for Leasehold" in out
 
 
 def test_a_pod_without_a_gpu_is_said_to_have_none(
@@ -121,18 +121,18 @@ def test_a_pod_without_a_gpu_is_said_to_have_none(
     code, out, _ = explained(capsys, tmp_path, pod("cpu: 1"))
 
     assert code == 0
-    assert "asks for no GPU in any vocabulary we know" in out
+    assert "requests no GPU in any known dialect" in out
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
         ("{", "is not YAML"),
-        ("- a", "is no Kubernetes object"),
+        ("- a", "is not a Kubernetes object"),
         ("kind: Service\nmetadata: {name: s}", "has no pod in it"),
         ("kind: Deployment\nspec: {}", "has no pod spec"),
-        ("kind: Pod\nmetadata: {name: p}\nspec: {containers: 1}", "Pod p is no pod"),
-        ("kind: Pod\nmetadata: {name: p}\nspec: {schedulerName: .nan}", "Pod p is no pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {containers: 1}", "Pod p is not a pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {schedulerName: .nan}", "Pod p is not a pod"),
         ("kind: Pod\nmetadata: {name: p}\nspec: {? [a] : b}", "is not YAML"),
         ("kind: Pod\nmetadata: p\nspec: {containers: []}", "metadata must be a mapping"),
     ],
@@ -202,7 +202,7 @@ def test_a_model_without_mig_is_refused_with_those_that_have_it(
     code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4:mig")
 
     assert code == 2
-    assert "T4:mig cannot be; there are A30:mig" in err
+    assert "T4 has no mode 'mig'; there are A30:mig" in err
 
 
 STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
@@ -213,8 +213,8 @@ STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
     [
         ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "as a MIG instance"),
         ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "(the UUID of this 1g."),
-        ("volcano.sh/vgpu-number: 1", "alone on it"),
-        ("volcano.sh/gpu-memory: 1024", "isolation is strict: ask for whole GPUs"),
+        ("volcano.sh/vgpu-number: 1", "exclusively"),
+        ("volcano.sh/gpu-memory: 1024", "isolation is strict: request whole GPUs"),
     ],
 )
 def test_strict_isolation_is_explained(

@@ -1,23 +1,29 @@
-"""The pure parts of `leasehold up`: restart policy, layouts, plan."""
+"""The pure components of `leasehold up`: restart policy, layouts, plan."""
 
 from pathlib import Path
 
 import pytest
 
 from services.cli.state_dir import StateDir
-from services.cli.up.node_layouts import layouts_of
-from services.cli.up.parts import Part, Plan, parts_of, stages_of
-from services.cli.up.restart_policy import Life, RestartPolicy, after_exit, is_hopeless, pause_s
+from services.cli.up.components import Component, components_of, stages_of
+from services.cli.up.plan import Plan, layouts_of
+from services.cli.up.restart_policy import (
+    RestartHistory,
+    RestartPolicy,
+    after_exit,
+    is_given_up,
+    pause_s,
+)
 from shared.model.errors import RequestError
 
 POLICY = RestartPolicy()
 
 
-def exits(count: int, *, ran_s: float = 0.1, ever_ready: bool = True) -> Life:
-    life = Life(ever_ready=ever_ready)
+def exits(count: int, *, ran_s: float = 0.1, ever_ready: bool = True) -> RestartHistory:
+    history = RestartHistory(ever_ready=ever_ready)
     for _ in range(count):
-        life = after_exit(life, POLICY, ran_s=ran_s)
-    return life
+        history = after_exit(history, POLICY, ran_s=ran_s)
+    return history
 
 
 def test_the_pause_between_restarts_doubles_from_a_fifth_of_a_second_to_five_seconds() -> None:
@@ -27,20 +33,20 @@ def test_the_pause_between_restarts_doubles_from_a_fifth_of_a_second_to_five_sec
 
 
 def test_the_pause_stays_finite_after_a_very_long_row_of_exits() -> None:
-    assert pause_s(Life(exits_in_row=100_000), POLICY) == 5.0
+    assert pause_s(RestartHistory(exits_in_row=100_000), POLICY) == 5.0
 
 
-def test_whoever_ran_steadily_starts_again_quickly() -> None:
-    life = after_exit(exits(6), POLICY, ran_s=11.0)
+def test_a_stable_component_restarts_quickly() -> None:
+    history = after_exit(exits(6), POLICY, ran_s=11.0)
 
-    assert pause_s(life, POLICY) == 0.2
-    assert life.restarts == 7
+    assert pause_s(history, POLICY) == 0.2
+    assert history.restarts == 7
 
 
-def test_a_part_that_was_ready_once_is_never_given_up() -> None:
-    assert not is_hopeless(exits(50), POLICY)
-    assert is_hopeless(exits(4, ever_ready=False), POLICY)
-    assert not is_hopeless(exits(3, ever_ready=False), POLICY)
+def test_a_component_that_was_ready_once_is_never_given_up() -> None:
+    assert not is_given_up(exits(50), POLICY)
+    assert is_given_up(exits(4, ever_ready=False), POLICY)
+    assert not is_given_up(exits(3, ever_ready=False), POLICY)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +95,9 @@ def plan(**changes: object) -> Plan:
 
 
 def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -> None:
-    parts = parts_of(plan(), StateDir(Path("/s")))
+    components = components_of(plan(), StateDir(Path("/s")))
 
-    assert [part.name for part in parts] == [
+    assert [component.name for component in components] == [
         "nats",
         "valkey",
         "simcluster",
@@ -106,42 +112,47 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "agent-node-0",
         "agent-node-1",
     ]
-    stages = [{part.name for part in stage} for stage in stages_of(parts)]
+    stages = [{component.name for component in stage} for stage in stages_of(components)]
     assert stages[0] == {"nats", "valkey", "simcluster"}
     assert len(stages) == 2
 
 
-def test_parts_that_wait_for_each_other_are_a_mistake() -> None:
-    parts = [Part(name="a", argv=(), after=("b",)), Part(name="b", argv=(), after=("a",))]
+def test_components_that_start_after_each_other_are_a_mistake() -> None:
+    components = [
+        Component(name="a", argv=(), after=("b",)),
+        Component(name="b", argv=(), after=("a",)),
+    ]
 
-    with pytest.raises(ValueError, match="a, b wait for each other"):
-        stages_of(parts)
+    with pytest.raises(ValueError, match="a, b start after each other"):
+        stages_of(components)
 
 
 def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_services() -> None:
     url = "nats://10.0.0.5:4222"
 
-    parts = {
-        part.name: part
-        for part in parts_of(plan(nats_program="", nats_url=url), StateDir(Path("/s")))
+    components = {
+        component.name: component
+        for component in components_of(plan(nats_program="", nats_url=url), StateDir(Path("/s")))
     }
 
-    assert "nats" not in parts
+    assert "nats" not in components
     assert all(
-        url in part.argv for part in parts.values() if part.name not in {"valkey", "simcluster"}
+        url in component.argv
+        for component in components.values()
+        if component.name not in {"valkey", "simcluster"}
     )
 
 
-def test_only_who_keeps_or_reads_the_ledger_is_told_of_redis() -> None:
-    parts = parts_of(plan(), StateDir(Path("/s")))
+def test_only_services_that_use_the_ledger_get_the_url_of_redis() -> None:
+    components = components_of(plan(), StateDir(Path("/s")))
 
-    told = {part.name for part in parts if "--redis-url" in part.argv}
+    with_redis = {component.name for component in components if "--redis-url" in component.argv}
 
-    assert told == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "dashboard"}
+    assert with_redis == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "dashboard"}
 
 
-def test_an_agent_is_told_its_own_node_and_layout() -> None:
-    agent = parts_of(plan(), StateDir(Path("/s")))[-1]
+def test_an_agent_gets_its_own_node_and_layout() -> None:
+    agent = components_of(plan(), StateDir(Path("/s")))[-1]
 
     flags = dict(zip(agent.argv[::1], agent.argv[1::1], strict=False))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.inspect.explain import explain
-from services.cli.inspect.facts import Facts, PodSeen
+from services.cli.inspect.explanation import explain
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import (
     Entitlement,
@@ -117,7 +117,7 @@ def test_every_pod_has_one_place_and_within_a_namespace_priority_and_age_decide(
         assert own == sorted(own, key=lambda pod: (-pod.request.priority, pod.created_at))
 
 
-def test_explain_tells_the_place_in_the_queue_and_who_comes_before() -> None:
+def test_explain_shows_the_position_in_the_queue_and_the_pod_before() -> None:
     waiting = tuple(
         WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=1)
         for queued in (waits("rich", A), waits("poor", B, 5))
@@ -125,17 +125,17 @@ def test_explain_tells_the_place_in_the_queue_and_who_comes_before() -> None:
     turns = FairShare(
         total=TOTAL, used={A: GpuAmount(memory_mib=40_000)}, entitlements={A: Entitlement(weight=2)}
     )
-    facts = Facts(read_at=100.0, waiting=waiting, turns=turns)
-    pod = PodSeen(pod=PodUid("rich"), namespace=A, name="rich", scheduler="leasehold")
+    facts = Snapshot(read_at=100.0, waiting=waiting, fair_share=turns)
+    pod = PodSummary(pod=PodUid("rich"), namespace=A, name="rich", scheduler="leasehold")
 
     answer = explain(pod, facts, frozenset({"leasehold"}))
 
     assert (
-        "queue       place 2 of 2; before it comes team-b/poor, whose namespace holds 0.0% of the "
-        "GPUs for each of its shares"
+        "queue       position 2 of 2; before it comes team-b/poor, whose namespace holds 0.0% of "
+        "the GPUs for each of its shares"
     ) in answer.lines
     assert (
-        "namespace   team-a holds 40.0% of the GPUs, its share is 2: 20.0% for each; it has budget "
-        "left"
+        "namespace   team-a holds 40.0% of the GPUs, its weight is 2: 20.0% for each; it has "
+        "budget left"
     ) in answer.lines
-    assert dict(answer.extra)["queue"]["place"] == 2
+    assert dict(answer.extra)["queue"]["position"] == 2

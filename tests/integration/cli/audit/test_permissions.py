@@ -1,4 +1,4 @@
-"""What an audit says that it has no right to see."""
+"""An audit reports what its user has no right to read."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.cli.admin import credentials
-from services.cli.admin.credentials import Doors
-from services.cli.inspect.sources import Reader, Where
+from services.cli import credentials
+from services.cli.audit.audit import read_audited
+from services.cli.credentials import CredentialFiles
+from services.cli.snapshot.location import ClusterLocation
+from services.cli.snapshot.snapshot_reader import SnapshotReader
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
 from shared.ledger.leases import RedisLeases
@@ -25,38 +27,37 @@ class NoPods:
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[tuple[ValkeyServer, Doors]]:
-    written = credentials.write(tmp_path / "doors", [], nats=False)
-    started = ValkeyServer()
-    started.start("--aclfile", str(written.acl))
-    await started.ready()
-    yield started, written
-    started.forget()
+async def server(tmp_path: Path) -> AsyncIterator[tuple[ValkeyServer, CredentialFiles]]:
+    files = credentials.write(tmp_path / "credentials", [], nats=False)
+    server = ValkeyServer()
+    server.start("--aclfile", str(files.acl))
+    await server.ready()
+    yield server, files
+    server.forget()
 
 
 @asynccontextmanager
-async def reader_as(user: str, server: tuple[ValkeyServer, Doors]) -> AsyncIterator[Reader]:
-    started, written = server
-    where = Where(
-        redis_url=started.url,
-        kubeconfig=None,
-        redis_keys=ClientCredentials(credentials=written.redis(user)),
-    )
-    async with RedisLeases.connect(where.redis_url, credentials=where.redis_keys) as ledger:
+async def reader_as(
+    user: str, server: tuple[ValkeyServer, CredentialFiles]
+) -> AsyncIterator[SnapshotReader]:
+    valkey, files = server
+    login = ClientCredentials(credentials=files.redis(user))
+    location = ClusterLocation(redis_url=valkey.url, kubeconfig=None, redis_credentials=login)
+    async with RedisLeases.connect(location.redis_url, credentials=login) as ledger:
         pods: Any = NoPods()
-        yield Reader(where, ledger, pods)
+        yield SnapshotReader(location, ledger, pods)
 
 
-async def test_a_binder_audits_all_but_budgets_and_says_so_and_an_operator_audits_them_too(
-    server: tuple[ValkeyServer, Doors],
+async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(
+    server: tuple[ValkeyServer, CredentialFiles],
 ) -> None:
     async with reader_as("binder", server) as binder, reader_as("operator", server) as operator:
         token = await binder.ledger.begin_rebuild(now=NOW)
         assert token is not None
         await binder.ledger.finish_rebuild(token)
 
-        by_binder = await binder.audited(now=NOW)
-        by_operator = await operator.audited(now=NOW)
+        by_binder = await read_audited(binder, NOW)
+        by_operator = await read_audited(operator, NOW)
 
-    assert [one.partition(":")[0] for one in by_binder.unseen] == ["budgets"]
-    assert by_operator.unseen == ()
+    assert [one.partition(":")[0] for one in by_binder.not_checked] == ["budgets"]
+    assert by_operator.not_checked == ()

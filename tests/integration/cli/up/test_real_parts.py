@@ -1,4 +1,4 @@
-"""`leasehold up` with the real parts: ready, looked at, killed, started again, ended."""
+"""`leasehold up` with the real components: ready, looked at, killed, started again, ended."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.state_dir import StateDir, holder, load_state
-from services.cli.up.orphans import leftovers
+from services.cli.state_dir import StateDir, load_state, supervisor_pid
+from services.cli.up.down import leftovers
 
 ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -52,7 +52,7 @@ def directory() -> Iterator[StateDir]:
 @pytest.fixture
 def running(directory: StateDir) -> StateDir:
     """Everything up and ready; started only if the test before ended it."""
-    if holder(directory) is None:
+    if supervisor_pid(directory) is None:
         started = leasehold(
             *("up", "--headless", "--state", str(directory.root), "--nodes", "1", "--gpus", "2xT4"),
             *("--placers", "1"),
@@ -67,12 +67,12 @@ def look(directory: StateDir, *command: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_headless_returns_when_every_part_is_ready(running: StateDir) -> None:
+def test_headless_returns_when_every_component_is_ready(running: StateDir) -> None:
     state = load_state(running)
 
     assert state is not None
     assert state.ready
-    assert {part.name for part in state.parts if part.ready} == {
+    assert {component.name for component in state.components if component.ready} == {
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "binder"),
         *("timekeeper", "webhook", "dashboard", "agent-node-0"),
     }
@@ -86,24 +86,24 @@ def test_the_agents_devices_are_seen_and_the_audit_is_clean(running: StateDir) -
     assert look(running, "ps") == {"leases": [], "waiting": []}
 
 
-def test_a_second_up_says_who_runs_it(running: StateDir) -> None:
+def test_a_second_up_reports_the_pid_of_the_first(running: StateDir) -> None:
     second = leasehold("up", "--state", str(running.root))
 
     assert second.returncode == 1
-    assert f"process {holder(running)} runs it already" in second.stderr
+    assert f"in use by process {supervisor_pid(running)}" in second.stderr
 
 
 def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
     before = load_state(running)
     assert before is not None
-    for part in before.parts:
-        if part.pid is not None:
-            os.kill(part.pid, signal.SIGKILL)
+    for component in before.components:
+        if component.pid is not None:
+            os.kill(component.pid, signal.SIGKILL)
 
     def all_back() -> bool:
         now = load_state(running)
         assert now is not None
-        return all(part.ready and part.restarts for part in now.parts)
+        return all(component.ready and component.restarts for component in now.components)
 
     until(all_back, 60.0)
 
@@ -114,7 +114,7 @@ def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
 def test_kill_9_of_the_supervisor_leaves_nothing_and_up_again_takes_the_state_over(
     running: StateDir,
 ) -> None:
-    pid = holder(running)
+    pid = supervisor_pid(running)
     assert pid
 
     os.kill(pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_down_ends_every_process(running: StateDir) -> None:
     ended = leasehold("down", "--state", str(running.root))
 
     assert ended.returncode == 0
-    assert holder(running) is None
+    assert supervisor_pid(running) is None
     assert leftovers(running) == []
 
 
@@ -167,6 +167,6 @@ def test_a_nats_of_its_own_that_cannot_start_ends_up_with_its_log(tmp_path: Path
     failed = leasehold("up", "--state", str(tmp_path), "--placers", "1")
 
     assert failed.returncode == 1
-    assert "nats ended 4 times" in failed.stderr
+    assert "nats exited 4 times" in failed.stderr
     assert "not a directory" in failed.stderr
     assert leftovers(StateDir.at(tmp_path)) == []

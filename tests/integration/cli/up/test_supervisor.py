@@ -10,18 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.state_dir import AlreadyRunningError, PartState, StateDir, holder, locked, wipe
-from services.cli.up.down import down
-from services.cli.up.orphans import end_leftovers, leftovers
-from services.cli.up.parts import Announces, Part
-from services.cli.up.process_keeper import StartError
+from services.cli.state_dir import (
+    AlreadyRunningError,
+    ComponentState,
+    StateDir,
+    locked,
+    supervisor_pid,
+    wipe,
+)
+from services.cli.up.component_process import StartError, SupervisionTiming
+from services.cli.up.components import Component, RunFileCheck
+from services.cli.up.down import down, kill_leftovers, leftovers
 from services.cli.up.restart_policy import RestartPolicy
 from services.cli.up.supervisor import Supervisor
 from shared.model.errors import RequestError
 from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
 
 ROOT = Path(__file__).resolve().parents[4]
-QUICK = RestartPolicy(first_s=0.01, most_s=0.05)
+QUICK = RestartPolicy(first_pause_s=0.01, max_pause_s=0.05)
 
 
 @pytest.fixture
@@ -32,24 +38,31 @@ def directory(tmp_path: Path) -> StateDir:
 
 
 class Watched:
-    """A supervisor in this process, and what it said and saved."""
+    """A supervisor in this process, and what it reported and saved."""
 
-    def __init__(self, directory: StateDir, parts: list[Part], ready_s: float = 20.0) -> None:
-        self.said: list[str] = []
-        self.states: dict[str, PartState] = {}
+    def __init__(
+        self,
+        directory: StateDir,
+        components: list[Component],
+        *,
+        ready_s: float = 20.0,
+        terminate_s: float = 5.0,
+    ) -> None:
+        self.reports: list[str] = []
+        self.states: dict[str, ComponentState] = {}
         self.pids: dict[str, list[int]] = {}
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
         self.supervisor = Supervisor(
-            parts,
+            components,
             directory,
-            say=self.said.append,
+            report=self.reports.append,
             save=self._save,
             policy=QUICK,
-            ready_s=ready_s,
+            timing=SupervisionTiming(ready_s=ready_s, terminate_s=terminate_s),
         )
 
-    def _save(self, states: tuple[PartState, ...], ready: bool) -> None:
+    def _save(self, states: tuple[ComponentState, ...], ready: bool) -> None:
         self.states = {state.name: state for state in states}
         for state in states:
             if state.pid is not None and state.pid not in self.pids.setdefault(state.name, []):
@@ -60,8 +73,10 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: StateDir, *parts: Part) -> AsyncIterator[Watched]:
-    watched = Watched(directory, list(parts))
+async def running(
+    directory: StateDir, *components: Component, terminate_s: float = 5.0
+) -> AsyncIterator[Watched]:
+    watched = Watched(directory, list(components), terminate_s=terminate_s)
     task = asyncio.create_task(watched.run())
     try:
         async with asyncio.timeout(20):
@@ -86,22 +101,24 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-async def test_a_part_starts_once_those_it_comes_after_are_ready(directory: StateDir) -> None:
+async def test_a_component_starts_once_those_it_comes_after_are_ready(directory: StateDir) -> None:
     first, second = dummy(directory, "first"), dummy(directory, "second", after=("first",))
 
     async with running(directory, second, first) as watched:
-        assert [line.split()[0] for line in watched.said] == ["first", "second"]
+        assert [line.split()[0] for line in watched.reports] == ["first", "second"]
         assert all(state.ready for state in watched.states.values())
 
 
-async def test_a_killed_part_is_started_again_and_gets_ready_again(directory: StateDir) -> None:
-    async with running(directory, dummy(directory, "part")) as watched:
-        os.kill(watched.pids["part"][0], signal.SIGKILL)
+async def test_a_killed_component_is_started_again_and_gets_ready_again(
+    directory: StateDir,
+) -> None:
+    async with running(directory, dummy(directory, "one")) as watched:
+        os.kill(watched.pids["one"][0], signal.SIGKILL)
 
-        await until(lambda: len(watched.pids["part"]) == 2 and watched.states["part"].ready)
+        await until(lambda: len(watched.pids["one"]) == 2 and watched.states["one"].ready)
 
-        assert watched.states["part"].restarts == 1
-        assert any("killed by SIGKILL" in line for line in watched.said)
+        assert watched.states["one"].restarts == 1
+        assert any("killed by SIGKILL" in line for line in watched.reports)
 
 
 async def test_stopping_ends_every_process_in_reverse_order(directory: StateDir) -> None:
@@ -123,43 +140,41 @@ async def test_stopping_ends_every_process_in_reverse_order(directory: StateDir)
     assert not any(is_alive(pid) for pid in pids)
 
 
-async def test_a_part_that_ignores_sigterm_is_killed(
-    directory: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.cli.up.process_keeper.STOP_S", 0.2)
+async def test_a_component_that_ignores_sigterm_is_killed(directory: StateDir) -> None:
+    stubborn = dummy(directory, "stubborn", before=STUBBORN)
 
-    async with running(directory, dummy(directory, "deaf", before=STUBBORN)) as watched:
-        pid = watched.pids["deaf"][0]
+    async with running(directory, stubborn, terminate_s=0.2) as watched:
+        pid = watched.pids["stubborn"][0]
 
     assert not is_alive(pid)
 
 
-async def test_a_part_that_never_gets_ready_is_given_up_with_the_end_of_its_log(
+async def test_a_component_that_never_gets_ready_is_given_up_with_the_end_of_its_log(
     directory: StateDir,
 ) -> None:
     good = dummy(directory, "good")
-    bad = Part(
+    bad = Component(
         name="bad",
         argv=(sys.executable, "-c", "raise SystemExit('no such thing')"),
         after=("good",),
-        checks=(Announces(path=directory.run_file("bad")),),
+        checks=(RunFileCheck(path=directory.run_file("bad")),),
     )
     watched = Watched(directory, [good, bad])
 
-    with pytest.raises(StartError, match=r"bad ended 4 times \(exit code 1\)[\s\S]*no such thing"):
+    with pytest.raises(StartError, match=r"bad exited 4 times \(exit code 1\)[\s\S]*no such thing"):
         await watched.run()
 
     assert not is_alive(watched.pids["good"][0])
 
 
 async def test_a_program_that_is_not_there_is_named(directory: StateDir) -> None:
-    watched = Watched(directory, [Part(name="none", argv=("/no/such/program",))])
+    watched = Watched(directory, [Component(name="none", argv=("/no/such/program",))])
 
     with pytest.raises(StartError, match=r"none cannot be started: .*/no/such/program"):
         await watched.run()
 
 
-async def test_a_part_that_is_too_slow_is_named(directory: StateDir) -> None:
+async def test_a_component_that_is_too_slow_is_named(directory: StateDir) -> None:
     slow = dummy(directory, "slow", before="import time; time.sleep(600)")
     watched = Watched(directory, [slow], ready_s=0.3)
 
@@ -203,7 +218,7 @@ async def supervisor_process(root: Path) -> AsyncIterator[asyncio.subprocess.Pro
         await process.communicate()
 
 
-async def test_kill_9_of_the_supervisor_leaves_no_part_running(directory: StateDir) -> None:
+async def test_kill_9_of_the_supervisor_leaves_no_component_running(directory: StateDir) -> None:
     async with supervisor_process(directory.root) as process:
         parts = [pid for pid in leftovers(directory) if _parent(pid) == process.pid]
         assert len(parts) == 2
@@ -214,22 +229,26 @@ async def test_kill_9_of_the_supervisor_leaves_no_part_running(directory: StateD
         await until(lambda: not any(is_alive(pid) for pid in parts))
 
 
-async def test_what_a_part_had_started_is_found_and_ended_after_kill_9(directory: StateDir) -> None:
+async def test_what_a_component_had_started_is_found_and_killed_after_kill_9(
+    directory: StateDir,
+) -> None:
     async with supervisor_process(directory.root) as process:
         process.kill()
         await process.wait()
         await until(lambda: len(leftovers(directory)) == 1)
 
-        assert end_leftovers(directory) == 1
+        assert kill_leftovers(directory) == 1
 
     assert leftovers(directory) == []
 
 
-async def test_a_second_one_on_the_same_state_is_told_who_runs_it(directory: StateDir) -> None:
+async def test_a_second_supervisor_gets_the_pid_of_the_first(
+    directory: StateDir,
+) -> None:
     async with supervisor_process(directory.root) as process:
-        assert holder(directory) == process.pid
+        assert supervisor_pid(directory) == process.pid
 
-        with pytest.raises(AlreadyRunningError, match=f"process {process.pid} runs it already"):
+        with pytest.raises(AlreadyRunningError, match=f"in use by process {process.pid}"):
             locked(directory).__enter__()
 
 
@@ -238,7 +257,7 @@ async def test_the_lock_is_free_as_soon_as_its_holder_was_killed(directory: Stat
         process.kill()
         await process.wait()
 
-    assert holder(directory) is None
+    assert supervisor_pid(directory) is None
     with locked(directory):
         assert directory.lock.read_text().strip() == str(os.getpid())
 
@@ -261,13 +280,13 @@ def test_down_where_nothing_runs_says_so(
     assert "nothing runs" in capsys.readouterr().out
 
 
-async def test_processes_that_a_part_started_are_ended_with_it_by_the_sweep(
+async def test_processes_that_a_component_started_are_killed_as_leftovers(
     directory: StateDir,
 ) -> None:
-    async with running(directory, dummy(directory, "part", before=WITH_CHILD)):
+    async with running(directory, dummy(directory, "one", before=WITH_CHILD)):
         pass
 
-    assert end_leftovers(directory) == 1
+    assert kill_leftovers(directory) == 1
     assert leftovers(directory) == []
 
 

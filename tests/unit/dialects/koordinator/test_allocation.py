@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.cli.audit import audit
-from services.cli.inspect.facts import Facts, PodSeen
+from services.cli.audit import lease_checks as audit
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.dialect import Paths
@@ -331,7 +331,7 @@ def test_the_audit_finds_a_changed_allocation() -> None:
     forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
 
     def found(annotations: dict[str, str]) -> list[str]:
-        pod = PodSeen(
+        pod = PodSummary(
             pod=held.pod,
             namespace=held.namespace,
             name=held.name,
@@ -340,8 +340,8 @@ def test_the_audit_finds_a_changed_allocation() -> None:
             annotations=annotations,
         )
         account = NodeTotals(node=build.ledger_node(held.node), leases=(held,))
-        facts = Facts(read_at=0.0, accounts=(account,), pods=(pod,))
-        return [one.text for one in audit.views(facts)]
+        facts = Snapshot(read_at=0.0, nodes=(account,), pods=(pod,))
+        return [one.text for one in audit.annotation_views(facts)]
 
     assert found(true) == []
     assert "lists GPU 3 (GPU-y) instead of the lease" in found(forged)[0]

@@ -1,4 +1,4 @@
-"""Spans of one pod, from the files that services write, as a waterfall."""
+"""The spans of one pod, read from the files that services write, and drawn as a waterfall."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanSeen:
+class TraceSpan:
     """One finished span."""
 
     trace: str
@@ -23,33 +23,33 @@ class SpanSeen:
     ok: bool = True
     text: str = ""
     links: tuple[str, ...] = ()
-    """Spans that it follows from, of this trace or another."""
+    """Spans that it follows from, in this trace or another."""
 
 
-def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[SpanSeen, ...]:
-    """Return the spans of the newest trace of a pod, in the order in which they began.
+def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
+    """Return the spans of the newest trace of a pod, in the order of their start.
 
-    The pod is named, or `name` is its uid; it may be gone. Its admission is of another trace, which
-    one of these spans links to; it began before them.
+    `name` is the pod's name or its uid; the pod may be gone. Its admission is in an earlier trace,
+    which one of these spans links to.
     """
     found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not found:
         return ()
     newest = max(found, key=lambda span: span.start_ns).trace
-    own = _found(directory, lambda span: span.trace == newest)
-    before = {link for span in own.values() for link in span.links} - own.keys()
-    every = own | (_found(directory, lambda span: span.span in before) if before else {})
-    return tuple(sorted(every.values(), key=lambda span: (span.start_ns, span.span)))
+    own = _select(directory, lambda span: span.trace == newest)
+    linked = {link for span in own.values() for link in span.links} - own.keys()
+    spans = own | (_select(directory, lambda span: span.span in linked) if linked else {})
+    return tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.span)))
 
 
-def _found(directory: Path, is_wanted: Callable[[SpanSeen], bool]) -> dict[str, SpanSeen]:
+def _select(directory: Path, is_wanted: Callable[[TraceSpan], bool]) -> dict[str, TraceSpan]:
     return {
         span.span: span for path in _files(directory) for span in _spans(path) if is_wanted(span)
     }
 
 
-def shape(spans: Sequence[SpanSeen]) -> dict[str, Any]:
-    """Return the JSON form; see `shapes.py`."""
+def shape(spans: Sequence[TraceSpan]) -> dict[str, Any]:
+    """Return the JSON form; see `json_output`."""
     first = spans[0].start_ns
     return {
         "trace": spans[-1].trace,
@@ -69,14 +69,14 @@ def shape(spans: Sequence[SpanSeen]) -> dict[str, Any]:
     }
 
 
-def waterfall(spans: Sequence[SpanSeen], width: int) -> list[str]:
-    """Draw one line per span: its place below its parent, its bar, start and length in ms."""
+def waterfall(spans: Sequence[TraceSpan], width: int) -> list[str]:
+    """Draw one line per span: indented below its parent, with a bar, start and duration in ms."""
     first = min(span.start_ns for span in spans)
     whole = max(max(span.end_ns for span in spans) - first, 1)
     depth = _depths(spans)
     labels = [f"{'  ' * depth[span.span]}{span.name}" for span in spans]
-    room = max(map(len, labels))
-    bar_width = max(width - room - 26, 10)
+    label_width = max(map(len, labels))
+    bar_width = max(width - label_width - 26, 10)
     lines = []
     for span, label in zip(spans, labels, strict=True):
         begin = (span.start_ns - first) * bar_width // whole
@@ -86,12 +86,12 @@ def waterfall(spans: Sequence[SpanSeen], width: int) -> list[str]:
         at_ms, took_ms = (span.start_ns - first) / 1e6, (span.end_ns - span.start_ns) / 1e6
         failed = "" if span.ok else f"  failed: {span.text}"
         lines.append(
-            f"{label:<{room}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
+            f"{label:<{label_width}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
         )
     return lines
 
 
-def _depths(spans: Sequence[SpanSeen]) -> dict[str, int]:
+def _depths(spans: Sequence[TraceSpan]) -> dict[str, int]:
     parents = {span.span: span.parent for span in spans}
 
     def depth(span: str) -> int:
@@ -108,20 +108,21 @@ def _files(directory: Path) -> Iterable[Path]:
     return sorted([*directory.glob("*.jsonl"), *directory.glob("*.jsonl.1")])
 
 
-def _matching(path: Path, namespace: str, name: str) -> Iterator[SpanSeen]:
+def _matching(path: Path, namespace: str, name: str) -> Iterator[TraceSpan]:
     uid = name.replace("-", "").lower()
     for line in _lines(path):
         if f'"{name}"' not in line and f'"{uid}"' not in line:
             continue
-        raw = _loaded(line)
-        facts = raw.get("attributes", {})
-        named = (facts.get("k8s.namespace.name"), facts.get("k8s.pod.name")) == (namespace, name)
-        if (named and "k8s.pod.uid" in facts) or raw.get("trace") == uid:
+        raw = _parse(line)
+        attributes = raw.get("attributes", {})
+        pod = attributes.get("k8s.namespace.name"), attributes.get("k8s.pod.name")
+        is_named = pod == (namespace, name) and "k8s.pod.uid" in attributes
+        if is_named or raw.get("trace") == uid:
             yield _span(raw)
 
 
-def _spans(path: Path) -> Iterator[SpanSeen]:
-    return (_span(raw) for line in _lines(path) if (raw := _loaded(line)))
+def _spans(path: Path) -> Iterator[TraceSpan]:
+    return (_span(raw) for line in _lines(path) if (raw := _parse(line)))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -129,8 +130,8 @@ def _lines(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _loaded(line: str) -> dict[str, Any]:
-    """Read one line; the last one of a killed service may be cut short."""
+def _parse(line: str) -> dict[str, Any]:
+    """Parse one line; the last line of a killed service may be cut short."""
     try:
         raw = json.loads(line)
     except ValueError:
@@ -138,8 +139,8 @@ def _loaded(line: str) -> dict[str, Any]:
     return raw if isinstance(raw, dict) and "span" in raw else {}
 
 
-def _span(raw: dict[str, Any]) -> SpanSeen:
-    return SpanSeen(
+def _span(raw: dict[str, Any]) -> TraceSpan:
+    return TraceSpan(
         trace=raw.get("trace", ""),
         span=raw["span"],
         parent=raw.get("parent", ""),

@@ -1,0 +1,222 @@
+"""The arguments of the commands budget, report, preemptions, resize, credentials, node-keys."""
+
+import argparse
+import os
+import platform
+
+from services.cli import flags
+from services.cli.flags import AddCommand
+
+RESIZE_ABOUT = """\
+The container keeps running. More memory is available to its next allocation; less is possible down
+to what it uses. Of several GPUs each gets the new size. Cores apply to processes that start from
+then on: running processes keep their limit. MIG instances and whole devices keep their size.
+Requesting the same size again changes nothing."""
+NODE_KEYS_ABOUT = """\
+For a node agent that is a unit of its node's init system, which has no pod and so no projected
+tokens. The command requests two tokens of the agent's service account that are bound to the Node:
+one for the API server and the kubelet, one for NATS. They are valid for this node only, until they
+expire or the Node is deleted. It also writes a kubeconfig that names the first token (if there is
+none yet, with the server of the kubeconfig that this command used) and NATS' certificate authority.
+
+An administrator runs it the first time and copies the directory to the node. After that the node
+renews its own tokens with that kubeconfig, where the component node-unit allows it."""
+
+
+def add_admin_commands(add: AddCommand) -> None:
+    """Add budget, report, preemptions, resize, credentials and node-keys."""
+    _add_budget(add)
+    _add_report(add)
+    _add_preemptions(add)
+    _add_resize(add)
+    _add_credentials(add)
+    _add_node_keys(add)
+
+
+def _add_budget(add: AddCommand) -> None:
+    budget = add(
+        "budget",
+        "show GPU-time budgets, or grant GPU time to one",
+        _budget,
+        "",
+        "team-a --json",
+        'grant team-a 120 --reason "deadline on Friday"',
+    )
+    budget.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAMESPACE",
+        help="a namespace; or: grant NAMESPACE MINUTES",
+    )
+    budget.add_argument("--reason", default="", help="of the grant; stays in the ledger")
+    flags.add_view(budget)
+
+
+def _add_report(add: AddCommand) -> None:
+    report = add(
+        "report",
+        "sum up GPU time by namespace, model and class",
+        _report,
+        "--window 2031-05 --csv",
+        "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
+    )
+    report.add_argument("--window", default="", help="id of one window; default: all windows")
+    report.add_argument("--from", dest="begin", default="", metavar="TIME", help="RFC 3339")
+    report.add_argument("--to", dest="end", default="", metavar="TIME", help="RFC 3339, exclusive")
+    report.add_argument(
+        "--group-by", default="", metavar="NAME,..", help="of namespace, model, class; default: all"
+    )
+    report.add_argument("--csv", action="store_true", help="with a header, exact units last")
+    flags.add_view(report)
+
+
+def _add_preemptions(add: AddCommand) -> None:
+    preemptions = add(
+        "preemptions",
+        "show preemptions and evictions, or what would be evicted for a pod",
+        _preemptions,
+        "",
+        "--dry-run my-pod -n team-a",
+        "--json",
+    )
+    preemptions.add_argument(
+        "--dry-run",
+        type=flags.pod_name,
+        default="",
+        metavar="POD",
+        help="show which pods would be evicted for this pod",
+    )
+    flags.add_namespace(preemptions, "default")
+    preemptions.add_argument(
+        "--min-runtime-s",
+        type=float,
+        default=float(os.environ.get("LEASEHOLD_PREEMPTION_MIN_RUNTIME_S", "600")),
+        help="the binder's setting [LEASEHOLD_PREEMPTION_MIN_RUNTIME_S; default: 600]",
+    )
+    flags.add_view(preemptions)
+
+
+def _add_resize(add: AddCommand) -> None:
+    resize = add(
+        "resize",
+        "change the share of a running container",
+        _resize,
+        "my-pod --memory 6Gi",
+        "my-pod -n team-a -c trainer --memory 12Gi --cores 40",
+        "my-pod --cores 20 --json",
+    )
+    resize.description = f"{resize.description}\n\n{RESIZE_ABOUT}"
+    option = resize.add_argument
+    flags.add_pod(resize)
+    option(
+        "-c",
+        "--container",
+        default="",
+        metavar="NAME",
+        help="required where several containers have shares",
+    )
+    option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
+    option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
+    flags.add_state(resize)
+    flags.add_server(
+        resize,
+        "nats",
+        url="the NATS of a binder",
+        credentials="file with user:secret of the operator",
+        files={
+            "token": "token of the operator's service account, instead",
+            "ca": "certificate authority of NATS, PEM",
+        },
+    )
+    flags.add_api_server(resize)
+    flags.add_json(resize)
+
+
+def _add_credentials(add: AddCommand) -> None:
+    credentials = add(
+        "credentials",
+        "show the users of NATS and Redis with their rights, or write them with secrets",
+        _credentials,
+        "--nats",
+        "--redis",
+        "--out credentials --nodes gpu-1,gpu-2 --names nats,redis",
+    )
+    option = credentials.add_argument
+    option("--nats", action="store_true", help="only nats-server's configuration")
+    option("--redis", action="store_true", help="only the ACL file of Valkey or Redis")
+    option("--nodes", default="", metavar="NAME,..", help="nodes whose agents have a NATS user")
+    option(
+        "--out",
+        default="",
+        metavar="DIR",
+        help="write there, with a secret and a file for each user; existing secrets stay",
+    )
+    option(
+        "--names",
+        default="",
+        metavar="NAME,..",
+        help="with --out: also make certificates for servers of these names and addresses",
+    )
+    option("--shared", action="store_true", help="with --out: let the files' group read them, too")
+
+
+def _add_node_keys(add: AddCommand) -> None:
+    node_keys = add(
+        "node-keys",
+        "write, or renew, the tokens of a node agent that runs without a pod",
+        _node_keys,
+        "--node gpu-1 --out gpu-1",
+        "--out /etc/leasehold/keys --kubeconfig /etc/leasehold/keys/kubeconfig",
+        "--node gpu-1 --out gpu-1 --days 7",
+    )
+    node_keys.description = f"{node_keys.description}\n\n{NODE_KEYS_ABOUT}"
+    option, environ = node_keys.add_argument, os.environ
+    option("--out", required=True, metavar="DIR", help="directory to write, for its owner only")
+    option(
+        "--node",
+        default=environ.get("LEASEHOLD_NODE", "") or platform.node().lower(),
+        help="the node [LEASEHOLD_NODE; default: this machine]",
+    )
+    option("--days", type=int, default=30, help="how long the tokens are valid (default: 30)")
+    flags.add_namespace(node_keys, "leasehold-system")
+    option(
+        "--kubeconfig",
+        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
+        help="the API server [LEASEHOLD_KUBECONFIG; default: as kubectl finds it]",
+    )
+
+
+def _budget(namespace: argparse.Namespace) -> int:
+    from services.cli.admin.budget import budget
+
+    return budget(namespace)
+
+
+def _report(namespace: argparse.Namespace) -> int:
+    from services.cli.admin.budget import report
+
+    return report(namespace)
+
+
+def _preemptions(namespace: argparse.Namespace) -> int:
+    from services.cli.admin.preemptions import preemptions
+
+    return preemptions(namespace)
+
+
+def _resize(namespace: argparse.Namespace) -> int:
+    from services.cli.admin.resize import resize
+
+    return resize(namespace)
+
+
+def _credentials(namespace: argparse.Namespace) -> int:
+    from services.cli.credentials import show
+
+    return show(namespace)
+
+
+def _node_keys(namespace: argparse.Namespace) -> int:
+    from services.cli.admin.node_keys import node_keys
+
+    return node_keys(namespace)

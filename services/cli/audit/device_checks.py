@@ -1,0 +1,152 @@
+"""Audit checks of devices and nodes: totals, over-commitment, exclusivity, fences; pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from services.cli.audit.differences import BIND_S, Difference, device_difference, pod_name
+from services.cli.snapshot.snapshot import Snapshot, shares_on
+from shared.model.device import Device, DeviceUse
+from shared.model.lease import Lease, Share, bookings
+from shared.model.ledger import counted_use
+from shared.model.request import SharingPolicy
+
+
+def device_totals(snapshot: Snapshot) -> Iterator[Difference]:
+    """S1: the stored total of every device equals the sum of its leases."""
+    for totals in snapshot.nodes:
+        counted, _ = counted_use(totals.leases)
+        stored = {device.uuid: use for device, use in totals.node.devices}
+        for uuid in sorted(counted.keys() | stored.keys()):
+            yield from _compare_totals(uuid, stored.get(uuid), counted.get(uuid, DeviceUse()))
+        for mismatch in totals.index_mismatches:
+            yield Difference(invariant="S1", subject=totals.node.facts.name, text=mismatch)
+
+
+def node_totals(snapshot: Snapshot) -> Iterator[Difference]:
+    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims.
+
+    Claims are read separately, so one may appear or end between the readings.
+    """
+    for totals in snapshot.nodes:
+        name = totals.node.facts.name
+        counted = counted_use(totals.leases)[1].get(name, {})
+        claimed = snapshot.preemption_claims.get(name, {})
+        for resource in sorted(counted.keys() | totals.node.used.keys()):
+            stored = totals.node.used.get(resource, 0)
+            summed = counted.get(resource, 0) + claimed.get(resource, 0)
+            if stored != summed:
+                text = f"the ledger counts {stored} of {resource}, its leases add up to {summed}"
+                yield Difference(
+                    invariant="S1", subject=f"node {name}", text=text, settles_s=BIND_S
+                )
+
+
+def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
+    """S1: no device is over-committed, and no exclusive device is shared."""
+    for totals in snapshot.nodes:
+        for device, _ in totals.node.devices:
+            shares = list(shares_on(totals, device.uuid))
+            yield from _over_booked(device, totals.leases, _slots(device, shares))
+            yield from _slot_conflicts(device, shares)
+            holders = [
+                lease
+                for lease in totals.leases
+                if any(share.device == device.uuid for share in lease.shares)
+            ]
+            yield from _exclusivity_violations(device, holders)
+
+
+def fences(snapshot: Snapshot) -> Iterator[Difference]:
+    """S4: a device's fences are unique, and none is above the device's own."""
+    for totals in snapshot.nodes:
+        for device, use in totals.node.devices:
+            carried = Counter(share.fence for _, share in shares_on(totals, device.uuid))
+            for fence, count in sorted(carried.items()):
+                if count > 1:
+                    text = f"{count} shares carry fence {fence}"
+                    yield device_difference("S4", device, text)
+                if fence > use.fence:
+                    text = f"a share carries fence {fence}, the device {use.fence}"
+                    yield device_difference("S4", device, text)
+
+
+def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator[Difference]:
+    if stored is None:
+        text = f"leases hold {summed.memory_mib} MiB of a device that is not in the ledger"
+        yield Difference(invariant="S1", subject=f"device {uuid}", text=text)
+        return
+    for unit, counted, added in (
+        ("MiB", stored.memory_mib, summed.memory_mib),
+        ("% of its cores", stored.cores_percent, summed.cores_percent),
+        ("shares", stored.shares, summed.shares),
+        (
+            "anti-affinity groups",
+            ",".join(sorted(stored.anti_affinity_groups)),
+            ",".join(sorted(summed.anti_affinity_groups)),
+        ),
+        (
+            "exclusive leases",
+            int(stored.exclusive),
+            int(summed.exclusive or stored.claimed_by),
+        ),
+        ("as MIG layout", stored.layout or "none", summed.layout or "none"),
+        ("as slots taken", stored.slots_taken or "none", summed.slots_taken or "none"),
+    ):
+        if counted != added:
+            text = f"the ledger counts {counted} {unit}, its leases add up to {added}"
+            yield Difference(invariant="S1", subject=f"device {uuid}", text=text)
+
+
+def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterator[Difference]:
+    booked = [
+        booking
+        for lease in leases
+        for booking in bookings(lease.shares)
+        if booking.device == device.uuid
+    ]
+    for unit, taken, limit in (
+        ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
+        ("% of its cores", sum(booking.cores_percent for booking in booked), 100),
+        ("slots", sum(booking.slots for booking in booked), slots),
+    ):
+        if taken > limit:
+            yield device_difference("S1", device, f"leases take {taken} {unit}, it has {limit}")
+
+
+def _slot_conflicts(device: Device, shares: list[tuple[Lease, Share]]) -> Iterator[Difference]:
+    slots: dict[int, set[str]] = {}
+    for lease, share in shares:
+        if share.slot is not None and not share.init:
+            slots.setdefault(share.slot, set()).add(f"{lease.pod}/{share.container}")
+    for slot, holders in sorted(slots.items()):
+        if len(holders) > 1:
+            text = f"{len(holders)} containers hold slot {slot}"
+            yield device_difference("S1", device, text)
+        if not 0 <= slot < _slots(device, shares):
+            text = f"slot {slot} is held, it has {_slots(device, shares)}"
+            yield device_difference("S1", device, text)
+    layouts = sorted({share.mig.layout if share.mig else "no MIG layout" for _, share in shares})
+    if len(layouts) > 1:
+        text = f"its leases have different MIG layouts: {', '.join(layouts)}"
+        yield device_difference("S1", device, text)
+
+
+def _slots(device: Device, shares: Sequence[tuple[Lease, Share]]) -> int:
+    """Return how many slots leases may hold: the most that device, layouts or dialects allow."""
+    positions = [len(layout.positions) for layout in device.layouts]
+    return max([device.slots, *positions, *(share.slots for _, share in shares)])
+
+
+def _exclusivity_violations(device: Device, holders: list[Lease]) -> Iterator[Difference]:
+    exclusive = [
+        lease
+        for lease in holders
+        if any(
+            share.device == device.uuid and share.sharing is SharingPolicy.EXCLUSIVE
+            for share in lease.shares
+        )
+    ]
+    if exclusive and len(holders) > 1:
+        others = len(holders) - 1
+        text = f"{pod_name(exclusive[0])} holds it exclusively, and {others} others hold it, too"
+        yield device_difference("S1", device, text)

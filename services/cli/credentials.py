@@ -1,0 +1,194 @@
+"""`leasehold credentials`: the users of NATS and Redis, printed, or written with their secrets.
+
+    DIR/nats.conf             for nats-server --config
+    DIR/users.acl             for valkey-server --aclfile; it holds digests of the secrets only
+    DIR/nats/USER             user:secret, for --nats-credentials of that service
+    DIR/redis/USER            user:secret, for --redis-credentials
+    DIR/ca.crt, ca.key        with --names: an authority, for --nats-ca-file and --redis-ca-file
+    DIR/server.crt, .key      the certificate that it issued for servers of these names
+
+Only the owner can read the files, with --shared their group as well. An existing secret stays, and
+so does a server's certificate in the first half of its year.
+"""
+
+import argparse
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from services.auth.nats_users import all_users, nats_configuration
+from services.auth.redis_users import password_digest, password_users, redis_acl
+from shared.credentials import certificates
+from shared.credentials.logins import load_login
+from shared.model.errors import RequestError
+from shared.model.names import NodeName
+
+EXAMPLE_NODE = "NODE"
+SECRET_BYTES = 32
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialFiles:
+    """The paths of the files in one directory."""
+
+    root: Path
+
+    @property
+    def nats_configuration(self) -> Path:
+        """The configuration of nats-server."""
+        return self.root / "nats.conf"
+
+    @property
+    def acl(self) -> Path:
+        """The ACL file of valkey-server."""
+        return self.root / "users.acl"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate authority by which clients verify the servers."""
+        return self.root / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """The authority's key, needed only to issue certificates."""
+        return self.root / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        """The servers' certificate."""
+        return self.root / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """The key of that certificate."""
+        return self.root / "server.key"
+
+    def nats(self, user: str) -> Path:
+        """Return the file with a user's secret at NATS."""
+        return self.root / "nats" / user
+
+    def redis(self, user: str) -> Path:
+        """Return the file with a user's secret at Redis."""
+        return self.root / "redis" / user
+
+
+def write(
+    root: Path,
+    nodes: Sequence[NodeName],
+    *,
+    nats: bool = True,
+    redis: bool = True,
+    names: Sequence[str] = (),
+    shared: bool = False,
+) -> CredentialFiles:
+    """Write everything for these nodes; with `names`, certificates for servers of these, too.
+
+    `shared`: the files' group may read them. Raises RequestError if they cannot be written.
+    """
+    files = CredentialFiles(root.absolute())
+    mode = 0o640 if shared else 0o600
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if names:
+            _issue_certificates(files, names, mode)
+        if nats:
+            users = all_users(nodes)
+            user_secrets = _ensure_secrets((user.name for user in users), files.nats, mode)
+            tls = (files.certificate, files.key) if names else None
+            configuration = nats_configuration(users, user_secrets, tls=tls)
+            _write(files.nats_configuration, configuration, mode)
+        if redis:
+            user_secrets = _ensure_secrets(password_users(), files.redis, mode)
+            acl = redis_acl(
+                {user: password_digest(secret) for user, secret in user_secrets.items()}
+            )
+            _write(files.acl, acl, mode)
+        if shared:
+            for directory in (files.root, files.root / "nats", files.root / "redis"):
+                if directory.exists():
+                    directory.chmod(0o750)
+    except OSError as error:
+        raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
+    return files
+
+
+def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
+    """Make the authority once, and issue the servers' certificate when it is due."""
+    now = datetime.now(UTC)
+    if not files.authority_key.exists():
+        issued = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
+        _write(files.authority, issued.certificate.decode(), mode)
+        _write(files.authority_key, issued.key.decode(), 0o600)
+    authority = certificates.Issued(
+        certificate=files.authority.read_bytes(), key=files.authority_key.read_bytes()
+    )
+    if files.key.exists() and not certificates.is_due(files.certificate.read_bytes(), names, now):
+        return
+    issued = certificates.issue(authority, names, now, days=SERVER_DAYS)
+    _write(files.key, issued.key.decode(), mode)
+    _write(files.certificate, issued.certificate.decode(), mode)
+
+
+def show(flags: argparse.Namespace) -> int:
+    """Run the command: print the users and their rights, or write them with their secrets."""
+    nodes = [NodeName(node) for node in flags.nodes.split(",") if node]
+    both = flags.nats == flags.redis
+    nats, redis = both or flags.nats, both or flags.redis
+    if flags.out:
+        _write_for(flags, nodes, nats=nats, redis=redis)
+    else:
+        _print_rights(nodes or [NodeName(EXAMPLE_NODE)], nats=nats, redis=redis)
+    return 0
+
+
+def _write_for(
+    flags: argparse.Namespace, nodes: Sequence[NodeName], *, nats: bool, redis: bool
+) -> None:
+    if nats and not nodes:
+        raise RequestError(
+            "--nodes NAME,.. is needed with --out: each node's agent has a user of its own"
+        )
+    files = write(
+        Path(flags.out),
+        nodes,
+        nats=nats,
+        redis=redis,
+        names=[name for name in flags.names.split(",") if name],
+        shared=flags.shared,
+    )
+    print(f"written to {files.root}; only those who run the servers may read it")
+
+
+def _print_rights(nodes: Sequence[NodeName], *, nats: bool, redis: bool) -> None:
+    if nats:
+        users = all_users(nodes)
+        print(nats_configuration(users, {user.name: f"SECRET_OF_{user.name}" for user in users}))
+    if redis:
+        print(redis_acl({user: f"SHA256_OF_SECRET_OF_{user}" for user in password_users()}), end="")
+
+
+def _ensure_secrets(
+    users: Iterable[str], path_of: Callable[[str], Path], mode: int
+) -> dict[str, str]:
+    """Return each user's secret; make and write those that do not exist."""
+    user_secrets: dict[str, str] = {}
+    for user in users:
+        path = path_of(user)
+        if not path.exists():
+            _write(path, f"{user}:{secrets.token_urlsafe(SECRET_BYTES)}\n", mode)
+        user_secrets[user] = load_login(path).secret
+    return user_secrets
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)  # whatever the umask is
+        file.write(text)
+    temporary.replace(path)

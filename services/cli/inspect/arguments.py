@@ -1,0 +1,80 @@
+"""The arguments of the commands gpus, ps, explain, trace and topology."""
+
+import argparse
+
+from services.cli import flags
+from services.cli.flags import AddCommand, Run
+
+
+def add_inspect_commands(add: AddCommand) -> None:
+    """Add gpus, ps, explain, trace and topology."""
+    flags.add_view(add("gpus", "show every device and its leases", _run("gpus"), "", "--json"))
+    flags.add_view(
+        add("ps", "show leases, and waiting pods with the reason", _run("ps"), "", "--json")
+    )
+    _add_explain(add)
+    trace = add(
+        "trace",
+        "show how long each step of a pod took, as a waterfall",
+        _run("trace"),
+        "my-pod",
+        "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      or the pod's uid",
+    )
+    flags.add_state(trace)
+    flags.add_pod(trace)
+    trace.add_argument("--trace-dir", default="", help="where services write spans")
+    flags.add_json(trace)
+    topology = add(
+        "topology",
+        "show which service publishes which event to which other",
+        _run("topology"),
+        "",
+        "--mermaid",
+    )
+    topology.add_argument("--mermaid", action="store_true", help="as a Mermaid flowchart")
+    flags.add_json(topology)
+
+
+def _add_explain(add: AddCommand) -> None:
+    explain = add(
+        "explain",
+        "explain why a pod waits, or why it runs where it runs",
+        _run("explain"),
+        "my-pod",
+        "my-pod -n team-a --json",
+        "--request pod.yaml                 how it is read; needs no cluster",
+        "--request - --gpu H100-80GB < deployment.yaml",
+    )
+    flags.add_view(explain)
+    flags.add_pod(explain, required=False)
+    explain.add_argument(
+        "--request",
+        default="",
+        metavar="FILE",
+        help="read this manifest (- for standard input) instead: what its pods request, what "
+        "their Binding and their containers would get",
+    )
+    explain.add_argument(
+        "--gpu",
+        default="A100-80GB",
+        metavar="MODEL",
+        help="with --request: the GPUs of the example node, MODEL or MODEL:mig (default: "
+        "A100-80GB, in MIG mode where the pod requires it)",
+    )
+    explain.add_argument(
+        "--volcano-conf",
+        default="",
+        metavar="FILE",
+        help="with --request: the volcano-scheduler.conf that the watcher reads",
+    )
+    flags.add_schedulers(explain)
+
+
+def _run(name: str) -> Run:
+    def run(namespace: argparse.Namespace) -> int:
+        from services.cli.inspect import views
+
+        code: int = getattr(views, name)(namespace)
+        return code
+
+    return run

@@ -1,0 +1,244 @@
+"""Why a pod runs where it runs, or why it waits, with the numbers; pure."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.cli.formats import age
+from services.cli.inspect.gangs import GangSummary, gang_of
+from services.cli.inspect.json_output import lease_shape, refusal_shape
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.model.fair_share import fair_order, precedence_reason
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import ANNOTATION
+from shared.model.ledger import WaitingPod
+from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
+from shared.model.node import cordon_reason
+from shared.model.placement import Refusal
+
+STATES = {
+    LeaseState.RESERVED: "its share is reserved, the binding is in progress",
+    LeaseState.BOUND: "it is bound, its kubelet has not requested the devices yet",
+    LeaseState.ACTIVE: "devices handed to the kubelet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What `explain` prints."""
+
+    verdict: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    next: str = ""
+    extra: tuple[tuple[str, Any], ...] = ()
+    """Further keys of the JSON form."""
+
+
+def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> Explanation:
+    """Explain the state of one pod that exists."""
+    lease = next((lease for lease in snapshot.leases if lease.pod == pod.pod), None)
+    gang = gang_of(pod.pod, snapshot)
+    if lease is not None:
+        return _with_gang(_running(pod, lease, snapshot), gang)
+    waiting = next((one for one in snapshot.waiting if one.queued.pod == pod.pod), None)
+    if waiting is not None:
+        return _with_gang(_waiting(pod, waiting, snapshot), gang)
+    return _without_lease(pod, schedulers)
+
+
+def _with_gang(explanation: Explanation, gang: GangSummary | None) -> Explanation:
+    if gang is None:
+        return explanation
+    return replace(
+        explanation,
+        lines=(*gang.lines, *explanation.lines),
+        extra=(*explanation.extra, ("gang", gang.shape)),
+    )
+
+
+def shape(pod: PodSummary, explanation: Explanation) -> dict[str, Any]:
+    """Return the JSON form; see `json_output`."""
+    return {
+        "verdict": explanation.verdict,
+        "pod": pod.pod,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "text": explanation.headline,
+        "next": explanation.next,
+        **dict(explanation.extra),
+    }
+
+
+def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
+    lines = [
+        f"lease       {lease.state}, version {lease.version}, held for "
+        f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
+        f"dialect     {lease.dialect or 'none: it requests no GPU'}",
+        *_cordon_lines(lease, snapshot),
+        *(line for share in lease.shares for line in _share_lines(share, snapshot)),
+    ]
+    views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
+    if views:
+        lines.append("annotations")
+        lines += [f"  {key}: {value}" for key, value in views.items()]
+    where = f"on node {lease.node}" if pod.node else f"soon on node {lease.node}"
+    return Explanation(
+        verdict="running",
+        headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
+        lines=tuple(lines),
+        next=f"leasehold trace {pod.name} -n {pod.namespace}",
+        extra=(("lease", lease_shape(lease)), ("annotations", views)),
+    )
+
+
+def _cordon_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
+    """Return why a reservation is not bound, where its node is cordoned."""
+    if lease.state is not LeaseState.RESERVED:
+        return []
+    reason = cordon_reason(
+        name
+        for totals in snapshot.nodes
+        if totals.node.facts.name == lease.node
+        for name in totals.node.served
+    )
+    return [f"it waits    {reason}; if that lasts it is placed elsewhere"] if reason else []
+
+
+def _share_lines(share: Share, snapshot: Snapshot) -> list[str]:
+    init = " (init)" if share.init else ""
+    slot = "" if share.slot is None else f", slot {share.slot}"
+    part = f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}"
+    if share.mig is not None:
+        place = f"position {share.mig.position} of layout {share.mig.layout}"
+        part = f"instance {share.mig.profile} at {place} of device {share.index}"
+    lines = [
+        f"container   {share.container}{init}: {share.memory_mib} MiB, {part}, fence {share.fence}"
+    ]
+    if share.requested_size is not None:
+        size = share.requested_size
+        requested = f"{size.memory_mib} MiB and {size.cores_percent or 'any'} % of the cores"
+        lines.append(f"            resized: its pod requests {requested}")
+    stored = snapshot.devices.get(share.device)
+    if stored is not None:
+        _, device, use = stored
+        lines.append(
+            f"            {device.model} {device.uuid}: {use.memory_mib} of {device.memory_mib} "
+            f"MiB, {use.cores_percent} % of its cores in {use.shares} of {device.slots} shares"
+            f"{'' if device.healthy else f', UNHEALTHY: {device.fault}'.rstrip(': ')}"
+        )
+    return lines
+
+
+def _waiting(pod: PodSummary, waiting: WaitingPod, snapshot: Snapshot) -> Explanation:
+    refusal = waiting.refusal
+    since = waiting.waiting_since or waiting.queued.created_at
+    waited = age(snapshot.read_at - since)
+    queue_lines, queue = _queue_position(waiting, snapshot)
+    return Explanation(
+        verdict="waiting",
+        headline=f"{pod.namespace}/{pod.name} has waited for {waited}: {refusal.reason}",
+        lines=(*_nearest_lines(refusal), *queue_lines),
+        next="; ".join(filter(None, (refusal.hint, "`leasehold gpus` shows every lease"))),
+        extra=(("refusal", refusal_shape(refusal)), ("queue", queue)),
+    )
+
+
+def _queue_position(
+    waiting: WaitingPod, snapshot: Snapshot
+) -> tuple[tuple[str, str], dict[str, Any]]:
+    """Return the pod's position among those that wait, and why another precedes it."""
+    fair_share, namespace = snapshot.fair_share, waiting.queued.namespace
+    order = fair_order((each.queued for each in snapshot.waiting), fair_share)
+    position = 1 + [queued.pod for queued in order].index(waiting.queued.pod)
+    before = ""
+    if position > 1:
+        previous = order[position - 2]
+        reason = precedence_reason(previous, waiting.queued, fair_share)
+        before = f"; before it comes {previous.namespace}/{previous.name}, {reason}"
+    entitlement = fair_share.entitlement_of(namespace)
+    dominant_share = fair_share.dominant_share(namespace)
+    budget = "it has budget left" if entitlement.has_budget else "it has no budget left"
+    return (
+        f"queue       position {position} of {len(order)}{before}",
+        f"namespace   {namespace} holds {dominant_share:.1%} of the GPUs, its weight is "
+        f"{entitlement.weight}: {fair_share.weighted_dominant_share(namespace):.1%} for each; "
+        f"{budget}",
+    ), {
+        "position": position,
+        "of": len(order),
+        "dominant_share": round(dominant_share, 6),
+        "weight": entitlement.weight,
+        "has_budget": entitlement.has_budget,
+    }
+
+
+def _nearest_lines(refusal: Refusal) -> list[str]:
+    lines: list[str] = []
+    for number, verdict in enumerate(refusal.nearest_nodes):
+        nearest = " (the nearest fit)" if number == 0 else ""
+        lines.append(f"node {verdict.node}{nearest}: {verdict.reason}")
+        lines += [f"  device {device.index}: {device.reason}" for device in verdict.devices]
+    retry = "it is retried as soon as capacity that could fit it is freed"
+    if refusal.quota:
+        retry = f"it is retried as soon as namespace {refusal.quota} may hold more"
+    elif refusal.permanent:
+        retry = "no freed capacity can help: only a changed pod or cluster can"
+    return [*lines, retry]
+
+
+def _default_scheduler(schedulers: frozenset[str]) -> str:
+    return OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
+
+
+def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
+    name = f"{pod.namespace}/{pod.name}"
+    if pod.scheduler not in schedulers:
+        ours = " or ".join(sorted(schedulers))
+        return Explanation(
+            verdict="foreign",
+            headline=f"{name} is not ours: its schedulerName is {pod.scheduler!r}, not {ours}",
+            next=f"set spec.schedulerName to {_default_scheduler(schedulers)} and recreate the pod",
+        )
+    if not pod.is_active:
+        return Explanation(
+            verdict="ended",
+            headline=f"{name} has {pod.phase.lower()}; its lease has ended",
+            next=f"leasehold trace {pod.name} -n {pod.namespace}",
+        )
+    if pod.gates:
+        return _gated(pod)
+    if pod.unschedulable_message:
+        return Explanation(
+            verdict="rejected",
+            headline=f"{name} is not placed: {pod.unschedulable_message}",
+            next="do as it says; a pod whose own request is at fault must be created anew",
+        )
+    return Explanation(
+        verdict="unknown",
+        headline=f"{name} is {pod.phase or 'new'} and the ledger does not have it yet",
+        next="leasehold audit",
+    )
+
+
+def _gated(pod: PodSummary) -> Explanation:
+    name, gates = f"{pod.namespace}/{pod.name}", ", ".join(pod.gates)
+    if BUDGET_GATE in pod.gates:
+        return Explanation(
+            verdict="gated",
+            headline=f"{name} waits until namespace {pod.namespace} has GPU time again: its "
+            f"scheduling gate {BUDGET_GATE} goes when its budget's next window begins, or more is "
+            "granted",
+            next=f"leasehold budget {pod.namespace}",
+            extra=(("gates", list(pod.gates)),),
+        )
+    return Explanation(
+        verdict="gated",
+        headline=f"{name} has scheduling gates: it is placed once they are removed ({gates})",
+        next=f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml",
+        extra=(("gates", list(pod.gates)),),
+    )
+
+
+def _is_view(key: str) -> bool:
+    return key != ANNOTATION and key.startswith((*STRIPPED_ANNOTATIONS, *DENIED_ANNOTATIONS))

@@ -1,0 +1,169 @@
+"""What a manifest's pods request, and what their Bindings and containers would get.
+
+No cluster is needed: each pod is placed on an idle example node, by the code that places, binds
+and allocates in production.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec import structs
+
+from services.cli import terminal
+from services.cli.flags import schedulers_of
+from services.cli.request.example_node import ExampleNode, ledger_node, parse_example_node
+from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from services.watcher.pod_parser import PodParser
+from services.watcher.settings import WatcherSettings, load_rules
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup, Rules
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.ledger import LedgerNode
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Refusal
+from shared.model.request import NodeRequirements, PodRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerGrant:
+    """What one container would get on the example node."""
+
+    container: str
+    shares: tuple[Share, ...]
+    setup: ContainerSetup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodReport:
+    """One pod of a manifest: its request, and what it would get."""
+
+    origin: str
+    scheduler: str
+    is_ours: bool
+    """Its schedulerName is one of ours."""
+    fault: str = ""
+    """Why the request is invalid, with container, field, value and rule."""
+    request: PodRequest | None = None
+    node: str = ""
+    """The example node, in words."""
+    refusal: Refusal | None = None
+    """Why a valid request does not fit the example node."""
+    annotations: Mapping[str, str] | None = None
+    """The annotations of the Binding."""
+    grants: tuple[ContainerGrant, ...] = ()
+
+
+def explain_manifest(flags: argparse.Namespace) -> int:
+    """Report on a manifest's pods; return 1 if one of them would not be granted as written."""
+    from services.cli.request import render
+
+    source, text = load(flags.request, sys.stdin)
+    example = parse_example_node(flags.gpu, now_s=time.time())
+    rules = load_watcher_rules(flags.volcano_conf)
+    schedulers = schedulers_of(flags)
+    reports = [report_of(pod, rules, schedulers, example) for pod in pods_in(text, source)]
+    if flags.json:
+        terminal.print_json(render.shape(reports))
+    else:
+        terminal.print_text(render.text(reports))
+    return 1 if any(report.fault or report.refusal for report in reports) else 0
+
+
+def load_watcher_rules(volcano_conf: str) -> Rules:
+    """Return the rules of a watcher with this configuration."""
+    path = Path(volcano_conf) if volcano_conf else None
+    return load_rules(WatcherSettings(volcano_conf=path))
+
+
+def report_of(
+    written: ManifestPod, rules: Rules, schedulers: frozenset[str], example: ExampleNode
+) -> PodReport:
+    """Parse one pod's request, and place it on the example node."""
+    scheduler = written.pod.spec.scheduler_name or "default-scheduler"
+    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    report = PodReport(origin=written.origin, scheduler=scheduler, is_ours=scheduler in schedulers)
+    if parsed.request_error or parsed.request is None:
+        return replace(report, fault=parsed.request_error)
+    report = replace(report, request=parsed.request)
+    if not parsed.request.containers:
+        return report
+    return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
+
+
+def _place_and_grant(
+    report: PodReport, request: PodRequest, namespace: Namespace, name: str, example: ExampleNode
+) -> PodReport:
+    example = example.for_request(request)
+    report = replace(report, node=example.description)
+    request = replace(request, node_requirements=NodeRequirements(), resources={})
+    node = ledger_node(request, example)
+    placed = _place(request, node)
+    if isinstance(placed, Refusal):
+        return replace(report, refusal=placed)
+    lease = Lease(
+        pod=PodUid("the-uid-of-the-pod"),
+        namespace=namespace,
+        name=name,
+        node=node.facts.name,
+        shares=placed,
+        dialect=request.dialect,
+        memo=request.memo,
+        created_at=example.now_s,
+    )
+    try:
+        return replace(
+            report,
+            annotations=DIALECTS[lease.dialect].binding_annotations(lease, example.now_s),
+            grants=_grants(lease, node, example),
+        )
+    except RequestError as error:
+        return replace(report, fault=str(error))
+
+
+def _place(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusal:
+    """Place the pod as a placer would; each share gets the first slot, as on an idle device."""
+    mirror = Mirror()
+    mirror.put_node(node)
+    result = place(request, Index(mirror), lambda: 0.0)
+    if isinstance(result, Refusal):
+        return result
+    return tuple(
+        structs.replace(share, slot=_first_slot(share), fence=1) for share in result[0].shares
+    )
+
+
+def _first_slot(share: Share) -> int | None:
+    if share.mig:
+        return share.mig.position
+    return 0 if share.slotted else None
+
+
+def _grants(lease: Lease, node: LedgerNode, example: ExampleNode) -> tuple[ContainerGrant, ...]:
+    snapshot = NodeSnapshot(
+        name=node.facts.name,
+        devices={device.uuid: device for device, _ in node.devices},
+        served={},
+        paths=example.layout.paths,
+    )
+    instances = {
+        (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
+        for share in lease.shares
+        if share.mig
+    }
+    return tuple(
+        ContainerGrant(
+            container=name,
+            shares=lease.shares_of(name),
+            setup=container_setup(lease, name, snapshot, instances),
+        )
+        for name in dict.fromkeys(share.container for share in lease.shares)
+    )

@@ -1,0 +1,64 @@
+"""The arguments of the commands up and down."""
+
+import argparse
+
+from services.cli.flags import AddCommand, add_state
+
+
+def add_up_commands(add: AddCommand) -> None:
+    """Add up and down."""
+    up = add(
+        "up",
+        "start everything on this machine, and restart what exits",
+        _up,
+        "",
+        "--nodes 4 --gpus 8xA100-80GB --placers 4",
+        "--headless --state /tmp/demo",
+        "--budgets budgets.yaml",
+        "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
+    )
+    add_state(up)
+    option = up.add_argument
+    option("--nodes", type=int, help="simulated nodes (default: as in the last run, else 2)")
+    option(
+        "--gpus",
+        default="",
+        metavar="LAYOUT",
+        help="devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
+        "layout per node",
+    )
+    option("--placers", type=int, default=2, help="placer replicas (default: 2)")
+    option("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to apply")
+    option("--quotas", default="", metavar="FILE", help="YAML of GPUQuota objects to apply")
+    option("--headless", action="store_true", help="return when ready; `leasehold down` stops it")
+    option("--fresh", action="store_true", help="empty the state directory first")
+    option("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")
+    option("--redis-url", default="", help="use this Valkey or Redis instead of starting one")
+    option("--api-port", type=int, default=0, help="of the simulated API server (default: free)")
+    option("--page-port", type=int, default=0, help="of the dashboard's page (default: free)")
+    option(
+        "--scheduler-metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="also serve the old schedulers' metric names there (default: not served)",
+    )
+    option("--nats-port", type=int, default=0, help="of the NATS we start (default: free)")
+    option("--redis-port", type=int, default=0, help="of the Valkey we start (default: free)")
+    option("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    option("--otlp-endpoint", default="", help="also send spans there: http://HOST:4317")
+    option("--without", default="", metavar="NAME,..", help="components that you start yourself")
+    add_state(add("down", "stop what `up` started, and wait for it", _down, ""))
+
+
+def _up(flags: argparse.Namespace) -> int:
+    from services.cli.up.plan import settings_of
+    from services.cli.up.up import up
+
+    return up(settings_of(flags))
+
+
+def _down(flags: argparse.Namespace) -> int:
+    from services.cli.state_dir import StateDir
+    from services.cli.up.down import down
+
+    return down(StateDir.at(flags.state))

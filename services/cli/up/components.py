@@ -1,0 +1,250 @@
+"""The components that `up` starts: commands, order, readiness checks, credentials."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from services.auth.redis_users import PROBE
+from services.cli.credentials import CredentialFiles
+from services.cli.state_dir import StateDir
+from services.cli.up import servers
+from services.cli.up.plan import Plan
+from shared.nats.subjects import user_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpCheck:
+    """A server on this machine replies with `expect` to `send` (empty: on connection)."""
+
+    port: int
+    send: bytes = b""
+    expect: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCheck:
+    """The component has written the file, which is removed before its first start."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFileCheck:
+    """A JSON file holds the id of the component's current process, and its `http` address."""
+
+    path: Path
+
+
+ReadinessCheck = TcpCheck | FileCheck | RunFileCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One process under the supervisor."""
+
+    name: str
+    argv: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    """Components that must be ready before it starts, and that stop only after it."""
+    checks: tuple[ReadinessCheck, ...] = ()
+    address: str = ""
+    """NodeAdvertisement when ready; empty: the address in its run file."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
+    """Return every component in the order of their start."""
+    return (
+        *_servers(plan, directory),
+        _simcluster(plan, directory),
+        *_services(plan, directory),
+        *_agents(plan, directory),
+    )
+
+
+def _servers(plan: Plan, directory: StateDir) -> list[Component]:
+    components: list[Component] = []
+    if plan.nats_program:
+        port, store = plan.ports["nats"], directory.root / "nats"
+        components.append(
+            Component(
+                name="nats",
+                argv=servers.nats_command(plan.nats_program, port=port, store=store),
+                checks=(TcpCheck(port=port, expect=b"INFO"),),
+                address=plan.nats_url,
+            )
+        )
+    if plan.redis_program:
+        port, store = plan.ports["redis"], directory.root / "valkey"
+        components.append(
+            Component(
+                name="valkey",
+                argv=servers.valkey_command(plan.redis_program, port=port, store=store),
+                checks=(TcpCheck(port=port, send=b"PING\r\n", expect=b"+PONG"),),
+                address=plan.redis_url,
+            )
+        )
+    return components
+
+
+def _simcluster(plan: Plan, directory: StateDir) -> Component:
+    port = plan.ports["api"]
+    return Component(
+        name="simcluster",
+        argv=(
+            *plan.python,
+            "simcluster",
+            *("--state", str(directory.root)),
+            *("--port", str(port)),
+            *("--nodes", str(len(plan.nodes))),
+        ),
+        checks=(
+            FileCheck(path=directory.kubeconfig),
+            *(FileCheck(path=directory.node(node) / "kubelet.json") for node in plan.nodes),
+            TcpCheck(port=port),
+        ),
+        address=f"https://{servers.HOST}:{port}",
+    )
+
+
+def _services(plan: Plan, directory: StateDir) -> list[Component]:
+    kubeconfig = ("--kubeconfig", str(directory.kubeconfig))
+    redis = ("--redis-url", plan.redis_url)
+    budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
+    quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
+    webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
+    page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
+    if plan.scheduler_metrics:
+        page += ("--scheduler-metrics", plan.scheduler_metrics)
+    return [
+        _service("watcher", "watcher", plan, directory, (*kubeconfig, *quotas)),
+        *(
+            _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
+            for number in range(plan.placers)
+        ),
+        _service("binder", "binder", plan, directory, (*kubeconfig, *redis)),
+        _service("timekeeper", "timekeeper", plan, directory, (*kubeconfig, *redis, *budgets)),
+        _service("webhook", "webhook", plan, directory, (*kubeconfig, *webhook)),
+        _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
+    ]
+
+
+def _agents(plan: Plan, directory: StateDir) -> list[Component]:
+    return [
+        _service(
+            f"agent-{node}",
+            "node_agent",
+            plan,
+            directory,
+            (
+                *("--kubeconfig", str(directory.kubeconfig)),
+                *("--node", node),
+                *("--kubelet-dir", str(directory.node(node))),
+                *("--gpus", layout),
+                *("--state-dir", str(directory.agent(node))),
+            ),
+        )
+        for node, layout in plan.nodes.items()
+    ]
+
+
+def _service(
+    name: str,
+    module: str,
+    plan: Plan,
+    directory: StateDir,
+    flags: tuple[str, ...],
+    *,
+    after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
+    address: str = "",
+) -> Component:
+    run_file = directory.run_file(name)
+    tracing = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
+    return Component(
+        name=name,
+        argv=(
+            *plan.python,
+            f"services.{module}",
+            *("--nats-url", plan.nats_url),
+            *("--run-file", str(run_file)),
+            *("--trace-dir", str(directory.traces)),
+            *("--instance", name),
+            *("--log-level", plan.log_level),
+            *tracing,
+            *flags,
+        ),
+        after=after,
+        checks=(RunFileCheck(path=run_file),),
+        address=address,
+    )
+
+
+def stages_of(components: Sequence[Component]) -> list[list[Component]]:
+    """Group components so that each is in a later group than everything it starts after.
+
+    Names that are not among the components count as ready: they run elsewhere.
+    """
+    names = {component.name for component in components}
+    stages: list[list[Component]] = []
+    placed: set[str] = set()
+    remaining = list(components)
+    while remaining:
+        stage = [
+            component for component in remaining if names.intersection(component.after) <= placed
+        ]
+        if not stage:
+            raise ValueError(
+                f"{', '.join(component.name for component in remaining)} start after each other"
+            )
+        stages.append(stage)
+        placed.update(component.name for component in stage)
+        remaining = [component for component in remaining if component.name not in placed]
+    return stages
+
+
+def with_credentials(
+    components: Sequence[Component],
+    files: CredentialFiles,
+    *,
+    nats: bool = True,
+    redis: bool = True,
+) -> list[Component]:
+    """Add users to the servers, and to each other component what it logs in with.
+
+    `nats` and `redis`: that server requires a login.
+    """
+    return [_with_credentials(each, files, nats=nats, redis=redis) for each in components]
+
+
+def _with_credentials(
+    component: Component, files: CredentialFiles, *, nats: bool, redis: bool
+) -> Component:
+    added: list[str] = []
+    checks = component.checks
+    if component.name == "nats":
+        added += ["--config", str(files.nats_configuration)]
+    elif component.name == "valkey":
+        added += ["--aclfile", str(files.acl)]
+        checks = tuple(
+            replace(check, send=f"AUTH {PROBE} -\r\nPING\r\n".encode(), expect=b"+OK\r\n+PONG")
+            if isinstance(check, TcpCheck)
+            else check
+            for check in checks
+        )
+    if nats and "--nats-url" in component.argv:
+        user = user_of(_service_name(component), _node_of(component))
+        added += ["--nats-credentials", str(files.nats(user))]
+        added += ["--nats-ca-file", str(files.authority)]
+    if redis and "--redis-url" in component.argv:
+        added += ["--redis-credentials", str(files.redis(_service_name(component)))]
+    return replace(component, argv=(*component.argv, *added), checks=checks)
+
+
+def _service_name(component: Component) -> str:
+    module = next(word for word in component.argv if word.startswith("services."))
+    return module.removeprefix("services.").replace("_", "-")
+
+
+def _node_of(component: Component) -> str:
+    argv = component.argv
+    return argv[argv.index("--node") + 1] if "--node" in argv else ""

@@ -1,0 +1,150 @@
+"""What `up` runs: settings from flags, GPU layouts of nodes, ports and programs of servers."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.state_dir import State
+from services.cli.up import servers
+from shared.model.errors import RequestError
+
+DEFAULT_NODES = 2
+DEFAULT_LAYOUT = "4xT4"
+MAX_PLACERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """The values of the flags of `up`."""
+
+    state: Path
+    nodes: int | None
+    gpus: str
+    placers: int
+    budgets: Path | None
+    quotas: Path | None
+    headless: bool
+    fresh: bool
+    nats_url: str
+    redis_url: str
+    nats_port: int
+    redis_port: int
+    api_port: int
+    page_port: int
+    scheduler_metrics: str
+    log_level: str
+    otlp_endpoint: str
+    without: tuple[str, ...]
+
+
+def settings_of(flags: argparse.Namespace) -> UpSettings:
+    """Return the settings. Raises RequestError for values that argparse does not check."""
+    values = vars(flags) | {
+        "without": tuple(name for name in flags.without.split(",") if name),
+        "state": Path(flags.state),
+        "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
+        "quotas": Path(flags.quotas).absolute() if flags.quotas else None,
+    }
+    if not 1 <= flags.placers <= MAX_PLACERS:
+        raise RequestError(f"--placers must be 1 to {MAX_PLACERS}, got {flags.placers}")
+    return UpSettings(**{name: values[name] for name in UpSettings.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to run. A server whose program is empty runs elsewhere, at its URL."""
+
+    nodes: Mapping[str, str]
+    """GPU layout of each node, by name."""
+    placers: int
+    ports: Mapping[str, int]
+    """Of `nats`, `redis`, `api` and `page`."""
+    nats_program: str
+    redis_program: str
+    nats_url: str
+    redis_url: str
+    python: tuple[str, ...]
+    """Starts one of our modules when its name is added."""
+    log_level: str = "info"
+    otlp_endpoint: str = ""
+    budgets: Path | None = None
+    """A file of GPUBudget objects."""
+    quotas: Path | None = None
+    """A file of GPUQuota objects."""
+    scheduler_metrics: str = ""
+    """HOST:PORT of the old schedulers' metrics; empty: not served."""
+
+    @property
+    def page_url(self) -> str:
+        """The URL of the dashboard's page."""
+        return f"http://{servers.HOST}:{self.ports['page']}"
+
+
+def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None) -> Plan:
+    """Choose ports and programs: those in the flags, else those of the last run, else free ones."""
+    ports: dict[str, int] = {}
+    for name, requested in (
+        ("nats", settings.nats_port),
+        ("redis", settings.redis_port),
+        ("api", settings.api_port),
+        ("page", settings.page_port),
+    ):
+        if requested and not servers.is_free(requested):
+            raise RequestError(f"--{name}-port {requested} is taken; give a free one, or none")
+        last = before.ports.get(name, 0) if before else 0
+        ports[name] = servers.choose_port(requested or last, taken=tuple(ports.values()))
+    return Plan(
+        nodes=nodes,
+        placers=settings.placers,
+        ports=ports,
+        nats_program="" if settings.nats_url else servers.nats_program(),
+        redis_program="" if settings.redis_url else servers.valkey_program(),
+        nats_url=settings.nats_url or f"nats://{servers.HOST}:{ports['nats']}",
+        redis_url=settings.redis_url or f"redis://{servers.HOST}:{ports['redis']}/0",
+        python=(sys.executable, "-P", "-m"),
+        log_level=settings.log_level,
+        otlp_endpoint=settings.otlp_endpoint,
+        budgets=settings.budgets,
+        quotas=settings.quotas,
+        scheduler_metrics=settings.scheduler_metrics,
+    )
+
+
+def layouts_of(
+    gpus: str,
+    nodes: int | None,
+    *,
+    before: Mapping[str, str],
+    check: Callable[[str], object],
+) -> dict[str, str]:
+    """Return the GPU layout of each node by the node's name.
+
+    One layout is for every node; several are for one node each. What the flags leave out is as it
+    was `before`. Raises RequestError if the two do not match or `check` rejects a layout.
+    """
+    layouts = _layouts(gpus, nodes, list(before.values()))
+    if nodes is None:
+        nodes = len(layouts) if len(layouts) > 1 else len(before) or DEFAULT_NODES
+    if nodes < 1:
+        raise RequestError(f"--nodes must be at least 1, got {nodes}: at least one node is needed")
+    if len(layouts) == 1:
+        layouts *= nodes
+    if len(layouts) != nodes:
+        raise RequestError(
+            f"--gpus names {len(layouts)} layouts for {nodes} nodes: give one for all of them, or "
+            f"{nodes} with commas between, such as --gpus {','.join(['4xT4'] * min(nodes, 3))}"
+        )
+    for layout in dict.fromkeys(layouts):
+        check(layout)
+    return {f"node-{number}": layout for number, layout in enumerate(layouts)}
+
+
+def _layouts(gpus: str, nodes: int | None, before: list[str]) -> list[str]:
+    """Return the layouts in `gpus`, else those of the last run where they fit, else the default."""
+    layouts = [layout.strip() for layout in gpus.split(",") if layout.strip()]
+    if layouts:
+        return layouts
+    layouts = before or [DEFAULT_LAYOUT]
+    return layouts if nodes is None or nodes == len(layouts) else [layouts[0]]
