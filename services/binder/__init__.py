@@ -1,1 +1,1 @@
-"""Binder: makes a placement true, and keeps the ledger in step with the cluster."""
+"""Binder: binds placed pods, and keeps the ledger in sync with the cluster."""

@@ -142,7 +142,7 @@ class LedgerUpdater:
             return
         try:
             leases = await self.ledger.activate(new)
-        except UnavailableError:  # the ledger is being rebuilt, which takes all reports anew
+        except UnavailableError:  # the ledger is being rebuilt, which collects all reports again
             return
         self._activated.update(current)
         self._report_unleased(new, leases)

@@ -100,7 +100,7 @@ class Stage:
         )
         return Placement(node=NODE, shares=(share,))
 
-    async def tell_all(self) -> None:
+    async def publish_all(self) -> None:
         """Say what a watcher and a node agent would say."""
         found = dict(await self.kube.read(PODS, dict))
         bound = tuple(
@@ -178,7 +178,7 @@ async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
     async def tell() -> None:
         while True:
             await wanted.batch()
-            await stage.tell_all()
+            await stage.publish_all()
 
     tasks = [asyncio.create_task(tell()), asyncio.create_task(runner.run(asyncio.Event()))]
     try:
@@ -221,7 +221,7 @@ async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: St
     bound: list[PodBound] = []
     async with asyncio.timeout(20):
         while len({event.lease.pod for event in bound}) < 100:
-            bound += [event for told in await heard.batch() for event in told.events]
+            bound += [event for batch in await heard.batch() for event in batch.events]
 
     found = dict(await stage.kube.read(PODS, dict))["items"]
     assert {pod["spec"]["nodeName"] for pod in found} == {NODE}
@@ -285,7 +285,7 @@ async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage:
         ),
     )
     stage.held = stage.held[:1]
-    await stage.tell_all()
+    await stage.publish_all()
     capacity = await stage.ledger.capacity()
     (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
     verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
@@ -316,11 +316,11 @@ async def test_a_refusal_is_visible_on_the_pod_within_seconds(stage: Stage) -> N
     async def visible() -> bool:
         now = dict(await stage.kube.read(f"{PODS}/waits", dict))
         events = dict(await stage.kube.read("/api/v1/namespaces/default/events", dict))["items"]
-        said = [c for c in now["status"].get("conditions", []) if c["type"] == "PodScheduled"]
+        conditions = [c for c in now["status"].get("conditions", []) if c["type"] == "PodScheduled"]
         return bool(
-            said
-            and said[0]["reason"] == "Unschedulable"
-            and said[0]["message"] == refused.refusal.reason
+            conditions
+            and conditions[0]["reason"] == "Unschedulable"
+            and conditions[0]["message"] == refused.refusal.reason
             and any(event["reason"] == "FailedScheduling" for event in events)
         )
 

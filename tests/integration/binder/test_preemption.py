@@ -1,4 +1,4 @@
-"""Preemption back on a real Valkey and the simulated API server, step by step."""
+"""Preemption on a real Valkey and the simulated API server, step by step."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -44,7 +44,7 @@ async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_
 ) -> None:
     await at.running("old", mib=16_000)
     before = at.writes("old")
-    await at.stands("a", "expired", remaining_units=-1, used_units=10)
+    await at.save_budget("a", "expired", remaining_units=-1, used_units=10)
 
     binder = at.binder()
     for _ in range(5):
@@ -57,19 +57,19 @@ async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_
 
 async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    pod = await at.waits("new")
+    await at.save_budget("a")
+    pod = await at.waiting("new")
     binder = at.binder()
 
     await binder.step()
-    told = await at.notice("old")
+    announced = await at.announced_for("old")
     at.clock.advance(30)
     await binder.step()
-    assert told is not None
-    assert await at.ending("old")
+    assert announced is not None
+    assert await at.is_deleting("old")
     assert await at.steps(binder, 2) == []  # its containers may still run
 
-    await at.ends(old)
+    await at.terminate(old)
     [chosen] = await binder.step()
 
     assert (chosen.lease.pod, chosen.lease.shares[0].device) == (pod, uuid("a", 0))
@@ -83,17 +83,17 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
 
 async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binder = at.binder()
     await binder.step()
 
-    await at.ends(old)
+    await at.terminate(old)
     await at.pod("old", "a", spec={})  # another one of the same name
     at.clock.advance(30)
     await binder.step()
 
-    assert not await at.ending("old")
+    assert not await at.is_deleting("old")
     [line] = (await at.preemptions.state(now=at.clock.now())).evictions
     assert line.outcome is EvictionOutcome.GONE
     assert len(await binder.step()) == 1
@@ -107,18 +107,18 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         await at.running("kept", gpu=0, mib=16_000, age_s=100, labels={"app": "x"})
         await at.running("other", gpu=1, mib=16_000, age_s=9_000)
         await at.protect("x", {"app": "x"}, least=1)
-        await at.stands("a")
-        await at.waits("new")
+        await at.save_budget("a")
+        await at.waiting("new")
 
         binder = at.binder(evictions=Unaware(at.kube))
         await binder.step()
         at.clock.advance(30)
         await binder.step()
 
-        assert await at.notice("kept") is None
-        assert not await at.ending("kept")
-        assert await at.ending("other")
-        outcome, why = await Unaware(at.kube).evict(_victim(at, await at.look("kept")))
+        assert await at.announced_for("kept") is None
+        assert not await at.is_deleting("kept")
+        assert await at.is_deleting("other")
+        outcome, why = await Unaware(at.kube).evict(_victim(at, await at.get_pod("kept")))
         assert outcome is EvictionOutcome.BLOCKED, why
 
 
@@ -131,16 +131,16 @@ async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(
         refuse(at, "notes", "pods", "UPDATE", "object.metadata.name != 'other'")
         await at.running("kept", gpu=0, mib=16_000, age_s=100)
         await at.running("other", gpu=1, mib=16_000, age_s=9_000)
-        await at.stands("a")
-        await at.waits("new")
+        await at.save_budget("a")
+        await at.waiting("new")
 
         binder = at.binder()
         await binder.step()
         at.clock.advance(30)
         await binder.step()
 
-        assert not await at.ending("kept")
-        assert await at.ending("other")
+        assert not await at.is_deleting("kept")
+        assert await at.is_deleting("other")
 
 
 def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> None:
@@ -189,8 +189,8 @@ def _victim(at: Scene, pod: Any) -> Victim:
 
 async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(at: Scene) -> None:
     await at.running("old", mib=16_000, labels={"app": "x"})
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binder = at.binder()
     await binder.step()
 
@@ -198,8 +198,8 @@ async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(
     at.clock.advance(30)
     await binder.step()
 
-    assert not await at.ending("old")
-    assert await at.notice("old") is None
+    assert not await at.is_deleting("old")
+    assert await at.announced_for("old") is None
     assert await stage_of(at) == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
 
@@ -212,20 +212,20 @@ async def test_gpusharing_29_no_eviction_if_the_freed_parts_are_on_two_devices(
         for gpu in (0, 1):
             await at.running(f"free{gpu}", gpu=gpu)
             await at.running(f"kept{gpu}", gpu=gpu, namespace="c")
-        await at.stands("a")
-        await at.waits("new", mib=16_000)
+        await at.save_budget("a")
+        await at.waiting("new", mib=16_000)
 
         await at.binder().step()
 
         assert await stage_of(at) == []
-        assert await at.notice("free0") is None
+        assert await at.announced_for("free0") is None
 
 
 async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> None:
     # All of the node's cpu is taken, too: 64 cores, and the pod in need wants a tenth of one.
     old = await at.running("old", mib=8_000, cpu=64_000)
-    await at.stands("a")
-    await at.waits("new", mib=12_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=12_000)
     binder = at.binder()
     assert "cpu" in await at.thief()
 
@@ -233,7 +233,7 @@ async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> N
     assert (await uses(at.ledger))[uuid("a", 0)].claimed_by
     at.clock.advance(30)
     await binder.step()
-    await at.ends(old)
+    await at.terminate(old)
 
     assert "in-exclusive-use" in await at.thief(cpu=0)
     assert "cpu" in await at.thief(cpu=64_000)
@@ -249,15 +249,15 @@ async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_them
     at: Scene,
 ) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.stands("c")
-    pod = await at.waits("new", mib=12_000)
+    await at.save_budget("a")
+    await at.save_budget("c")
+    pod = await at.waiting("new", mib=12_000)
     binder = at.binder()
     await binder.step()
-    await at.waits("higher", namespace="c", mib=12_000, priority=1_000)
+    await at.waiting("higher", namespace="c", mib=12_000, priority=1_000)
     at.clock.advance(30)
     await binder.step()
-    await at.ends(old)
+    await at.terminate(old)
 
     [chosen] = await binder.step()
 
@@ -268,14 +268,14 @@ async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_
     at: Scene,
 ) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.waits("new", mib=12_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=12_000)
     binder = at.binder()
     await binder.step()
     at.clock.advance(30)
     await binder.step()
-    await at.ends(old)
-    other = await at.waits("small", namespace="c", mib=4_000)
+    await at.terminate(old)
+    other = await at.waiting("small", namespace="c", mib=4_000)
     assert not (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
 
     await binder.step()
@@ -287,23 +287,23 @@ async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_
 async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene) -> None:
     await at.running("one", mib=8_000, grace_s=45)
     await at.running("two", mib=8_000, grace_s=45)
-    await at.stands("a")
-    await at.waits("new", mib=16_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
     binder = at.binder()
 
     await binder.step()
-    said = at.reports.of("one") + at.reports.of("two")
+    messages = at.reports.of("one") + at.reports.of("two")
     at.clock.advance(29.9)
     await at.steps(binder, 3)
 
-    assert len(said) == 2
-    assert all("will be evicted at" in message and "b/new" in message for message in said)
-    assert not await at.ending("one")
-    assert not await at.ending("two")
+    assert len(messages) == 2
+    assert all("will be evicted at" in message and "b/new" in message for message in messages)
+    assert not await at.is_deleting("one")
+    assert not await at.is_deleting("two")
     at.clock.advance(0.2)
     await binder.step()
     for name in ("one", "two"):
-        pod = await at.look(name)
+        pod = await at.get_pod(name)
         assert pod is not None
         assert pod["metadata"]["deletionGracePeriodSeconds"] == 45
     assert any("evicted for it" in message for message in at.reports.of("new"))
@@ -314,18 +314,18 @@ async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cool
 ) -> None:
     binder = at.binder()
     for number, (lasts_s, evicted) in enumerate([(3_600, True), (500, False), (200, True)]):
-        if await at.look("old") is None:
+        if await at.get_pod("old") is None:
             old = await at.running("old", mib=16_000, age_s=100)
-            await at.stands("a")
-            await at.waits(f"new{number}")
+            await at.save_budget("a")
+            await at.waiting(f"new{number}")
         at.clock.advance(lasts_s)
         await binder.step()
         at.clock.advance(30)
         await binder.step()
 
-        assert await at.ending("old") is evicted
+        assert await at.is_deleting("old") is evicted
         if evicted:
-            await at.ends(old)
+            await at.terminate(old)
             [chosen] = await binder.step()
             await at.ledger.bind([chosen.lease])
             await binder.step()
@@ -334,37 +334,37 @@ async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cool
 
 async def test_gpusharing_33_a_refilled_budget_cancels(at: Scene) -> None:
     old = await at.running("old", mib=8_000)
-    await at.stands("a")
-    await at.waits("new", mib=16_000)
+    await at.save_budget("a")
+    await at.waiting("new", mib=16_000)
     binder = at.binder()
     await binder.step()
-    assert await at.notice("old") is not None
+    assert await at.announced_for("old") is not None
     at.clock.advance(10)
 
-    await at.stands("a", "guaranteed")
+    await at.save_budget("a", "guaranteed")
     await binder.step()
     at.clock.advance(60)
     await at.steps(binder, 2)
 
-    assert await at.notice("old") is None
-    assert not await at.ending("old")
+    assert await at.announced_for("old") is None
+    assert not await at.is_deleting("old")
     [still] = await at.ledger.load([old.pod])
     assert still == old
     assert await at.thief() == ""
     assert any("not evicted after all" in message for message in at.reports.of("old"))
 
 
-@pytest.mark.parametrize("when", ["told", "evicted"])
+@pytest.mark.parametrize("when", ["announced", "evicted"])
 async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene, when: str) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    pod = await at.waits("new")
+    await at.save_budget("a")
+    pod = await at.waiting("new")
     binder = at.binder()
     await binder.step()
     if when == "evicted":
         at.clock.advance(30)
         await binder.step()
-        await at.ends(old)
+        await at.terminate(old)
 
     await at.ledger.waiting_pods.remove([pod])
     await binder.step()
@@ -372,14 +372,14 @@ async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene,
     assert await stage_of(at) == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
     assert await at.ledger.totals.claimed() == {}
-    if when == "told":
-        assert await at.notice("old") is None
+    if when == "announced":
+        assert await at.announced_for("old") is None
 
 
 async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Scene) -> None:
     await at.running("old", mib=16_000, grace_s=10)
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binder = at.binder()
     await binder.step()
     at.clock.advance(30)
@@ -394,8 +394,8 @@ async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Sce
 
 async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     await at.running("old", mib=16_000)
-    await at.stands("a", "expired", used_units=20, remaining_units=-10)
-    pod = await at.waits("new")
+    await at.save_budget("a", "expired", used_units=20, remaining_units=-10)
+    pod = await at.waiting("new")
     binder = at.binder()
     await binder.step()
     at.clock.advance(30)
@@ -418,17 +418,17 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
 
 async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
-    await at.waits("same", priority=0)
+    await at.waiting("same", priority=0)
     binder = at.binder()
     await binder.step()
-    assert await at.notice("old") is None
+    assert await at.announced_for("old") is None
 
-    pod = await at.waits("high", priority=100)
+    pod = await at.waiting("high", priority=100)
     at.clock.advance(3)
     await binder.step()
     at.clock.advance(30)
     await binder.step()
-    await at.ends(old)
+    await at.terminate(old)
     [chosen] = await binder.step()
 
     assert chosen.lease.pod == pod
@@ -441,35 +441,35 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> No
 async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
     labels = {PREEMPTIBLE: "false"} if why == "labelled" else {}
     await at.running("old", mib=16_000, age_s=30 if why == "young" else 3600, labels=labels)
-    await at.stands("a")
+    await at.save_budget("a")
     if why == "no-budget-either":
-        await at.stands("b")
+        await at.save_budget("b")
     if why == "own-budget-ends":
-        await at.stands("b", "guaranteed", exhausted_at=at.clock.now() + 60)
-    await at.waits("new")
+        await at.save_budget("b", "guaranteed", exhausted_at=at.clock.now() + 60)
+    await at.waiting("new")
     binder = at.binder(per_namespace_hour=0 if why == "limit" else 6)
     binder.enabled = why != "disabled"
 
     await binder.step()
 
     assert await stage_of(at) == []
-    assert await at.notice("old") is None
+    assert await at.announced_for("old") is None
 
 
 async def test_a_budget_policy_evicts_without_a_pending_pod(at: Scene) -> None:
     await at.running("old", mib=16_000)
-    await at.stands("a", evict_after_minutes=1, since=at.clock.now())
+    await at.save_budget("a", evict_after_minutes=1, since=at.clock.now())
     binder = at.binder()
     await binder.step()
-    assert await at.notice("old") is None
+    assert await at.announced_for("old") is None
 
     at.clock.advance(61)
     await binder.step()
-    assert await at.notice("old") is not None
+    assert await at.announced_for("old") is not None
     at.clock.advance(30)
     await at.steps(binder, 2)
 
-    assert await at.ending("old")
+    assert await at.is_deleting("old")
     [line] = (await at.preemptions.state(now=at.clock.now())).evictions
     assert (line.cause, line.for_pod) == (PreemptionCause.POLICY, "")
     assert await stage_of(at) == []

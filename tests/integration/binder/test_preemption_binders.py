@@ -1,4 +1,4 @@
-"""Whole binders on NATS: one announces and dies, the next evicts, hands over and binds."""
+"""Whole binders on NATS: one announces and dies, the next evicts, reserves and binds."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from shared.nats.bus import Bus
 from shared.placing.node_fit import fit_on_node
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.binder.preemption import Scene, scene, standing
+from tests.support.binder.preemption import Scene, budget, scene
 from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import nats_server
@@ -105,15 +105,15 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         at.clock = RealClock()
         at.rules = PreemptionRules(notice_s=1.0, min_runtime_s=60)
         old = await at.running("old", mib=16_000)
-        await at.waits("new")
+        await at.waiting("new")
 
         async with binder(at, nats.url, server.url):
-            await bus.publish([standing("a", at=time.time())])
-            await until(lambda: at.notice("old"))
-        assert not await at.ending("old")
+            await bus.publish([budget("a", at=time.time())])
+            await until(lambda: at.announced_for("old"))
+        assert not await at.is_deleting("old")
         async with binder(at, nats.url, server.url):
-            await until(lambda: at.ending("old"))
-            await at.ends(old)
+            await until(lambda: at.is_deleting("old"))
+            await at.terminate(old)
             await until(lambda: bound(at))
 
         [lease] = [each async for page in at.ledger.load_all() for each in page]
@@ -123,5 +123,5 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
 
 
 async def bound(at: Scene) -> bool:
-    pod = await at.look("new", "b")
+    pod = await at.get_pod("new", "b")
     return pod is not None and pod["spec"].get("nodeName") == "a"

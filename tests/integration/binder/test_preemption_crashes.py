@@ -1,4 +1,4 @@
-"""Preemption back goes on exactly where a binder was killed, and never twice."""
+"""Preemption continues exactly where a binder was killed, and never twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -69,8 +69,8 @@ async def test_another_binder_continues_wherever_one_is_killed(
 ) -> None:
     one = await at.running("one", mib=8_000)
     two = await at.running("two", mib=8_000)
-    await at.stands("a")
-    pod = await at.waits("new", mib=16_000)
+    await at.save_budget("a")
+    pod = await at.waiting("new", mib=16_000)
     binder = at.binder(evictions=Mortal(at.kube, at=call, after=after))
     with pytest.raises(KilledError):
         await _told_and_evicted(at, binder)
@@ -79,8 +79,8 @@ async def test_another_binder_continues_wherever_one_is_killed(
     await _turn_over(at)
 
     await _told_and_evicted(at, heir)
-    await at.ends(one)
-    await at.ends(two)
+    await at.terminate(one)
+    await at.terminate(two)
     [chosen] = await heir.step()
 
     assert chosen.lease.pod == pod
@@ -93,23 +93,23 @@ async def test_another_binder_continues_wherever_one_is_killed(
 
 async def test_a_lease_whose_event_was_lost_is_published_again(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binder = at.binder()
     await binder.step()
     at.clock.advance(30)
     await binder.step()
-    await at.ends(old)
-    [said] = await binder.step()  # and killed before anybody heard it
+    await at.terminate(old)
+    [placement] = await binder.step()  # and killed before it is published
     await _turn_over(at)
 
-    assert await at.binder().step() == [said]
+    assert await at.binder().step() == [placement]
 
 
 async def test_two_binders_do_not_both_evict(at: Scene) -> None:
     await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binders = [at.binder() for _ in range(3)]
 
     for _ in range(3):
@@ -122,8 +122,8 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
 
 async def test_a_pending_pod_that_is_placed_elsewhere_cancels(at: Scene) -> None:
     await at.running("old", mib=8_000)
-    await at.stands("a")
-    pod = await at.waits("new", mib=16_000)
+    await at.save_budget("a")
+    pod = await at.waiting("new", mib=16_000)
     binder = at.binder()
     await binder.step()
 
@@ -133,15 +133,15 @@ async def test_a_pending_pod_that_is_placed_elsewhere_cancels(at: Scene) -> None
     await at.ledger.bind([outcome.lease])
     await binder.step()
 
-    assert await at.notice("old") is None
+    assert await at.announced_for("old") is None
     assert not (await at.preemptions.state(now=at.clock.now())).open
     assert await at.thief() == ""
 
 
 async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
-    await at.stands("a")
-    await at.waits("new")
+    await at.save_budget("a")
+    await at.waiting("new")
     binder = at.binder()
     await binder.step()
 
@@ -151,7 +151,7 @@ async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     await at.ledger.finish_rebuild(token)
     await binder.step()
 
-    assert await at.notice("old") is None
+    assert await at.announced_for("old") is None
     assert not (await at.preemptions.state(now=at.clock.now())).open
 
 
@@ -162,6 +162,6 @@ async def _told_and_evicted(at: Scene, binder: PreemptionController) -> None:
 
 
 async def _turn_over(at: Scene) -> None:
-    """Deferral until the leader's turn is over: the server's clock is real."""
+    """Wait until the leader's turn is over: the server's clock is real."""
     prefix = at.ledger._connection.prefix.removesuffix(":")
     await at.preemptions._connection._redis.delete(f"{prefix}-preemption:leader")

@@ -57,7 +57,7 @@ async def test_by_default_no_violator_is_evicted(at: Scene) -> None:
     await at.steps(binder, 2)
 
     assert await open_takings(at) == []
-    assert await at.notice("bad") is None
+    assert await at.announced_for("bad") is None
 
 
 async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Scene) -> None:
@@ -67,16 +67,16 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
     await binder.evict_violators([seen(at, lease)])
     await binder.evict_violators([seen(at, lease)])
     await binder.step()
-    told = await at.notice("bad")
+    announced = await at.announced_for("bad")
     at.clock.advance(at.rules.notice_s - 1)
     await binder.step()
-    early = await at.ending("bad")
+    early = await at.is_deleting("bad")
     at.clock.advance(1)
     await at.steps(binder, 2)
 
-    assert told is not None
+    assert announced is not None
     assert not early
-    assert await at.ending("bad")
+    assert await at.is_deleting("bad")
     assert at.writes("bad")["delete/eviction"] == 1
     assert await open_takings(at) == []
     (line,) = (await at.preemptions.state(now=at.clock.now())).evictions
@@ -86,8 +86,8 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
         "",
     )
     assert {note.reason for note in at.reports.events} == {"GPUViolationEvict"}
-    said = "its node reports GpuLimitTampered: container main has changed its limits"
-    assert [said in text for text in at.reports.of("bad")] == [True, True]
+    cause = "its node reports GpuLimitTampered: container main has changed its limits"
+    assert [cause in text for text in at.reports.of("bad")] == [True, True]
     assert at.reports.evictions == [("a", "violation", "")]
 
 
@@ -101,7 +101,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     await binder.evict_violators([seen(at, lease, ViolationReason.UNLEASED)])
     await at.steps(binder, 2)
 
-    assert await at.ending("stranger")
+    assert await at.is_deleting("stranger")
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scen
     await binder.step()
 
     assert await open_takings(at) == []
-    assert not await at.ending("bad")
-    assert await at.notice("bad") is None
+    assert not await at.is_deleting("bad")
+    assert await at.announced_for("bad") is None
     assert "not evicted after all" in at.reports.of("bad")[-1]
 
 
@@ -156,17 +156,17 @@ async def test_hourly_limits_apply_to_simultaneous_violators(at: Scene) -> None:
     await binder.evict_violators([seen(at, lease) for lease in leases])
     await at.steps(binder, 3)
     at.clock.advance(300)
-    late = [lease for lease in leases if not await at.ending(lease.name)]
+    late = [lease for lease in leases if not await at.is_deleting(lease.name)]
     await binder.evict_violators([seen(at, lease) for lease in late])
     await at.steps(binder, 3)
-    ending = [lease.name for lease in leases if await at.ending(lease.name)]
+    ending = [lease.name for lease in leases if await at.is_deleting(lease.name)]
     at.clock.advance(3600)
     await binder.evict_violators([seen(at, lease) for lease in late])
     await at.steps(binder, 3)
 
     assert len(ending) == 2
     assert "at most 2 pods of a namespace are evicted in an hour" in at.reports.of(late[0].name)[0]
-    assert all([await at.ending(lease.name) for lease in leases])
+    assert all([await at.is_deleting(lease.name) for lease in leases])
 
 
 async def test_another_binder_continues_where_one_was_killed(at: Scene) -> None:
@@ -178,4 +178,4 @@ async def test_another_binder_continues_where_one_was_killed(at: Scene) -> None:
     at.clock.advance(at.rules.notice_s)
     await at.steps(other, 2)
 
-    assert await at.ending("bad")
+    assert await at.is_deleting("bad")

@@ -1,4 +1,4 @@
-"""Node agents that a binder asks, as a test wants them to be."""
+"""Node agents whose replies a test chooses."""
 
 from collections.abc import Sequence
 
@@ -13,27 +13,27 @@ N1, N2 = NodeName("n1"), NodeName("n2")
 
 
 def away(*pods: str) -> BindReply:
-    """Answer for pods that must wait since the agent is leaving."""
+    """The reply for pods that must wait because the agent is stopping."""
     held = tuple(lease(name).pod for name in pods)
     reason = "its agent is being stopped"
     return BindReply(deferred_pods=held, reason=reason, window_open=False, node_closed=True)
 
 
 class Agents:
-    """Agents of nodes, each away or there, and what the ledger knows; counts questions."""
+    """Agents of nodes, each away or present, and what the ledger knows; counts requests."""
 
     def __init__(self) -> None:
         self.there: dict[NodeName, BindReply] = {}
         self.hanging: set[NodeName] = set()
         self.reported: set[NodeName] = set()
         self.cut_off = False
-        self.questions = 0
+        self.requests = 0
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         return node in self.reported
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        self.questions += 1
+        self.requests += 1
         if self.cut_off:
             raise UnavailableError("NATS is away")
         silent = NoReply(reason="no reply", has_responder=node in self.hanging)

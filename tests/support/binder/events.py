@@ -1,4 +1,4 @@
-"""What a binder hears of pods and nodes, as its tests say it."""
+"""Events about pods and nodes for the tests of the binder."""
 
 from msgspec import structs
 

@@ -1,4 +1,4 @@
-"""Binds pods to the one node of a `Site` as the binder does: asks, commits, tells, posts."""
+"""A binder for the one node of a `Site`: requests, commits, publishes, binds."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Agents:
 
 @dataclass(slots=True)
 class Binder:
-    """A binder of this node only; keeps why pods had to wait."""
+    """A binder of this node only; records why pods had to wait."""
 
     at: Site
     waits: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ RULES = PreemptionRules(notice_s=30, min_runtime_s=60, cooldown_s=600)
 OWNER = "uid-of-owner"
 
 
-def standing(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
+def budget(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
     """How a namespace's budget stands."""
     states = {"guaranteed": "ok", "reclaimable": "exhausted", "expired": "overdrawn"}
     known: dict[str, Any] = {"previous": "ok", "state": states[lease_class]}
@@ -190,7 +190,7 @@ class Scene:
         }
         return dict(await self.kube.create(f"/api/v1/namespaces/{namespace}/pods", body, dict))
 
-    async def waits(
+    async def waiting(
         self, name: str, *, namespace: str = "b", mib: int = 8_000, gpus: int = 1, priority: int = 0
     ) -> PodUid:
         """A pod that fits nowhere."""
@@ -204,10 +204,12 @@ class Scene:
         await self.ledger.waiting_pods.enqueue([verdict])
         return uid
 
-    async def stands(self, namespace: str, lease_class: str = "reclaimable", **fields: Any) -> None:
-        """A namespace's budget stands so."""
+    async def save_budget(
+        self, namespace: str, lease_class: str = "reclaimable", **fields: Any
+    ) -> None:
+        """Save the state of a namespace's budget."""
         at = self.clock.now()
-        await self.preemptions.save_budget(standing(namespace, lease_class, at=at, **fields))
+        await self.preemptions.save_budget(budget(namespace, lease_class, at=at, **fields))
 
     async def protect(self, name: str, labels: Mapping[str, str], *, least: int) -> None:
         """A PodDisruptionBudget in namespace `a`."""
@@ -219,7 +221,7 @@ class Scene:
             },
         )
 
-    async def look(self, name: str, namespace: str = "a") -> dict[str, Any] | None:
+    async def get_pod(self, name: str, namespace: str = "a") -> dict[str, Any] | None:
         with suppress(NotFoundError):
             found: dict[str, Any] = json.loads(
                 await self.kube.read(f"/api/v1/namespaces/{namespace}/pods/{name}")
@@ -227,14 +229,14 @@ class Scene:
             return found
         return None
 
-    async def ending(self, name: str) -> bool:
-        """Whether the pod's deletion has been asked for."""
-        found = await self.look(name)
+    async def is_deleting(self, name: str) -> bool:
+        """Whether the pod is being deleted."""
+        found = await self.get_pod(name)
         return found is None or "deletionTimestamp" in found["metadata"]
 
-    async def notice(self, name: str) -> str | None:
-        """When the pod was told that it will be evicted."""
-        found = await self.look(name)
+    async def announced_for(self, name: str) -> str | None:
+        """The announced time of the pod's eviction."""
+        found = await self.get_pod(name)
         notes: dict[str, str] = (found or {}).get("metadata", {}).get("annotations", {})
         return notes.get(PREEMPT_AT)
 
@@ -242,8 +244,8 @@ class Scene:
         """What was written of a pod."""
         return dict(self.api.store.writes.counts("pods", f"{namespace}/{name}"))
 
-    async def ends(self, lease: Lease) -> None:
-        """The last container of a pod has ended, and its node's agent said so."""
+    async def terminate(self, lease: Lease) -> None:
+        """The last container of a pod has ended, and its node's agent reported it."""
         await self.ledger.release([lease.pod], reason="the pod is over")
         path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.name}"
         with suppress(NotFoundError):
@@ -256,10 +258,10 @@ class Scene:
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
     async def steps(self, binder: PreemptionController, count: int = 1) -> list[PlacementChosen]:
-        said: list[PlacementChosen] = []
+        placements: list[PlacementChosen] = []
         for _ in range(count):
-            said += await binder.step()
-        return said
+            placements += await binder.step()
+        return placements
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Stand-ins for what resizing talks to besides binding: locks, limits and annotations."""
+"""Fakes of what a resize needs: locks, limits and annotations."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -92,19 +92,19 @@ class FakeResizes:
 
 
 class FakeLimits:
-    """A node agent's side: what it was asked to hold containers to."""
+    """A node agent's side: the limits it was requested to enforce."""
 
     def __init__(self) -> None:
         self.limits: list[LimitsRequest] = []
         self.in_use_mib = 0
         self.away: set[NodeName] = set()
 
-    async def set_limits(self, question: LimitsRequest) -> LimitsReply:
-        self.limits.append(question)
-        if question.node in self.away:
+    async def set_limits(self, request: LimitsRequest) -> LimitsReply:
+        self.limits.append(request)
+        if request.node in self.away:
             raise UnavailableError("nobody answers")
-        least = min(share.memory_mib for share in question.lease.shares)
-        if question.resize_id and not question.finished and least < self.in_use_mib:
+        least = min(share.memory_mib for share in request.lease.shares)
+        if request.resize_id and not request.finished and least < self.in_use_mib:
             reason = f"{self.in_use_mib} MiB are in use"
             return LimitsReply(applied=False, reason=reason, in_use_mib=self.in_use_mib)
         return LimitsReply(applied=True)

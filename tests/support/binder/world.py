@@ -1,4 +1,4 @@
-"""Hand-written stand-ins for what the binder talks to; each keeps a list of what happened."""
+"""A binder on hand-written fakes of its ports; each fake records its calls."""
 
 import asyncio
 import contextlib
@@ -233,16 +233,16 @@ class FakeLedger(FakeResizes):
 
 
 class FakePods(FakeAnnotations):
-    """An API server whose answers a test chooses, pod by pod."""
+    """An API server whose responses a test chooses, pod by pod."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.posts: list[tuple[str, str, Mapping[str, str]]] = []
+        self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
         self.seen: dict[str, ObservedPod | None] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.away = False
-        self.before_post: Callable[[], None] = lambda: None
+        self.before_binding: Callable[[], None] = lambda: None
         self.conditions: dict[str, ObservedCondition | None] = {}
         self.patches: list[tuple[str, Any]] = []
         self.events: dict[str, dict[str, Any]] = {}
@@ -258,8 +258,8 @@ class FakePods(FakeAnnotations):
         labels: Mapping[str, str] | None = None,
         traceparent: str | None = None,
     ) -> None:
-        self.before_post()
-        self.posts.append((name, node, annotations))
+        self.before_binding()
+        self.bindings.append((name, node, annotations))
         if name in self.hanging:
             await self.hanging[name].wait()
         if self.away:
@@ -308,7 +308,7 @@ class FakePods(FakeAnnotations):
 
 
 class FakeBus:
-    """Keeps what was published."""
+    """Records published events."""
 
     def __init__(self) -> None:
         self.published: list[Event] = []
@@ -318,29 +318,29 @@ class FakeBus:
 
 
 class FakeAgents(FakeLimits):
-    """Agents that answer as told: True, False, or not at all."""
+    """Agents that reply as the test chooses: True, False, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers: dict[PodUid, bool] = {}
-        self.asked: list[PodUid] = []
-        self.questions = 0
-        self.told: dict[NodeName, BindReply] = {}
-        """What each says about pods to be bound; without, that all may be."""
+        self.requested_pods: list[PodUid] = []
+        self.requests = 0
+        self.replies: dict[NodeName, BindReply] = {}
+        """Replies to bind requests by node; without one, all pods may be bound."""
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        return self.told.get(node, BindReply())
+        return self.replies.get(node, BindReply())
 
     async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
-        self.questions += 1
-        self.asked += pods
+        self.requests += 1
+        self.requested_pods += pods
         if not self.answers.keys() >= set(pods):
             raise UnavailableError("nobody answers")
         return {pod for pod in pods if self.answers[pod]}
 
 
 class PermissiveAgents(NodeAgentClient):
-    """Agents that let every pod be bound, and otherwise answer on the bus, if they are there."""
+    """Agents that admit every pod; other requests go to NATS."""
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply:
         return BindReply()
@@ -378,7 +378,7 @@ class FakeMetrics:
 
 
 class FakeGates:
-    """Nobody waits at a gate but who was told of."""
+    """Gated pods in a list, and no budgets."""
 
     def __init__(self) -> None:
         self.held: list[PodGated] = []
@@ -397,7 +397,7 @@ class FakeGates:
 
 
 class World:
-    """A binder among stand-ins."""
+    """A binder on fakes."""
 
     def __init__(
         self, *leases: Lease, batch_wait_s: float = 2.0, clock: FakeClock | None = None
@@ -440,7 +440,7 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
-    """Deferral for a condition."""
+    """Wait for a condition."""
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -19,7 +19,7 @@ from shared.model.names import NodeName
 from shared.model.preemption import EvictionOutcome, PreemptionState, StoredPreemption
 from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
-from tests.unit.binder.preempt.test_rules import EVICTED, NOW, TOLD, eviction, victim
+from tests.unit.binder.preempt.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
@@ -49,7 +49,7 @@ def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
 
 def test_no_plan_has_a_reason_and_one_in_progress_its_stage() -> None:
     none = DryRun(pod="b/p", found=NoPlan(reason="no lease may be preempted for it"))
-    moving = DryRun(pod="b/p", found=NoPlan(reason="it is in progress"), in_progress=TOLD)
+    moving = DryRun(pod="b/p", found=NoPlan(reason="it is in progress"), in_progress=ANNOUNCED)
 
     assert "none: no lease may be preempted" in dry_run_text(none)
     assert "announced, not before 1970-01-12T13:47:10Z: a/v" in dry_run_text(moving)

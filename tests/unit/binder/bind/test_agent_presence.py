@@ -22,39 +22,39 @@ BATCH = BatchTiming()
 
 async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason() -> None:
     world = World(lease("p1"), lease("p2", node="n2"))
-    world.agents.told = {N1: away("p1"), N2: BindReply()}
+    world.agents.replies = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
 
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
             await world.binder.bind_pods(batch)
         states = {each.name: each.state for each in world.ledger.leases.values()}
-        world.agents.told[N1] = BindReply()
+        world.agents.replies[N1] = BindReply()
         await world.binder.bind_pods(batch)
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
-    assert [name for name, *_ in world.pods.posts] == ["p2", "p1"]
-    assert any(isinstance(said, PodBound) for said in world.bus.published)
+    assert [name for name, *_ in world.pods.bindings] == ["p2", "p1"]
+    assert any(isinstance(event, PodBound) for event in world.bus.published)
 
 
 async def test_pods_whose_turn_is_next_are_retried_in_the_same_batch() -> None:
     clock = TurningClock()
     world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
     turns = [("p2", "p3"), ("p3",), ("p3",), ()]
-    clock.each_sleep = lambda: world.agents.told.update({N1: next_in_turn(*turns.pop(0))})
+    clock.each_sleep = lambda: world.agents.replies.update({N1: next_in_turn(*turns.pop(0))})
     clock.each_sleep()
 
     async with running(world.binder.send_bindings):
         await world.binder.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
 
-    assert [name for name, *_ in world.pods.posts] == ["p1", "p2", "p3"]
+    assert [name for name, *_ in world.pods.bindings] == ["p1", "p2", "p3"]
     assert turns == []
 
 
 async def test_a_batch_ends_after_its_wait_if_turns_take_long() -> None:
     clock = TurningClock()
     world = World(lease("p1"), clock=clock)
-    world.agents.told = {N1: next_in_turn("p1")}
+    world.agents.replies = {N1: next_in_turn("p1")}
 
     with pytest.raises(UnavailableError, match="the kubelet is busy"):
         await world.binder.bind_pods(chosen(lease("p1")))
@@ -65,11 +65,11 @@ async def test_a_batch_ends_after_its_wait_if_turns_take_long() -> None:
 
 async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding() -> None:
     world = World()
-    world.agents.told = {N1: away("p1")}
+    world.agents.replies = {N1: away("p1")}
 
-    said = await world.binder.bind_pods(chosen(lease("p1")))
+    events = await world.binder.bind_pods(chosen(lease("p1")))
 
-    assert [type(event) for event in said] == [BindingFailed]
+    assert [type(event) for event in events] == [BindingFailed]
 
 
 def next_in_turn(*pods: str) -> BindReply:
@@ -100,7 +100,7 @@ async def test_a_node_without_our_agent_defers_no_pod() -> None:
     held.append(await presence.deferrals([lease()]))
 
     assert held == [{}] * 4
-    assert agents.questions == 2, "it is not asked for every pod"
+    assert agents.requests == 2, "it is not asked for every pod"
 
 
 async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() -> None:
@@ -143,9 +143,9 @@ async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
     assert await presence.deferrals([lease()]) == {}, "it was there a moment ago"
     clock.advance(PRESENCE.trusted_s)
     gone = await presence.deferrals([lease()])
-    asked = agents.questions
+    asked = agents.requests
     await presence.deferrals([lease("p2")])
-    assert agents.questions == asked, "a batch is not to wait for it each time"
+    assert agents.requests == asked, "a batch is not to wait for it each time"
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.retry_s)
 
@@ -167,7 +167,7 @@ async def test_a_silent_agent_gets_requests_at_growing_intervals() -> None:
         assert not agents.there
         assert assert_held
 
-    asked_in_a_minute = agents.questions - 1
+    asked_in_a_minute = agents.requests - 1
     assert 60 / PRESENCE.max_retry_s <= asked_in_a_minute <= 60 / PRESENCE.max_retry_s + 4
 
 
@@ -179,7 +179,7 @@ async def test_an_agent_with_a_closed_window_gets_a_request_each_time() -> None:
     for _ in range(3):
         await asyncio.gather(presence.deferrals([lease(), lease("p2"), lease("p3", node="n2")]))
 
-    assert agents.questions == 4, "n1 three times, n2 once"
+    assert agents.requests == 4, "n1 three times, n2 once"
 
 
 async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request() -> None:
@@ -234,8 +234,8 @@ async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted
 
     clock.set_by = jump_s
     await presence.deferrals([lease()])
-    trusted = agents.questions
+    trusted = agents.requests
     clock.advance(PRESENCE.trusted_s)
     await presence.deferrals([lease()])
 
-    assert (trusted, agents.questions) == (1, 2)
+    assert (trusted, agents.requests) == (1, 2)

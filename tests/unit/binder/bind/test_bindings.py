@@ -1,4 +1,4 @@
-"""The binder binds each placement once, and gives back what cannot be bound."""
+"""The binder binds each placement once, and releases the leases of pods it cannot bind."""
 
 import asyncio
 
@@ -18,19 +18,19 @@ async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> Non
     world = World(lease())
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    ((name, node, annotations),) = world.pods.posts
+    ((name, node, annotations),) = world.pods.bindings
     copy = load_lease(annotations[ANNOTATION], namespace=Namespace("default"), name="p1")
     assert (name, node, copy.shares) == ("p1", "n1", lease().shares)
-    assert [type(event) for event in said] == [PodBound]
+    assert [type(event) for event in events] == [PodBound]
     assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
 
 
 async def test_the_lease_is_published_before_the_binding_is_sent() -> None:
     world = World(lease())
     heard: list[LeaseState] = []
-    world.pods.before_post = lambda: heard.extend(
+    world.pods.before_binding = lambda: heard.extend(
         event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
     )
 
@@ -44,10 +44,10 @@ async def test_an_expired_lease_is_not_bound_and_its_binding_fails() -> None:
     world = World()
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    assert [type(event) for event in said] == [BindingFailed]
-    assert not world.pods.posts
+    assert [type(event) for event in events] == [BindingFailed]
+    assert not world.pods.bindings
     assert not world.bus.published
 
 
@@ -59,7 +59,7 @@ async def test_the_same_batch_twice_is_one_binding() -> None:
         first = await world.binder.bind_pods(batch)
         again = await world.binder.bind_pods(batch)
 
-    assert len(world.pods.posts) == 2
+    assert len(world.pods.bindings) == 2
     assert [type(event) for event in first] == [type(event) for event in again] == [PodBound] * 2
 
 
@@ -68,9 +68,9 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    assert [type(event) for event in said] == [PodBound]
+    assert [type(event) for event in events] == [PodBound]
     assert not world.ledger.released
 
 
@@ -120,9 +120,9 @@ async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None
     world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    assert [type(event) for event in said] == [PodBound]
+    assert [type(event) for event in events] == [PodBound]
 
 
 async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery() -> None:
@@ -134,10 +134,10 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
         with pytest.raises(UnavailableError):
             await world.binder.bind_pods(chosen(lease()))
         world.pods.seen["p1"] = None
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    assert len(world.pods.posts) == 2
-    assert [type(event) for event in said] == [PodBound]
+    assert len(world.pods.bindings) == 2
+    assert [type(event) for event in events] == [PodBound]
 
 
 async def test_leases_stay_while_the_api_server_is_unavailable() -> None:
@@ -161,11 +161,11 @@ async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice() -> None
             await world.binder.bind_pods(batch)
         early = [event.lease.name for event in world.bus.published if isinstance(event, PodBound)]
         world.pods.hanging["slow"].set()
-        said = await world.binder.bind_pods(batch)
+        events = await world.binder.bind_pods(batch)
 
     assert early == ["quick"]
-    assert len(said) == 2
-    assert sorted(name for name, _, _ in world.pods.posts) == ["quick", "slow"]
+    assert len(events) == 2
+    assert sorted(name for name, _, _ in world.pods.bindings) == ["quick", "slow"]
 
 
 async def test_a_failed_binding_fails_no_other() -> None:
@@ -173,9 +173,9 @@ async def test_a_failed_binding_fails_no_other() -> None:
     world.pods.errors["bad"] = [RequestError("404")]
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))
+        events = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))
 
-    bound = [event.lease.name for event in said if isinstance(event, PodBound)]
+    bound = [event.lease.name for event in events if isinstance(event, PodBound)]
     assert bound == ["good"]
     assert [pod for pod, _ in world.ledger.released] == [lease("bad").pod]
 
@@ -184,10 +184,10 @@ async def test_an_active_lease_needs_no_binding() -> None:
     world = World(structs.replace(lease(), state=LeaseState.ACTIVE))
 
     async with running(world.binder.send_bindings):
-        said = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.bind_pods(chosen(lease()))
 
-    assert not world.pods.posts
-    assert [type(event) for event in said] == [PodBound]
+    assert not world.pods.bindings
+    assert [type(event) for event in events] == [PodBound]
 
 
 async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost() -> None:
@@ -196,7 +196,7 @@ async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost() -
 
     async with running(world.binder.send_bindings):
         waiting = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
-        await until(lambda: world.pods.posts)
+        await until(lambda: world.pods.bindings)
 
     with pytest.raises(UnavailableError):
         await waiting

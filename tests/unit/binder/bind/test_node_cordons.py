@@ -1,4 +1,4 @@
-"""A node whose agent is silent is shut, and opens when it speaks, or another plugin serves it."""
+"""A node whose agent is silent is cordoned until the agent replies, or another plugin serves it."""
 
 import asyncio
 
@@ -96,13 +96,13 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
     one.presence.mark_absent([N1])
     for it in (one, two):
         await it.step()
-    asked = agents.questions
+    asked = agents.requests
     clock.advance(PRESENCE.no_agent_s)
 
     assert list(shut) == [N1]
     assert world.ledger.cordoned == {}
     assert await one.presence.deferrals([lease()]) == {}
-    assert agents.questions == asked
+    assert agents.requests == asked
     assert await two.presence.deferrals([lease()]) == {}, "it has heard that the node is open"
     for it in (one, two):
         await it.step()
@@ -137,7 +137,7 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply() -> No
 async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere() -> None:
     new = lease("p1", created_at=NOW)
     world = World(new)
-    world.agents.told = {N1: away("p1")}
+    world.agents.replies = {N1: away("p1")}
     world.pods.conditions["p1"] = ObservedCondition(uid=new.pod, node="", resource_version="7")
     batch = chosen(new)
 
@@ -152,21 +152,21 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere()
     async with running(world.binder.write_conditions):
         await until(lambda: world.pods.patches)
     world.clock.advance(DEFERRAL.give_up_s)
-    said = await world.binder.bind_pods(batch)
+    events = await world.binder.bind_pods(batch)
 
     [(_, patch)] = world.pods.patches
     [condition] = patch["status"]["conditions"]
     assert condition["message"] == (
         "its share is reserved on node n1, but it must wait: its agent is being stopped"
     )
-    assert [type(event) for event in said] == [LeaseChanged, BindingFailed]
+    assert [type(event) for event in events] == [LeaseChanged, BindingFailed]
     assert world.ledger.leases == {}
 
 
 async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned() -> None:
     bound = lease("p1", state=LeaseState.BOUND)
     world = World(bound)
-    world.agents.told = {N1: away("p1")}
+    world.agents.replies = {N1: away("p1")}
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="being stopped"):
@@ -178,9 +178,9 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
 
 async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left() -> None:
     world = World(lease("p1", node="n2", state=LeaseState.ACTIVE))
-    world.agents.told = {N1: away("p1")}
+    world.agents.replies = {N1: away("p1")}
 
-    said = await world.binder.bind_pods(chosen(lease("p1")))
+    events = await world.binder.bind_pods(chosen(lease("p1")))
 
-    assert not said
+    assert not events
     assert [kept.node for kept in world.ledger.leases.values()] == [N2]

@@ -1,4 +1,4 @@
-"""The binder keeps the ledger in step: ends, allocations, inventory, sweeps."""
+"""The binder keeps the ledger in sync: ended leases, activations, inventory, offers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
     (changed,) = await world.binder.end_leases([gone(phase=phase)])
 
     assert changed.lease.state is LeaseState.RELEASED
-    assert not world.agents.asked
+    assert not world.agents.requested_pods
 
 
 async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> None:
@@ -53,12 +53,12 @@ async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> N
 
 
 def asked_once_more(world: World) -> Callable[[], bool]:
-    """Let time pass until agents were asked again: the asking loop may not sleep yet."""
-    before = len(world.agents.asked)
+    """Let time pass until agents were request again: the asking loop may not sleep yet."""
+    before = len(world.agents.requested_pods)
 
     def passes() -> bool:
         world.clock.advance(1.0)
-        return len(world.agents.asked) > before
+        return len(world.agents.requested_pods) > before
 
     return passes
 
@@ -73,7 +73,7 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
 
     assert not await world.binder.end_leases([gone()])
     async with running(world.binder.end_vanished):
-        await until(lambda: world.agents.asked)
+        await until(lambda: world.agents.requested_pods)
         for _ in range(60):
             await until(asked_once_more(world))
         assert pod in world.ledger.leases
@@ -108,7 +108,7 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
     ended = await world.binder.sync.updater.end_confirmed()
 
     assert len(ended) == 49
-    assert world.agents.questions == 1
+    assert world.agents.requests == 1
     assert list(world.ledger.leases) == [lease("p7").pod]
 
 
@@ -257,8 +257,8 @@ async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
 async def test_a_node_gets_only_its_own_leases() -> None:
     world = World(lease("p1", "n1"), lease("p2", "n2"))
 
-    told = await world.binder.list_leases(LeasesRequest(node=NodeName("n1")))
-    asked = LeasesRequest(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
+    reply = await world.binder.list_leases(LeasesRequest(node=NodeName("n1")))
+    request = LeasesRequest(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
 
-    assert [each.name for each in told.leases] == ["p1"]
-    assert await world.binder.list_leases(asked) == told
+    assert [each.name for each in reply.leases] == ["p1"]
+    assert await world.binder.list_leases(request) == reply

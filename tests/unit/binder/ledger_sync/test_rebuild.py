@@ -20,10 +20,10 @@ from tests.support.binder.world import NOW, World, chosen, lease, running, until
 async def test_a_lease_whose_pod_is_not_listed_ends() -> None:
     world = World(in_state(LeaseState.BOUND))
 
-    (said,) = await world.binder.reconcile_listing([listing()])
+    (event,) = await world.binder.reconcile_listing([listing()])
 
-    assert said == replace(gone(), trace="", noticed_at=NOW)
-    assert said.event_id != gone().event_id, "the stream would drop it as told already"
+    assert event == replace(gone(), trace="", noticed_at=NOW)
+    assert event.event_id != gone().event_id, "the stream would drop it as a duplicate"
 
 
 async def test_a_listing_counts_only_when_it_is_complete() -> None:
@@ -47,9 +47,9 @@ async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbo
     world = World(held)
     world.pods.seen["p1"] = ObservedPod(held.pod, None)
 
-    (said,) = await world.binder.reconcile_listing([listing()])
+    (event,) = await world.binder.reconcile_listing([listing()])
 
-    assert said == PlacementChosen(lease=held)
+    assert event == PlacementChosen(lease=held)
 
 
 async def test_a_lease_that_only_the_pod_carries_is_reported_not_created() -> None:
@@ -96,7 +96,7 @@ async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight() -> None:
 
     async with running(world.binder.send_bindings, world.binder.rebuild_ledger):
         binding = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
-        await until(lambda: world.pods.posts)
+        await until(lambda: world.pods.bindings)
         world.ledger.is_ready = False
         for _ in range(20):
             world.clock.advance(0.25)

@@ -1,4 +1,4 @@
-"""Which leases an emptied ledger gets back, and in which order they claim their place."""
+"""Which leases an empty ledger gets back, and in which order."""
 
 from msgspec import structs
 

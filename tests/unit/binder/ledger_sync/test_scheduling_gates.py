@@ -1,4 +1,4 @@
-"""The budget's scheduling gate: who waits at it, and who goes through when."""
+"""The budget's scheduling gate: which pods wait at it, and when it is removed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def gated(name: str, at: float = 0.0, priority: int = 0) -> PodGated:
     )
 
 
-def standing(new_pods: str) -> BudgetChanged:
+def budget(new_pods: str) -> BudgetChanged:
     return BudgetChanged(
         namespace=TEAM,
         state="exhausted" if new_pods != "admit" else "ok",
@@ -47,7 +47,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.held: dict[PodUid, PodGated] = {}
-        self.standing: BudgetChanged | None = None
+        self.budget: BudgetChanged | None = None
         self.opened: list[str] = []
         self.absent: set[str] = set()
         self.away = False
@@ -67,8 +67,8 @@ class Stage:
 
     async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
         if len(self.opened) >= self.exhausted_after:
-            return {TEAM: standing("queue")}
-        return {TEAM: self.standing} if self.held else {}
+            return {TEAM: budget("queue")}
+        return {TEAM: self.budget} if self.held else {}
 
     async def load(self, namespace: Namespace) -> Sequence[PodGated]:
         return list(self.held.values())
@@ -94,7 +94,7 @@ async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
     await at.gates.add([gated("a")])
 
     for new_pods in ("queue", "deny"):
-        at.standing = standing(new_pods)
+        at.budget = budget(new_pods)
         await at.gates.step()
 
     assert at.opened == []
@@ -106,7 +106,7 @@ async def test_a_refilled_budget_removes_all_gates_by_priority_and_age() -> None
     at.absent.add("gone")
     pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
     await at.gates.add(pods)
-    at.standing = standing("admit")
+    at.budget = budget("admit")
 
     await at.gates.step()
 
@@ -120,25 +120,25 @@ async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried() ->
     at = Stage()
     at.refused.add("first")
     await at.gates.add([gated("first", 1), gated("second", 2)])
-    at.standing = standing("admit")
+    at.budget = budget("admit")
 
     await at.gates.step()
     await at.gates.step()
     tried = at.tried.count("first")
-    said = [event.message for event in at.events if "cannot be removed" in event.message]
+    messages = [event.message for event in at.events if "cannot be removed" in event.message]
     at.clock.advance(REFUSED_S)
     at.refused.clear()
     await at.gates.step()
 
     assert (at.opened, tried) == (["second", "first"], 1)
-    assert "no policy lets it" in said[0]
+    assert "no policy lets it" in messages[0]
     assert at.held == {}
 
 
 async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() -> None:
     at = Stage()
     await at.gates.add([gated(f"p{n:03d}", n) for n in range(3 * BATCH)])
-    at.standing, at.exhausted_after = standing("admit"), BATCH
+    at.budget, at.exhausted_after = budget("admit"), BATCH
 
     await at.gates.step()
 
@@ -162,7 +162,7 @@ async def test_an_unknown_budget_keeps_gates_for_two_minutes_only() -> None:
 async def test_gated_pods_are_kept_while_the_api_server_is_unavailable() -> None:
     at = Stage()
     await at.gates.add([gated("a")])
-    at.standing, at.away = standing("admit"), True
+    at.budget, at.away = budget("admit"), True
 
     with pytest.raises(UnavailableError):
         await at.gates.step()

@@ -1,4 +1,4 @@
-"""Plans of preemption, against brute force: the pod fits, nobody cheaper is spared for others."""
+"""Preemption plans against brute force: the pod fits, and no cheaper set of victims exists."""
 
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Who may be evicted for whom, how often, and what is done next."""
+"""Which pods may be evicted for which, how often, and what the next step is."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
-from tests.support.binder.preemption import standing
+from tests.support.binder.preemption import budget
 from tests.support.build import lease
 
 NOW = 1_000_000.0
@@ -88,19 +88,19 @@ def test_the_lease_class_decides_before_priority(
 ) -> None:
     need = PendingPod(pod=PodUid("p"), namespace=B, priority=0)
 
-    assert cause_for(need, standing("a", theirs), standing("b", own), priority) is cause
+    assert cause_for(need, budget("a", theirs), budget("b", own), priority) is cause
 
 
 def test_a_pod_with_preemption_policy_never_preempts_none_by_priority() -> None:
     need = PendingPod(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
 
     assert cause_for(need, None, None, 0) is None
-    assert cause_for(need, standing("a", "expired"), None, 0) is PreemptionCause.EXPIRED
+    assert cause_for(need, budget("a", "expired"), None, 0) is PreemptionCause.EXPIRED
 
 
 def test_the_overdraft_is_measured_in_parts_of_the_budget() -> None:
     def drawn(used: int, left: int | None) -> int:
-        return overdraft_permille(standing("a", used_units=used, remaining_units=left))
+        return overdraft_permille(budget("a", used_units=used, remaining_units=left))
 
     assert (drawn(15, -5), drawn(11, -1), drawn(5, 5), drawn(5, None)) == (500, 100, 0, 0)
     assert overdraft_permille(None) == 0
@@ -123,7 +123,7 @@ def test_limits_count_past_and_planned_evictions() -> None:
     preemption = Preemption(
         id="t", victims=(victim(), victim("w", outcome=EvictionOutcome.EVICTED))
     )
-    affairs = PreemptionState(
+    state = PreemptionState(
         open=(StoredPreemption(preemption=preemption, version=1, claimed=True),),
         evictions=(
             eviction(NOW - 30),
@@ -133,11 +133,11 @@ def test_limits_count_past_and_planned_evictions() -> None:
         ),
     )
 
-    found = allowance(affairs, PreemptionRules(per_namespace_hour=6, per_minute=5), NOW)
+    found = allowance(state, PreemptionRules(per_namespace_hour=6, per_minute=5), NOW)
 
     assert (found.of(A), found.of(B), found.of(Namespace("c"))) == (2, 2, 2)
-    assert allowance(affairs, PreemptionRules(per_namespace_hour=3), NOW).of(A) == 0
-    assert allowance(affairs, PreemptionRules(per_namespace_hour=6), NOW).of(A) == 3
+    assert allowance(state, PreemptionRules(per_namespace_hour=3), NOW).of(A) == 0
+    assert allowance(state, PreemptionRules(per_namespace_hour=6), NOW).of(A) == 3
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_label_selectors_match_as_in_kubernetes(selector: Selector | None, chose
 
 
 WANTED = Reservation(pod=PodUid("p"), namespace=B, name="p", candidates=())
-TOLD = Preemption(
+ANNOUNCED = Preemption(
     id="p",
     victims=(victim(),),
     wanted=WANTED,
@@ -168,32 +168,32 @@ TOLD = Preemption(
     expires_at=NOW + 90,
 )
 EVICTED = replace(
-    TOLD,
+    ANNOUNCED,
     stage=PreemptionStage.EVICTING,
     victims=(victim(outcome=EvictionOutcome.EVICTED),),
     evict_at=NOW,
 )
-WAITS = ObservedPreemption(waiting=True, lease=None, leased_victims={PodUid("v")})
-ENDED = replace(WAITS, leased_victims=())
-RESERVED = replace(WAITS, waiting=False, lease=lease("p"))
+WAITING = ObservedPreemption(waiting=True, lease=None, leased_victims={PodUid("v")})
+ENDED = replace(WAITING, leased_victims=())
+RESERVED = replace(WAITING, waiting=False, lease=lease("p"))
 BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
 
 
 @pytest.mark.parametrize(
     ("preemption", "seen", "after_s", "step"),
     [
-        (replace(TOLD, stage=PreemptionStage.OPENED), WAITS, 0, Step.ANNOUNCE),
-        (TOLD, WAITS, 29, Step.WAIT),
-        (TOLD, WAITS, 30, Step.EVICT),
-        (TOLD, WAITS, 90, Step.CANCEL),
-        (TOLD, replace(WAITS, waiting=False), 0, Step.CANCEL),
-        (TOLD, RESERVED, 0, Step.CANCEL),
-        (TOLD, BOUND, 0, Step.CANCEL),
-        (EVICTED, WAITS, 1, Step.WAIT),
+        (replace(ANNOUNCED, stage=PreemptionStage.OPENED), WAITING, 0, Step.ANNOUNCE),
+        (ANNOUNCED, WAITING, 29, Step.WAIT),
+        (ANNOUNCED, WAITING, 30, Step.EVICT),
+        (ANNOUNCED, WAITING, 90, Step.CANCEL),
+        (ANNOUNCED, replace(WAITING, waiting=False), 0, Step.CANCEL),
+        (ANNOUNCED, RESERVED, 0, Step.CANCEL),
+        (ANNOUNCED, BOUND, 0, Step.CANCEL),
+        (EVICTED, WAITING, 1, Step.WAIT),
         (EVICTED, ENDED, 1, Step.RESERVE),
         (EVICTED, RESERVED, 1, Step.BIND),
         (EVICTED, BOUND, 1, Step.CLOSE),
-        (EVICTED, WAITS, 91, Step.CANCEL),
+        (EVICTED, WAITING, 91, Step.CANCEL),
         (replace(EVICTED, stage=PreemptionStage.HANDED), RESERVED, 1, Step.BIND),
         (replace(EVICTED, stage=PreemptionStage.HANDED), ENDED, 1, Step.CLOSE),
     ],
@@ -202,21 +202,21 @@ def test_the_next_step_depends_only_on_the_observed_state(
     preemption: Preemption, seen: ObservedPreemption, after_s: float, step: Step
 ) -> None:
     read = StoredPreemption(preemption=preemption, version=1, claimed=True)
-    affairs = PreemptionState(budgets={A: standing("a")})
+    state = PreemptionState(budgets={A: budget("a")})
 
-    assert next_step(read, seen, affairs, NOW + after_s)[0] is step
+    assert next_step(read, seen, state, NOW + after_s)[0] is step
 
 
 def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_cancels() -> None:
-    affairs = PreemptionState(budgets={A: standing("a", "guaranteed")})
+    state = PreemptionState(budgets={A: budget("a", "guaranteed")})
 
     step, why = next_step(
-        StoredPreemption(preemption=TOLD, version=1, claimed=True), WAITS, affairs, NOW
+        StoredPreemption(preemption=ANNOUNCED, version=1, claimed=True), WAITING, state, NOW
     )
     lost, _ = next_step(
         StoredPreemption(preemption=EVICTED, version=1, claimed=False),
-        WAITS,
-        PreemptionState(budgets={A: standing("a")}),
+        WAITING,
+        PreemptionState(budgets={A: budget("a")}),
         NOW,
     )
 
@@ -226,7 +226,7 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_cancels() -> None:
 
 def test_a_stage_cannot_be_skipped() -> None:
     with pytest.raises(ConflictError):
-        replace(TOLD, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
+        replace(ANNOUNCED, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
 
 
 def test_violations_are_parsed_exactly() -> None:

@@ -1,4 +1,4 @@
-"""Why a pod waits is written into its condition and its Events: soon, once, and never too often."""
+"""A waiting pod's condition and Events explain why: soon, once, and never too often."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps of a resize: who is asked what, in which order, and what is left by a binder that died."""
+"""The steps of a resize: their order, and what a binder that died leaves to do."""
 
 from dataclasses import replace
 
@@ -46,10 +46,10 @@ def annotated(at: World) -> Lease:
 async def test_growing_updates_the_ledger_then_the_node_then_the_pod() -> None:
     at = world()
 
-    told = await resize(at, 2_000)
+    reply = await resize(at, 2_000)
 
     now = at.ledger.leases[PodUid("uid-p1")]
-    assert told == ResizeReply(
+    assert reply == ResizeReply(
         outcome="resized",
         container="c",
         node="n1",
@@ -74,9 +74,9 @@ async def test_shrinking_updates_the_node_before_the_ledger() -> None:
     seen: list[list[str]] = []
     at.ledger.before_resize = lambda: seen.append([each.resize_id for each in at.agents.limits])
 
-    told = await resize(at, 500)
+    reply = await resize(at, 500)
 
-    assert told.outcome == "resized"
+    assert reply.outcome == "resized"
     assert seen == [["lock of uid-p1"]]
     assert [each.resize_id for each in at.agents.limits] == ["lock of uid-p1", ""]
     assert not at.ledger.locks
@@ -86,10 +86,10 @@ async def test_less_than_the_memory_in_use_is_refused_with_the_figure() -> None:
     at = world()
     at.agents.in_use_mib = 800
 
-    told = await resize(at, 500)
+    reply = await resize(at, 500)
 
-    assert (told.outcome, told.reason) == ("refused", "800 MiB are in use")
-    assert "--memory 800Mi" in told.hint
+    assert (reply.outcome, reply.reason) == ("refused", "800 MiB are in use")
+    assert "--memory 800Mi" in reply.hint
     assert at.ledger.leases[PodUid("uid-p1")] == held()
     assert not at.ledger.locks
     assert (await resize(at, 800)).outcome == "resized"
@@ -99,10 +99,10 @@ async def test_a_lease_does_not_shrink_while_its_agent_is_silent() -> None:
     at = world()
     at.agents.away.add(held().node)
 
-    told = await resize(at, 500)
+    reply = await resize(at, 500)
 
-    assert told.outcome == "unavailable"
-    assert "only it knows how much is in use" in told.reason
+    assert reply.outcome == "unavailable"
+    assert "only it knows how much is in use" in reply.reason
     assert at.ledger.leases[PodUid("uid-p1")] == held()
     assert not at.ledger.locks
 
@@ -112,9 +112,9 @@ async def test_limits_are_restored_on_the_node_where_the_ledger_has_no_capacity(
     taken = {DeviceUuid("GPU-n1-0"): DeviceUse(memory_mib=1_000, cores_percent=10)}
     at.ledger.full = NoCapacity(pod=held().pod, reason="cores of GPU-n1-0", devices=taken)
 
-    told = await resize(at, 500, 95)
+    reply = await resize(at, 500, 95)
 
-    assert told.outcome == "refused"
+    assert reply.outcome == "refused"
     assert [(each.resize_id, each.finished) for each in at.agents.limits] == [
         ("lock of uid-p1", False),
         ("lock of uid-p1", True),
@@ -139,9 +139,9 @@ async def test_a_second_resize_must_wait_for_the_first() -> None:
     at = world()
     at.ledger.locks[PodUid("uid-p1")] = "another's"
 
-    told = await resize(at, 500)
+    reply = await resize(at, 500)
 
-    assert (told.outcome, told.reason) == ("unavailable", "another resize of it is in progress")
+    assert (reply.outcome, reply.reason) == ("unavailable", "another resize of it is in progress")
     assert not at.agents.limits
 
 
@@ -242,16 +242,16 @@ async def test_a_later_pod_of_the_same_name_is_not_annotated() -> None:
     at = world()
     at.pods.annotated["p1"] = replace(at.pods.annotated["p1"], uid=PodUid("uid-of-another"))
 
-    told = await resize(at, 2_000)
+    reply = await resize(at, 2_000)
 
-    assert told.outcome == "resized"
+    assert reply.outcome == "resized"
     assert at.pods.writes == 0
 
 
 async def test_hami_core_13_the_reply_says_that_new_cores_apply_to_new_processes() -> None:
-    told = await resize(world(), cores=30)
+    reply = await resize(world(), cores=30)
 
-    assert told.notes == (
+    assert reply.notes == (
         "cores: running processes keep their cap of 10 % until they restart; processes that start "
         "now get 30 %",
     )

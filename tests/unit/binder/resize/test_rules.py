@@ -1,4 +1,4 @@
-"""Which sizes a running lease can get, and how it is said that one cannot be."""
+"""Which sizes a running lease can get, and why not others."""
 
 from typing import Any
 
@@ -145,9 +145,9 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
 def test_an_impossible_size_is_refused_with_reason_and_hint(
     held: Lease | None, asked: ResizeRequest, reason: str, hint: str
 ) -> None:
-    said, tried = refused(held, asked)
+    message, tried = refused(held, asked)
 
-    assert reason in said
+    assert reason in message
     assert hint in tried
 
 
@@ -202,19 +202,19 @@ def full(code: str, **fields: Any) -> NoCapacity:
 def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: str) -> None:
     change = changed(running(), wish(8_000, 40))
 
-    said = no_capacity(full(why), change, NODE)
+    refusal = no_capacity(full(why), change, NODE)
 
-    assert reason in said.reason
-    assert hint in said.hint
+    assert reason in refusal.reason
+    assert hint in refusal.hint
 
 
 def test_an_exceeded_quota_is_named() -> None:
     excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
 
-    said = no_capacity(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
+    refusal = no_capacity(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
 
-    assert "namespace default allows 5000 memoryMiB; other leases have 1000" in said.reason
-    assert "gpuquota default" in said.hint
+    assert "namespace default allows 5000 memoryMiB; other leases have 1000" in refusal.reason
+    assert "gpuquota default" in refusal.hint
 
 
 @given(st.integers(1, V100_MIB), st.integers(1, 99), st.integers(1, V100_MIB), st.integers(1, 99))
