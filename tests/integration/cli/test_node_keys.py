@@ -115,7 +115,7 @@ async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
     assert {
         path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()
     } == dict.fromkeys((API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG), 0o600)
-    assert "tokens of node node.b, good until" in capsys.readouterr().out
+    assert "tokens of node node.b, valid until" in capsys.readouterr().out
 
 
 async def test_an_agents_token_that_is_bound_to_nothing_is_refused(hosts: Hosts) -> None:
