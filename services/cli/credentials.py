@@ -20,13 +20,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.auth.nats_users import all_users, nats_configuration
-from services.auth.redis_users import password_digest, password_users, redis_acl
+from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
 from shared.credentials import certificates
 from shared.credentials.logins import load_login
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 
 EXAMPLE_NODE = "NODE"
+REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
+"""Logs in to Redis as the user that may only PING."""
 SECRET_BYTES = 32
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.auth.redis_users import PROBE
-from services.cli.credentials import CredentialFiles
+from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
 from services.cli.up import servers
 from services.cli.up.plan import Plan
@@ -226,7 +225,7 @@ def _with_credentials(
     elif component.name == "valkey":
         added += ["--aclfile", str(files.acl)]
         checks = tuple(
-            replace(check, send=f"AUTH {PROBE} -\r\nPING\r\n".encode(), expect=b"+OK\r\n+PONG")
+            replace(check, send=REDIS_PROBE_LOGIN + b"PING\r\n", expect=b"+OK\r\n+PONG")
             if isinstance(check, TcpCheck)
             else check
             for check in checks
