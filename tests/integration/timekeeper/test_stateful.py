@@ -117,7 +117,7 @@ class Accounts(RuleBasedStateMachine):
             self.run(self.books.count(self.now, keeper=keeper))
         self.keepers[replica] = self.books.timekeeper(charge_every_s=1800)
 
-    @rule(replica=st.integers(0, 1), what=st.sampled_from(("save", "take_in")))
+    @rule(replica=st.integers(0, 1), what=st.sampled_from(("save", "apply_journal")))
     def old_decision(self, replica: int, what: str) -> None:
         """A replica decides, sleeps while the other counts, and only then writes."""
         self.bind(8_000, 0)
