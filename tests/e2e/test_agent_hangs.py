@@ -33,10 +33,10 @@ async def test_pods_leave_the_node_of_an_agent_that_hangs_and_come_back_when_it_
         only = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
         with hanging(up, AGENT):
             await up.create(gpu_pod("stuck", vgpu(memory=1000), **only))
-            told = await up.until("stuck", lambda pod: "does not answer" in condition(pod))
+            told = await up.until("stuck", lambda pod: "does not respond" in condition(pod))
             assert "node-0" in condition(told)
             async with asyncio.timeout(20):
-                while "does not answer" not in (explained := await explain(up)):
+                while "does not respond" not in (explained := await explain(up)):
                     await asyncio.sleep(0.1)
             assert "node-0" in explained
             names = [f"p{n}" for n in range(6)]
