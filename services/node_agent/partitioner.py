@@ -1,6 +1,6 @@
 """`python -m services.node_agent.partitioner`: changes MIG layouts for the agent of its node.
 
-The one process that needs the driver's rights to do so; see docs/decisions/0018.
+The one process with the privileges that this needs; see docs/decisions/0018.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, setting
 
 NAME = "partitioner"
-ABOUT = """Changes the layouts of GPUs in MIG mode for this node's agent, which has no right to.
+ABOUT = """Changes the layouts of GPUs in MIG mode for this node's unprivileged agent.
 
 It needs CAP_SYS_ADMIN and the driver's MIG capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
 NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit), and nothing else: no network, no
@@ -33,10 +33,10 @@ class PartitionerSettings:
     """Flags of `python -m services.node_agent.partitioner`."""
 
     socket: Path = setting(
-        Path("/run/leasehold/partition.sock"), "where the agent of this node reaches it"
+        Path("/run/leasehold/partition.sock"), "socket on which the agent of this node connects"
     )
     agent_uid: int | None = setting(
-        None, "user whose processes are talked to; default: the partitioner's own"
+        None, "user whose processes are served; default: the partitioner's own"
     )
     gpus: str = setting(NVML, GPUS_HELP)
     node: str = setting("", "the node's name, for simulated GPUs; default: this machine's name")
@@ -45,7 +45,7 @@ class PartitionerSettings:
 
 
 async def partition(settings: PartitionerSettings) -> None:
-    """Serve until told to stop; what was begun is finished."""
+    """Serve until SIGTERM or SIGINT; finish changes that have started."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

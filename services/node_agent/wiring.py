@@ -197,12 +197,12 @@ def _build_gpus(
         clock=base.clock,
     )
     mig = LayoutReconciler(
-        driver,
+driver.instances,
         partitioner_of(settings, driver),
         leases=base.leases,
         checkpoint=base.checkpoint,
         pods=base.pod_list,
-        counting=base.metrics,
+metrics=base.metrics,
         clock=base.clock,
     )
     return _Gpus(driver=driver, health=health, mig=mig)

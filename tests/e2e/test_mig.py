@@ -136,7 +136,7 @@ async def test_item_47_a_failed_partition_fails_one_pod_with_its_reason(up: Stac
     again = await run(up, "again", 3000)
     beside = await up.pod("beside")
 
-    assert "the driver did not make 1g.5gb" in failed["status"]["message"]
+    assert "the driver did not create 1g.5gb" in failed["status"]["message"]
     assert device_of(again).startswith("group1-")
     assert running(beside)
     await up.clear()

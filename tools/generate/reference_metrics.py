@@ -12,7 +12,9 @@ from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
 

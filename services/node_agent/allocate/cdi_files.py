@@ -31,7 +31,9 @@ from services.node_agent.allocate.device_list_strategies import (
     cdi_names_of,
 )
 from services.node_agent.gpus.inventory import Gpu, driver_version
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode

@@ -1,13 +1,14 @@
-"""MIG instances for leases: devices are laid out as soon as a lease is known, and who asks waits.
+"""Brings devices to the MIG layouts of their leases, and finds the instances of containers.
 
-A device is brought to the layout of its newest lease. The ledger lets no two leases with different
-layouts live on one device; nothing is removed, all the same, before the kubelet has let go of who
-was given it and the driver shows no process on it.
+A device is brought to the layout of its newest lease as soon as that lease is known. The ledger
+allows no two leases with different layouts on one device. All the same, no instance is destroyed
+before the kubelet has released the pod that was given it and the driver shows no process on it.
 """
 
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
@@ -16,6 +17,7 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
+    ListInstances,
     MigInstance,
     find_layout,
     instance_at,
@@ -31,95 +33,99 @@ from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
-READY_S = 20.0
-"""How long Allocate waits for instances; the kubelet admits no other pod meanwhile."""
-LOOK_AGAIN_S = 0.25
-LIST_S = 5.0
-GONE_S = 5.0
-"""So long the kubelet may still count containers that have ended: it looks every other second."""
+RETRY_S = 0.25
+LIST_TIMEOUT_S = 5.0
+DRIVER_SLOW = "the driver takes longer"
 
 
-class Instanced(Protocol):
-    """The driver's list."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTiming:
+    """Time limits, in seconds."""
 
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device."""
-        ...
+    ready_s: float = 20.0
+    """How long Allocate waits for instances; the kubelet admits no other pod meanwhile."""
+    release_s: float = 5.0
+    """How long the kubelet may still list containers that have ended: it polls every 2 s."""
+
+
+DEFAULT_TIMING = LayoutTiming()
 
 
 class LayoutPartitioner(Protocol):
-    """Whoever may change layouts."""
+    """Changes layouts: in this process, or in the partitioner's."""
 
     async def partition(
         self,
         device: DeviceUuid,
         layout: MigLayout,
         profiles: Sequence[InstanceProfile],
-        held: Collection[str],
+        in_use: Collection[str],
     ) -> tuple[MigInstance, ...]:
-        """Give a device a layout; return its instances."""
+        """Give a device a layout without touching instances `in_use`; return its instances."""
         ...
 
 
 class AllocatedEntries(Protocol):
-    """What the kubelet was told."""
+    """The checkpoint of allocations."""
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All that is not over."""
+        """All entries whose pod has not ended."""
         ...
 
 
-class Counting(Protocol):
-    """Counters."""
+class PartitionMetrics(Protocol):
+    """Counts changes of layouts."""
 
     def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count one change of a layout."""
+        """Count one change: `done` or `failed`."""
         ...
 
 
 class LayoutReconciler:
-    """The instances of one node's devices."""
+    """The MIG instances of one node's devices."""
 
     def __init__(
         self,
-        driver: Instanced,
+        list_device: ListInstances,
         partitioner: LayoutPartitioner | None,
         *,
         leases: KnownLeases,
         checkpoint: AllocatedEntries,
         pods: PodLister,
-        counting: Counting,
+        metrics: PartitionMetrics,
         clock: Clock,
+        timing: LayoutTiming = DEFAULT_TIMING,
     ) -> None:
-        self.driver = driver
-        self.partitioning = partitioner
+        self.list_device = list_device
+        self.partitioner = partitioner
         self.leases = leases
-        self.record = checkpoint
+        self.checkpoint = checkpoint
         self.pods = pods
-        self.counting = counting
+        self.metrics = metrics
         self.clock = clock
+        self.timing = timing
         self.devices: Mapping[DeviceUuid, Device] = {}
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
         self._wake = asyncio.Event()
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._handled_fences: dict[DeviceUuid, int] = {}
-        """Fence of the newest lease for which each device was looked at."""
+        """Fence of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
-        """What was in the way when a device was last to change its layout."""
+        """What currently blocks a device's change of layout."""
 
     def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
-        """Take what there is."""
+        """Set the GPUs and devices of the node."""
         self.devices = {device.uuid: device for device in devices}
         self.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
         self._wake.set()
 
     def leases_changed(self) -> None:
-        """Look at the leases: what they are for is made ready before somebody asks."""
+        """Lay devices out for new leases before their containers request instances."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Lay devices out as leases want it, until cancelled."""
+        """Lay devices out for their newest leases, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -134,8 +140,8 @@ class LayoutReconciler:
     ) -> dict[tuple[DeviceUuid, int], str]:
         """Return the UUID of each instance of a container, by device and position.
 
-        Waits until the devices are laid out. Raises RequestError or UnavailableError saying why
-        the container cannot have one.
+        Waits until the devices are laid out. Raises RequestError or UnavailableError with the
+        reason if the container cannot have one.
         """
         shares = [share for share in lease.shares_of(container) if share.mig is not None]
         uuids: dict[tuple[DeviceUuid, int], str] = {}
@@ -145,25 +151,26 @@ class LayoutReconciler:
         return uuids
 
     async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
-        """Return what each device in MIG mode has now, whatever it should have."""
+        """Return the current instances of each device in MIG mode."""
         return {
-            device: await self._list(device) for device, known in self.profiles.items() if known
+            device: await self._list(device)
+            for device, profiles in self.profiles.items()
+            if profiles
         }
 
     async def _instance(self, lease: Lease, share: Share) -> MigInstance:
         layout, position = self._layout(share), _position(share)
         self._check_newest(lease, share)
         try:
-            async with asyncio.timeout(READY_S):
-                there = await self._lay_out(share.device, layout)
+            async with asyncio.timeout(self.timing.ready_s):
+                instances = await self._lay_out(share.device, layout)
         except TimeoutError as error:
-            why = self._blocked_by.get(share.device, "the driver takes longer")
             raise UnavailableError(
-                f"device {share.device} was not laid out as {layout.name} within {READY_S:g} s: "
-                f"{why}"
+                f"device {share.device} was not laid out as {layout.name} within "
+                f"{self.timing.ready_s:g} s: {self._blocked_by.get(share.device, DRIVER_SLOW)}"
             ) from error
-        instance = instance_at(layout, position, there)
-        await self._check_free(instance, lease.pod)
+        instance = instance_at(layout, position, instances)
+        await self._wait_until_released(instance, lease.pod)
         return instance
 
     def _layout(self, share: Share) -> MigLayout:
@@ -172,29 +179,30 @@ class LayoutReconciler:
             raise UnavailableError(f"device {share.device} is not known yet")
         return find_layout(share.mig, share.device, device)
 
-    async def _check_free(self, instance: MigInstance, pod: PodUid) -> None:
-        """Wait until the kubelet has let go of whom the instance was given to.
+    async def _wait_until_released(self, instance: MigInstance, pod: PodUid) -> None:
+        """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises RequestError if it still shows that pod after GONE_S.
+        Raises RequestError if it still lists one after `release_s`.
         """
-        others = [
+        holders = [
             entry.allocation
-            for entry in self.record.entries
+            for entry in self.checkpoint.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
-        until = self.clock.ticks() + GONE_S
-        while others:
-            going_on = await self._running_pods()
-            others = [told for told in others if told.pod in going_on]
-            if others and self.clock.ticks() >= until:
+        until = self.clock.ticks() + self.timing.release_s
+        while holders:
+            running = await self._running_pods()
+            holders = [allocation for allocation in holders if allocation.pod in running]
+            if holders and self.clock.ticks() >= until:
                 raise RequestError(
-                    f"instance {instance.uuid} is with pod {others[0].namespace}/{others[0].name}"
+                    f"instance {instance.uuid} is in use by pod "
+                    f"{holders[0].namespace}/{holders[0].name}"
                 )
-            if others:
-                await self.clock.sleep(LOOK_AGAIN_S)
+            if holders:
+                await self.clock.sleep(RETRY_S)
 
     def _check_newest(self, lease: Lease, share: Share) -> None:
-        """Raise RequestError if a newer lease has laid the device out in another way."""
+        """Raise RequestError if a newer lease has given the device another layout."""
         for other, newest in self._newest_shares():
             if (
                 newest.device == share.device
@@ -206,12 +214,12 @@ class LayoutReconciler:
             ):
                 raise RequestError(
                     f"the lease's fence {share.fence} for device {share.device} is older than "
-                    f"{newest.fence}, with which pod {other.namespace}/{other.name} has it laid "
-                    f"out as {newest.mig.layout}"
+                    f"fence {newest.fence} of pod {other.namespace}/{other.name}, which has it "
+                    f"laid out as {newest.mig.layout}"
                 )
 
     def _newest_shares(self) -> list[tuple[Lease, Share]]:
-        """Return the newest share of each device that is an instance."""
+        """Return each device's newest share that is a MIG instance."""
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
         for lease in self.leases.leases.values():
             for share in lease.shares if lease.state in HONOURED_STATES else ():
@@ -222,13 +230,13 @@ class LayoutReconciler:
 
     async def _lay_out_early(self, lease: Lease, share: Share) -> None:
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(self.timing.ready_s):
                 await self._lay_out(share.device, self._layout(share))
         except TimeoutError:
             logger.warning(
                 "device %s is not laid out for pod %s/%s after %g s: %s",
-                *(share.device, lease.namespace, lease.name, READY_S),
-                self._blocked_by.get(share.device, "the driver takes longer"),
+                *(share.device, lease.namespace, lease.name, self.timing.ready_s),
+                self._blocked_by.get(share.device, DRIVER_SLOW),
             )
         except LeaseholdError as error:
             logger.warning(
@@ -238,11 +246,11 @@ class LayoutReconciler:
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
         async with self._locks.setdefault(device, asyncio.Lock()):
-            there = await self._list(device)
-            if is_laid_out(layout, there):
+            instances = await self._list(device)
+            if is_laid_out(layout, instances):
                 self._blocked_by.pop(device, None)
-                return there
-            if self.partitioning is None:
+                return instances
+            if self.partitioner is None:
                 raise RequestError(
                     f"device {device} is not laid out as {layout.name}, and this agent may not "
                     "change that: it runs with --no-partition, or without --partition-socket"
@@ -250,51 +258,50 @@ class LayoutReconciler:
             began = self.clock.ticks()
             outcome = "failed"
             try:
-                there = await self._partition(self.partitioning, device, layout)
+                instances = await self._partition(self.partitioner, device, layout)
                 outcome = "done"
                 self._blocked_by.pop(device, None)
             finally:
-                self.counting.partitioned(outcome, self.clock.ticks() - began)
-            return there
+                self.metrics.partitioned(outcome, self.clock.ticks() - began)
+            return instances
 
     async def _partition(
-        self, partitioning: LayoutPartitioner, device: DeviceUuid, layout: MigLayout
+        self, partitioner: LayoutPartitioner, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
-        """Partition; while somebody uses what is in the way, again until the caller gives up."""
+        """Partition; retry while an instance in use blocks it, until the caller times out."""
         while True:
-            held = await self._used_instances(device)
+            in_use = await self._used_instances(device)
             try:
-                return await partitioning.partition(
-                    device, layout, self.profiles.get(device, ()), held
-                )
+                profiles = self.profiles.get(device, ())
+                return await partitioner.partition(device, layout, profiles, in_use)
             except InUseError as error:
                 self._blocked_by[device] = str(error)
-            await self.clock.sleep(LOOK_AGAIN_S)
+            await self.clock.sleep(RETRY_S)
 
     async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
-        """Return the UUIDs of instances whose pods the kubelet still shows."""
-        going_on = await self._running_pods()
-        there = await self._list(device)
-        held = {
+        """Return the UUIDs of instances whose pods the kubelet still lists."""
+        running = await self._running_pods()
+        instances = await self._list(device)
+        in_use = {
             uuid
-            for entry in self.record.entries
-            if entry.allocation.pod in going_on
+            for entry in self.checkpoint.entries
+            if entry.allocation.pod in running
             for uuid in entry.instances
         }
-        started = {pod for pod, phase in going_on.items() if phase != "Pending"}
+        started = {pod for pod, phase in running.items() if phase != "Pending"}
         for lease in self.leases.leases.values():
             for share in lease.shares if lease.pod in started else ():
                 if share.mig is not None and share.device == device:
                     layout = self._layout(share)
-                    if is_laid_out(layout, there):
-                        held.add(instance_at(layout, _position(share), there).uuid)
-        return frozenset(held)
+                    if is_laid_out(layout, instances):
+                        in_use.add(instance_at(layout, _position(share), instances).uuid)
+        return frozenset(in_use)
 
     async def _running_pods(self) -> dict[PodUid, str]:
-        """Return the phase of each pod that the kubelet has not let go of.
+        """Return the phase of each pod that the kubelet has not released.
 
-        What it says of the runtime's containers may be two seconds old; a pod in a final phase has
-        none, and its instance may be another pod's by then.
+        Its list of running containers may be 2 s old. A pod in a final phase has none, and its
+        instance may be another pod's by then.
         """
         pods = await self.pods.list_pods()
         phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
@@ -303,11 +310,12 @@ class LayoutReconciler:
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         try:
-            async with asyncio.timeout(LIST_S):
-                return await self.driver.instances(device)
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                return await self.list_device(device)
         except TimeoutError as error:
             raise UnavailableError(
-                f"the driver did not list the instances of device {device} within {LIST_S:g} s"
+                f"the driver did not list the instances of device {device} within "
+                f"{LIST_TIMEOUT_S:g} s"
             ) from error
 
 

@@ -1,21 +1,25 @@
-"""Which layouts a device in MIG mode is offered with: tables of them, held against NVML; pure.
+"""The layouts that a device in MIG mode offers: known geometries, adapted to NVML's profiles; pure.
 
-The tables for A30 and A100 are those that Volcano ships; those for Hopper and Blackwell follow the
-same pattern with the profiles that NVIDIA's MIG user guide lists. A table says which layouts there
-are and in which order; what an instance really has, NVML says.
+The geometries of A30 and A100 are those that Volcano ships. Those of Hopper and Blackwell follow
+the same pattern with the profiles of NVIDIA's MIG user guide. A geometry defines the layouts and
+their order; the sizes of instances come from NVML.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from services.node_agent.mig.instances import InstanceProfile, MigInstance, fits_alone
+from services.node_agent.mig.instances import (
+    InstanceProfile,
+    MigInstance,
+)
+from services.node_agent.mig.layout_plan import fits_alone
 from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
-"""By how much a profile's memory may differ from a table's to be taken for it under its name."""
+"""How much a profile's memory may differ from the geometry's and still match it."""
 CURRENT = "present"
-"""Name of a layout that is on the device and in no table."""
+"""Name of a device's current layout if no geometry has it."""
 
 
 def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
@@ -28,7 +32,7 @@ def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
 
 
 def _seven_slice_layouts(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
-    """Return the usual layouts of a device with seven compute slices, given its 1g, 2g, 3g, 7g."""
+    """Return the layouts of a device with seven compute slices from its 1g, 2g, 3g, 7g."""
     one, two, three, all_ = profiles
     return (
         _layout("group1", (*one, 7)),
@@ -81,38 +85,40 @@ KNOWN_GEOMETRIES: tuple[MigGeometries, ...] = (
 
 
 def layouts_for(
-    model: str, profiles: Sequence[InstanceProfile], tables: Sequence[MigGeometries]
+    model: str, profiles: Sequence[InstanceProfile], geometries: Sequence[MigGeometries]
 ) -> tuple[tuple[MigLayout, ...], tuple[str, ...]]:
-    """Return the layouts of a device, and what is wrong with the table they were taken from.
+    """Return the layouts of a device, and warnings about the geometry that they come from.
 
-    The first table with a part of the model's name counts. Profiles that NVML does not know are
-    dropped, and layouts that cannot be; sizes are NVML's. Where nothing is left, or no table is
-    about the model, layouts are made of what NVML knows.
+    The first geometry with a part of the model's name applies. Profiles that NVML does not report
+    are dropped, and layouts that do not fit. If no layout is left, or no geometry names the model,
+    layouts are derived from NVML's profiles.
     """
     named = f"NVIDIA-{model}"
-    table = next((t for t in tables if any(part in named for part in t.models)), None)
-    said: list[str] = []
+    geometry = next((g for g in geometries if any(part in named for part in g.models)), None)
+    warnings: list[str] = []
     found: list[MigLayout] = []
-    for layout in table.layouts if table is not None else ():
-        real = _match_profiles(layout, model, profiles, said)
+    for layout in geometry.layouts if geometry is not None else ():
+        real = _match_profiles(layout, model, profiles, warnings)
         if not real.profiles:
             continue
         if fits_alone(profiles, _instances(real, profiles)):
             found.append(real)
         else:
-            said.append(f"layout {layout.name} of {model} does not fit on the device")
+            warnings.append(f"layout {layout.name} of {model} does not fit on the device")
     if not found:
-        if table is not None:
-            said.append(f"no layout of {model} is left: layouts are made of what NVML knows")
+        if geometry is not None:
+            warnings.append(
+                f"no layout of {model} is left: layouts are derived from NVML's profiles"
+            )
         found = list(derive_layouts(profiles))
-    return tuple(found), tuple(said)
+    return tuple(found), tuple(warnings)
 
 
 def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
-    """Return one layout for each size of instance, smallest first, filled up with the smallest.
+    """Return one layout per instance size, smallest first, filled up with the smallest instances.
 
-    Profiles for special uses (`+me`, `+gfx`, `-me`) are left out; of those with equal memory, the
-    one that brings most of the device's compute slices to use stays.
+    Profiles for special uses (`+me`, `+gfx`, `-me`) are left out. Of profiles with equal memory,
+    the one that uses most of the device's compute slices stays.
     """
     plain = [profile for profile in profiles if profile.name.replace(".", "").isalnum()]
     best: dict[int, InstanceProfile] = {}
@@ -132,9 +138,9 @@ def current_layouts(
     layouts: Sequence[MigLayout],
     profiles: Sequence[InstanceProfile],
 ) -> tuple[MigLayout, ...]:
-    """Return the only layout of a device that may not be changed: what is there.
+    """Return the only layout of a device that may not be partitioned: its current instances.
 
-    It has the name of the layout that it equals, if there is one.
+    It has the name of the known layout that it equals, if there is one.
     """
     counts: dict[str, int] = {}
     for instance in instances:
@@ -144,27 +150,27 @@ def current_layouts(
         if counts == {profile.name: profile.count for profile in layout.profiles}:
             return (layout,)
     memory = {profile.name: profile.memory_mib for profile in profiles}
-    there = tuple(
+    present = tuple(
         MigProfile(name=name, memory_mib=memory[name], count=count)
         for name, count in sorted(counts.items(), key=lambda pair: (-memory[pair[0]], pair[0]))
     )
-    return (MigLayout(name=CURRENT, profiles=there),) if there else ()
+    return (MigLayout(name=CURRENT, profiles=present),) if present else ()
 
 
 def _match_profiles(
-    layout: MigLayout, model: str, profiles: Sequence[InstanceProfile], said: list[str]
+    layout: MigLayout, model: str, profiles: Sequence[InstanceProfile], warnings: list[str]
 ) -> MigLayout:
     real: list[MigProfile] = []
     for profile in layout.profiles:
         found = _closest_profile(profile, profiles)
         if found is None:
-            said.append(
-                f"layout {layout.name} of {model} has {profile.name}, which NVML does not know "
-                f"there: it knows {', '.join(p.name for p in profiles) or 'none'}"
+            warnings.append(
+                f"layout {layout.name} of {model} has {profile.name}, which NVML does not "
+                f"report: it reports {', '.join(p.name for p in profiles) or 'none'}"
             )
             continue
         if found.name != profile.name:
-            said.append(f"{profile.name} of {model} is called {found.name} by NVML")
+            warnings.append(f"{profile.name} of {model} is called {found.name} by NVML")
         real.append(replace(profile, name=found.name, memory_mib=found.memory_mib))
     return replace(layout, profiles=tuple(real))
 
@@ -172,7 +178,7 @@ def _match_profiles(
 def _closest_profile(
     profile: MigProfile, profiles: Iterable[InstanceProfile]
 ) -> InstanceProfile | None:
-    """Return the profile of this name, or else the one of like compute and memory."""
+    """Return the profile of this name, or else one of similar compute and memory."""
     slices = profile.name.partition("g.")[0]
     near = [
         one

@@ -1,7 +1,7 @@
-"""The agent's side of the partitioner: lists and changes MIG instances without rights of its own.
+"""The agent's client of the partitioner: lists and changes MIG instances without privileges.
 
-What the driver tells the agent of a device in MIG mode is little without those rights; the rest
-comes from the partitioner, and what it said last holds while it is away.
+Without privileges the driver reports little about a device in MIG mode. The rest comes from the
+partitioner; while it is unreachable, its latest reply applies.
 """
 
 import asyncio
@@ -13,7 +13,10 @@ from pathlib import Path
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import InstanceProfile, MigInstance
+from services.node_agent.mig.instances import (
+    InstanceProfile,
+    MigInstance,
+)
 from services.node_agent.mig.partition_protocol import (
     MAX_LINE,
     InstancesReply,
@@ -30,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 10.0
 PARTITION_TIMEOUT_S = 120.0
-"""Longer than the driver is given for all steps of a layout; who asks has his own patience."""
+"""Longer than the driver's limit for all steps of a layout; callers have limits of their own."""
 
 
 class RemotePartitioner:
-    """The partitioner behind a socket; a connection for each question."""
+    """The partitioner behind a socket; one connection per request."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
 
     async def read_device(self, device: DeviceUuid) -> InstancesReply:
-        """Return what a device has. Raises UnavailableError while the partitioner is away."""
+        """Return a device's instances. Raises UnavailableError if there is no reply."""
         return await self._request(InstancesRequest(device), READ_TIMEOUT_S)
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -52,33 +55,33 @@ class RemotePartitioner:
         device: DeviceUuid,
         layout: MigLayout,
         profiles: Sequence[InstanceProfile],
-        held: Collection[str],
+        in_use: Collection[str],
     ) -> tuple[MigInstance, ...]:
-        """Give the device this layout; see `Partitioner.partition`, which does it over there."""
-        asked = PartitionRequest(device, layout, tuple(sorted(held)))
-        return (await self._request(asked, PARTITION_TIMEOUT_S)).instances
+        """Give the device this layout; see `Partitioner.partition`."""
+        request = PartitionRequest(device, layout, tuple(sorted(in_use)))
+        return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 
     async def _request(
-        self, asked: InstancesRequest | PartitionRequest, limit_s: float
+        self, request: InstancesRequest | PartitionRequest, limit_s: float
     ) -> InstancesReply:
         try:
             async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_unix_connection(self.socket, limit=MAX_LINE)
                 try:
-                    writer.write(encode_line(asked))
+                    writer.write(encode_line(request))
                     await writer.drain()
                     line = await reader.readline()
                 finally:
                     writer.close()
         except (OSError, TimeoutError, ValueError) as error:
             raise UnavailableError(
-                f"no partitioner answers at {self.socket} ({error!r}): does its container run?"
+                f"no partitioner responds at {self.socket} ({error!r}): is its container running?"
             ) from error
         return decode_reply(line)
 
 
 class RemoteMigGpus:
-    """The node's GPUs, with what the partitioner knows of those in MIG mode."""
+    """The node's GPUs, with the partitioner's instances of those in MIG mode."""
 
     def __init__(self, gpus: GpuDriver, remote: RemotePartitioner) -> None:
         self.gpus = gpus
@@ -87,13 +90,13 @@ class RemoteMigGpus:
         self._last_error = ""
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs; UnavailableError while the driver cannot be asked."""
+        """Return all GPUs. Raises UnavailableError while the driver does not respond."""
         found = await self.gpus.discover()
         return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in found)))
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """Why GPUs are not among those that were found at last, by the driver's number."""
+        """By the driver's index, why the latest probe could not read a GPU."""
         return self.gpus.unreadable
 
     def xids(self) -> tuple[Xid, ...]:
@@ -112,7 +115,7 @@ class RemoteMigGpus:
             self._last_error = ""
         except LeaseholdError as error:
             if str(error) != self._last_error:
-                logger.warning("MIG instances are as last seen: %s", error)
+                logger.warning("MIG instances may be outdated: %s", error)
             self._last_error = str(error)
         seen = self._known.get(gpu.uuid)
         return gpu if seen is None else replace(gpu, mig=seen.state, instances=seen.instances)

@@ -1,49 +1,53 @@
-"""What a node's agent and its partitioner say to each other: one line of JSON each way.
+"""The protocol between agent and partitioner, one line of JSON each way; pure.
 
-The partitioner has rights that the agent has not, so what it is told is data that it checks, and
-nothing in it names a call of the driver.
+The partitioner has privileges that the agent does not have. So a request is plain data that the
+partitioner checks, and no request names a call of the driver.
 """
 
 import msgspec
 
-from services.node_agent.mig.instances import InUseError, MigInstance, MigState
+from services.node_agent.mig.instances import (
+    InUseError,
+    MigInstance,
+    MigState,
+)
 from shared.model.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 
 MAX_LINE = 256 * 1024
-"""Bytes; what a device can have is a hundredth of it."""
+"""In bytes; about 100 times the size of a device's instances."""
 ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("in use", InUseError),
     ("request", RequestError),
     ("unavailable", UnavailableError),
 )
-"""How errors are called on the wire; the first that fits counts."""
+"""Codes of errors; the first class that matches applies."""
 
 
 class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
-    """A question: what does this device have?"""
+    """Request a device's MIG state and instances."""
 
     device: DeviceUuid
 
 
 class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
-    """A request: give this device this layout; instances with the UUIDs `held` stay."""
+    """Request a layout for a device; instances whose UUIDs are `in_use` stay."""
 
     device: DeviceUuid
     layout: MigLayout
-    held: tuple[str, ...] = ()
+    in_use: tuple[str, ...] = ()
 
 
 class InstancesReply(msgspec.Struct, tag=True, frozen=True):
-    """The answer to both: what the device has now."""
+    """Reply to both: the device's current MIG state and instances."""
 
     state: MigState | None
     instances: tuple[MigInstance, ...] = ()
 
 
 class FailureReply(msgspec.Struct, tag=True, frozen=True):
-    """The other answer: why not."""
+    """Reply to a request that failed."""
 
     code: str
     text: str
@@ -57,31 +61,33 @@ _reply_decoder: msgspec.json.Decoder[InstancesReply | FailureReply] = msgspec.js
 )
 
 
-def encode_line(said: InstancesRequest | PartitionRequest | InstancesReply | FailureReply) -> bytes:
-    """Encode."""
-    return msgspec.json.encode(said) + b"\n"
+def encode_line(
+    message: InstancesRequest | PartitionRequest | InstancesReply | FailureReply,
+) -> bytes:
+    """Encode a message as a line."""
+    return msgspec.json.encode(message) + b"\n"
 
 
 def decode_request(line: bytes) -> InstancesRequest | PartitionRequest:
-    """Decode what the partitioner is asked. Raises RequestError for anything else."""
+    """Decode a request. Raises RequestError if it is invalid."""
     try:
         return _request_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"this is no question: {error}") from error
+        raise RequestError(f"invalid request: {error}") from error
 
 
 def decode_reply(line: bytes) -> InstancesReply:
-    """Decode what the agent is told. Raises what the partitioner says went wrong."""
+    """Decode a reply. Raises the error that a FailureReply carries."""
     try:
-        told = _reply_decoder.decode(line)
+        reply = _reply_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"the partitioner's answer cannot be read: {error}") from error
-    if isinstance(told, FailureReply):
-        raise dict(ERROR_CODES).get(told.code, UnavailableError)(told.text)
-    return told
+        raise UnavailableError(f"the partitioner's reply is invalid: {error}") from error
+    if isinstance(reply, FailureReply):
+        raise dict(ERROR_CODES).get(reply.code, UnavailableError)(reply.text)
+    return reply
 
 
 def failure_reply(error: LeaseholdError) -> FailureReply:
-    """Put an error into words."""
+    """Return the reply for an error."""
     fault = next((name for name, kind in ERROR_CODES if isinstance(error, kind)), "unavailable")
     return FailureReply(fault, str(error))

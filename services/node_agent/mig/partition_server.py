@@ -1,9 +1,9 @@
-"""The partitioner: changes MIG layouts for the node's agent, which itself has no right to.
+"""The server of the partitioner, which changes MIG layouts for the node's unprivileged agent.
 
-It listens on a unix socket, talks to processes of one user only (the kernel says who they are), and
-trusts nothing it is told: that the device is there and in MIG mode, which instances the hardware
-knows, and which are in use it asks the driver itself. It never changes a device's mode and never
-removes an instance that a process uses, whatever it is asked.
+It listens on a Unix socket and serves processes of one user only, which the kernel identifies. It
+trusts no request: it queries the driver itself for the device's presence and MIG mode, its
+profiles, and the instances in use. It never changes a device's mode, and never destroys an instance
+that a process uses, whatever the request.
 """
 
 import asyncio
@@ -35,29 +35,29 @@ logger = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 IDLE_TIMEOUT_S = 30.0
-"""A connection that says nothing for so long is closed."""
+"""An idle connection is closed after this time."""
 MAX_POSITIONS = 64
-"""No device has as many instances."""
+"""More than any device can have."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class PartitionServer:
-    """Serves one agent; a change that was begun is finished, also if nobody waits for it."""
+    """Serves one agent; a started change is finished even if the client disconnects."""
 
     def __init__(self, gpus: GpuDriver, *, agent_uid: int) -> None:
         self.gpus = gpus
-        self.uid = agent_uid
+        self.agent_uid = agent_uid
         self._partitioner = Partitioner(gpus)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._running: set[asyncio.Task[InstancesReply]] = set()
 
     @contextlib.asynccontextmanager
     async def serve(self, path: Path) -> AsyncIterator[None]:
-        """Listen on a socket that only its owner may use."""
+        """Serve on a socket that only its owner may use."""
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         server = await asyncio.start_unix_server(self._handle_connection, path, limit=MAX_LINE)
         await asyncio.to_thread(path.chmod, SOCKET_MODE)
-        logger.info("partitioning is done for user %d through %s", self.uid, path)
+        logger.info("serving user %d on %s", self.agent_uid, path)
         try:
             yield
         finally:
@@ -72,8 +72,8 @@ class PartitionServer:
         try:
             pid, uid = _peer_credentials(writer)
             while line := await _read_line(reader):
-                told = await self._reply(line) if uid == self.uid else self._refuse(pid, uid)
-                writer.write(encode_line(told))
+                reply = await self._reply(line) if uid == self.agent_uid else self._refuse(pid, uid)
+                writer.write(encode_line(reply))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:
             logger.info("a connection ended: %r", error)
@@ -81,19 +81,19 @@ class PartitionServer:
             writer.close()
 
     def _refuse(self, pid: int, uid: int) -> FailureReply:
-        logger.warning("process %d of user %d is not talked to", pid, uid)
+        logger.warning("process %d of user %d is rejected", pid, uid)
         return failure_reply(
-            UnavailableError(f"the partitioner talks to user {self.uid}, not to {uid}")
+            UnavailableError(f"the partitioner serves user {self.agent_uid}, not {uid}")
         )
 
     async def _reply(self, line: bytes) -> InstancesReply | FailureReply:
         try:
-            asked = decode_request(line)
-            gpu = await self._gpu(asked.device)
-            if isinstance(asked, InstancesRequest):
+            request = decode_request(line)
+            gpu = await self._gpu(request.device)
+            if isinstance(request, InstancesRequest):
                 return InstancesReply(gpu.mig, gpu.instances)
-            _check_request(gpu, len(asked.layout.positions))
-            task = asyncio.create_task(self._partition(gpu, asked))
+            _check_request(gpu, len(request.layout.positions))
+            task = asyncio.create_task(self._partition(gpu, request))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
@@ -101,25 +101,27 @@ class PartitionServer:
             logger.info("%s: %s", type(error).__name__, error)
             return failure_reply(error)
 
-    async def _partition(self, gpu: Gpu, asked: PartitionRequest) -> InstancesReply:
+    async def _partition(self, gpu: Gpu, request: PartitionRequest) -> InstancesReply:
         profiles = gpu.mig.profiles if gpu.mig is not None else ()
         async with self._locks.setdefault(gpu.uuid, asyncio.Lock()):
-            there = await self._partitioner.partition(gpu.uuid, asked.layout, profiles, asked.held)
-        return InstancesReply(gpu.mig, there)
+            instances = await self._partitioner.partition(
+                gpu.uuid, request.layout, profiles, request.in_use
+            )
+        return InstancesReply(gpu.mig, instances)
 
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         found = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
         if device not in found:
-            raise RequestError(f"device {device} is not here")
+            raise RequestError(f"device {device} is not on this node")
         return found[device]
 
 
 def _check_request(gpu: Gpu, positions: int) -> None:
-    """Raise RequestError for what no agent of ours asks."""
+    """Raise RequestError for a request that our agent does not send."""
     if gpu.mode is not DeviceMode.MIG:
         raise RequestError(f"device {gpu.uuid} is not in MIG mode, which only an operator changes")
     if not 0 < positions <= MAX_POSITIONS:
-        raise RequestError(f"a layout of {positions} instances is none")
+        raise RequestError(f"a layout cannot have {positions} instances")
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
@@ -128,8 +130,8 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 def _peer_credentials(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel has them."""
+    """Return PID and user ID of the client, as the kernel reports them."""
     connection = writer.get_extra_info("socket")
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(told)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid

@@ -1,7 +1,7 @@
-"""Changes the layouts of devices in MIG mode: the one part of the agent that needs the right to.
+"""Changes the layouts of devices in MIG mode: the one part of the agent that needs privileges.
 
-Everything it is told is plain data, so that it can run in a process of its own, which has that
-right while the agent has not.
+All its inputs are plain data, so it can run in a process of its own that has these privileges while
+the agent has none.
 """
 
 import asyncio
@@ -10,14 +10,16 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from services.node_agent.mig.instances import (
-    Complete,
-    Create,
-    Destroy,
     InstanceProfile,
     MigInstance,
-    Step,
     describe_instances,
     is_laid_out,
+)
+from services.node_agent.mig.layout_plan import (
+    CompleteInstance,
+    CreateInstance,
+    DestroyInstance,
+    PlanStep,
     plan_layout,
 )
 from shared.model.device import MigLayout
@@ -29,54 +31,55 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STEP_S = 15.0
-"""A driver that takes longer than this to make or remove an instance does not come back."""
+"""A driver that takes longer to create or destroy an instance hangs."""
 
 
 class MigDriver(Protocol):
-    """The driver's MIG calls; each raises UnavailableError in the driver's words."""
+    """The driver's MIG calls; each raises UnavailableError with the driver's message."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a device."""
         ...
 
     async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Make an instance at a place; return its id."""
+        """Create a GPU instance at a memory slice; return its ID."""
         ...
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
-        """Make the compute instance that takes all of an instance."""
+        """Create the compute instance that fills a GPU instance."""
         ...
 
     async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
-        """Remove a compute instance."""
+        """Destroy a compute instance."""
         ...
 
     async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
-        """Remove an instance without compute instances."""
+        """Destroy a GPU instance that has no compute instances."""
         ...
 
 
 class Partitioner:
-    """Brings devices to layouts, step by step, and looks whether it has worked."""
+    """Gives devices their layouts step by step, and verifies the result."""
 
-    def __init__(self, driver: MigDriver) -> None:
+    def __init__(self, driver: MigDriver, *, step_s: float = STEP_S) -> None:
         self.driver = driver
+        self.step_s = step_s
 
     async def partition(
         self,
         device: DeviceUuid,
         layout: MigLayout,
         profiles: Sequence[InstanceProfile],
-        held: Collection[str],
+        in_use: Collection[str],
     ) -> tuple[MigInstance, ...]:
         """Give the device this layout; return its instances, all of them ready.
 
-        `held` are UUIDs of instances that stay. What an earlier, failed attempt has left is used
-        or removed. Raises InUseError while somebody uses what is in the way, RequestError if the
-        layout cannot be, UnavailableError if the driver fails, with what the device has then.
+        Instances whose UUIDs are `in_use` stay. Leftovers of an earlier, failed attempt are reused
+        or destroyed. Raises InUseError while an instance in use blocks the layout, RequestError if
+        the layout is impossible, UnavailableError if the driver fails.
         """
         before = await self._call(device, "list its instances", self.driver.instances(device))
-        ids = {instance.gi for instance in before if instance.uuid in held}
+        ids = {instance.gi for instance in before if instance.uuid in in_use}
         steps = plan_layout(layout, profiles, before, ids)
         for step in steps:
             await self._apply(device, step)
@@ -92,35 +95,34 @@ class Partitioner:
             )
         return after
 
-    async def _apply(self, device: DeviceUuid, step: Step) -> None:
+    async def _apply(self, device: DeviceUuid, step: PlanStep) -> None:
         driver = self.driver
         match step:
-            case Destroy(instance):
-                what = f"remove {describe_instances([instance])}"
+            case DestroyInstance(instance):
+                what = f"destroy {describe_instances([instance])}"
                 for compute in instance.compute_ids:
                     await self._call(
                         device, what, driver.destroy_compute(device, instance.gi, compute)
                     )
                 await self._call(device, what, driver.destroy_instance(device, instance.gi))
-            case Complete(instance):
+            case CompleteInstance(instance):
                 what = f"complete {describe_instances([instance])}"
                 await self._call(device, what, driver.create_compute(device, instance.gi))
-            case Create(profile, start):
-                what = f"make {profile.name} at slice {start}"
+            case CreateInstance(profile, start):
+                what = f"create {profile.name} at slice {start}"
                 gi = await self._call(
                     device, what, driver.create_instance(device, profile.id, start)
                 )
                 await self._call(device, what, driver.create_compute(device, gi))
 
-    @staticmethod
-    async def _call(device: DeviceUuid, what: str, call: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, device: DeviceUuid, what: str, call: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(STEP_S):
+            async with asyncio.timeout(self.step_s):
                 return await call
         except TimeoutError as error:
             raise UnavailableError(
-                f"the driver did not {what} of device {device} within {STEP_S:g} s: look at "
-                "`nvidia-smi` and at the kernel log for Xid messages"
+                f"the driver did not {what} of device {device} within {self.step_s:g} s: check "
+                "`nvidia-smi`, and the kernel log for Xid messages"
             ) from error
         except UnavailableError as error:
             raise UnavailableError(

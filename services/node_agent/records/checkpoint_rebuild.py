@@ -5,7 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.allocate.pod_resolution import KubeletPod, PodResources
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.mig.instances import MigInstance, container_instances
+from services.node_agent.mig.instances import (
+    MigInstance,
+    container_instances,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from services.node_agent.gpus.device_samples import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.lease import Share

@@ -21,7 +21,10 @@ from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.mig.instances import ListInstances, MigInstance
+from services.node_agent.mig.instances import (
+    ListInstances,
+    MigInstance,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.attribution import ProcessOrigin

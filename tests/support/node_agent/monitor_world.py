@@ -13,7 +13,9 @@ from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers

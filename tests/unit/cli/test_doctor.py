@@ -25,7 +25,9 @@ from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
-from services.node_agent.mig.instances import MigState
+from services.node_agent.mig.instances import (
+    MigState,
+)
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import MAX_LIST_BYTES
 from shared.dialects.advertised import PluginDeviceId

@@ -19,7 +19,9 @@ from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, wi
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -12,7 +12,11 @@ from typing import Any
 import pynvml
 
 from services.node_agent.gpus.nvml.calls import text_of
-from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
+from services.node_agent.mig.instances import (
+    InstanceProfile,
+    MigInstance,
+    MigState,
+)
 from shared.model.names import DeviceUuid
 
 UNSUPPORTED = frozenset(

@@ -13,7 +13,9 @@ from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.mig import layout_reconciler as waiting
 from services.node_agent.mig import partitioner
-from services.node_agent.mig.instances import MigInstance
+from services.node_agent.mig.instances import (
+    MigInstance,
+)
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName, PodUid
@@ -179,7 +181,7 @@ async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else(
         at.bind(pod("two", limits={NUMBER: 1}), part("group1", 0, fence=2))
         await at.node.phase("two", "Failed")
 
-        assert "is with pod default/one" in at.message("two")
+        assert "is in use by pod default/one" in at.message("two")
 
 
 async def test_an_instance_is_the_next_pods_as_soon_as_the_last_ones_phase_is_final(
@@ -283,7 +285,7 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("create-fails", "the driver did not make 3g.20gb at slice 0 of device"),
+        ("create-fails", "the driver did not create 3g.20gb at slice 0 of device"),
         ("compute-fails", "NVML: Insufficient Resources"),
         ("create-nothing", "has no instance instead of layout group3"),
     ],
@@ -327,7 +329,7 @@ async def test_item_47_a_driver_that_does_not_come_back_is_given_up_on(
         await at.node.phase("one", "Failed")
         await at.node.phase("share", "Running")
 
-        assert "did not make 3g.20gb at slice 0" in at.message("one")
+        assert "did not create 3g.20gb at slice 0" in at.message("one")
         assert "within 0.3 s" in at.message("one")
 
 
@@ -414,7 +416,7 @@ async def test_a_share_of_a_device_in_mig_mode_is_refused_and_the_other_way_roun
         await at.node.phase("two", "Failed")
 
         assert "in mig mode, and the lease is for a part of it" in at.message("one")
-        assert "which is not so (it has none)" in at.message("two")
+        assert "which does not have it (its layouts: none)" in at.message("two")
 
 
 async def test_an_agent_that_may_not_partition_serves_what_is_there() -> None:

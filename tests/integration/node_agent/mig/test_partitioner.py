@@ -13,7 +13,10 @@ import pytest
 
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.gpus.simulated.models import GPU_MODELS
-from services.node_agent.mig.instances import InUseError, MigInstance
+from services.node_agent.mig.instances import (
+    InUseError,
+    MigInstance,
+)
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partition_client import RemotePartitioner
 from services.node_agent.mig.partition_server import PartitionServer
@@ -101,7 +104,7 @@ async def test_while_the_partitioner_is_away_devices_stay_as_seen_and_pods_are_t
             await at.node.phase("two", "Running")
 
     assert kept
-    assert "no partitioner answers" in at.message("one")
+    assert "no partitioner responds" in at.message("one")
 
 
 @asynccontextmanager
@@ -116,7 +119,7 @@ async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[Rem
 
 async def test_only_its_agents_user_is_talked_to(tmp_path: Path) -> None:
     async with served(tmp_path, uid=os.geteuid() + 1) as remote:
-        with pytest.raises(UnavailableError, match="talks to user"):
+        with pytest.raises(UnavailableError, match="serves user"):
             await remote.read_device(A100)
 
     async with served(tmp_path) as remote:
@@ -146,9 +149,9 @@ ENDLESS = MigLayout(name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, 
     ("device", "layout", "said"),
     [
         (T4, LAYOUTS["group1"], "is not in MIG mode"),
-        (DeviceUuid("GPU-other"), LAYOUTS["group1"], "is not here"),
-        (A100, NONSENSE, "the device knows"),
-        (A100, ENDLESS, "a layout of 1000 instances is none"),
+        (DeviceUuid("GPU-other"), LAYOUTS["group1"], "is not on this node"),
+        (A100, NONSENSE, "the device supports"),
+        (A100, ENDLESS, "a layout cannot have 1000 instances"),
     ],
 )
 async def test_what_no_agent_asks_is_refused(
@@ -164,7 +167,7 @@ async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
         for line in (b"{}\n", b"\xff\n", b'{"type":"Reset"}\n', b"[" * 1_000 + b"\n"):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")
             writer.write(line)
-            assert b"this is no question" in await reader.readline()
+            assert b"invalid request" in await reader.readline()
             writer.close()
         reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")
         writer.write(b"x" * 1_000_000)

@@ -17,7 +17,10 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.device_plugin import encode_setup
-from services.node_agent.mig.instances import MigInstance, MigState
+from services.node_agent.mig.instances import (
+    MigInstance,
+    MigState,
+)
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError

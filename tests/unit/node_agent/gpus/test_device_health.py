@@ -26,7 +26,9 @@ from services.node_agent.gpus.device_health import (
     update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import MigState
+from services.node_agent.mig.instances import (
+    MigState,
+)
 from shared.model.names import DeviceUuid
 
 POLICY = HealthPolicy(

@@ -14,7 +14,10 @@ import pytest
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.simulated.mig import SimulatedMig
 from services.node_agent.gpus.simulated.models import GPU_MODELS
-from services.node_agent.mig.instances import MigInstance, is_laid_out
+from services.node_agent.mig.instances import (
+    MigInstance,
+    is_laid_out,
+)
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
 from shared.model.errors import UnavailableError

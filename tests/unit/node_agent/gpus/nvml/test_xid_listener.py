@@ -25,20 +25,26 @@ class Driver:
         self.released = threading.Event()
         self.freed = 0
         self.inits = 0
+        self.own_thread = threading.current_thread()
+        """Threads that other tests left behind may call NVML at any time."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers: dict[str, Any] = {
-            "nvmlInit": lambda: setattr(self, "inits", self.inits + 1),
-            "nvmlShutdown": lambda: setattr(self, "inits", self.inits - 1),
+            "nvmlInit": lambda: self.count("inits", 1),
+            "nvmlShutdown": lambda: self.count("inits", -1),
             "nvmlDeviceGetHandleByUUID": self.handle,
             "nvmlDeviceGetSupportedEventTypes": lambda handle: 0 if handle == C else 0x1F,
             "nvmlDeviceRegisterEvents": lambda handle, _, events: events.append(handle),
             "nvmlEventSetCreate": list,
-            "nvmlEventSetFree": lambda _: setattr(self, "freed", self.freed + 1),
+            "nvmlEventSetFree": lambda _: self.count("freed", 1),
             "nvmlEventSetWait_v2": self.wait,
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, answer)
+
+    def count(self, name: str, change: int) -> None:
+        if threading.current_thread() is self.own_thread:
+            setattr(self, name, getattr(self, name) + change)
 
     def handle(self, uuid: str) -> str:
         if uuid == B:

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from services.node_agent.gpus.simulated.mig import SimulatedMig
 from services.node_agent.gpus.simulated.models import GPU_MODELS
 from services.node_agent.mig.instances import (
-    Complete,
-    Create,
-    Destroy,
     InUseError,
     MigInstance,
-    Step,
-    arrange,
     instance_at,
     is_laid_out,
+)
+from services.node_agent.mig.layout_plan import (
+    CompleteInstance,
+    CreateInstance,
+    DestroyInstance,
+    PlanStep,
+    arrange,
     plan_layout,
 )
 from services.node_agent.mig.layouts import (
@@ -63,17 +65,17 @@ def hardware(path: Path, model: str = "A100-40GB") -> SimulatedMig:
     return SimulatedMig(path / "mig.json", {GPU: GPU_MODELS[model].mig})
 
 
-def carry_out(device: SimulatedMig, steps: Sequence[Step]) -> None:
+def carry_out(device: SimulatedMig, steps: Sequence[PlanStep]) -> None:
     """Do as the partitioner does."""
     for step in steps:
         match step:
-            case Destroy(old):
+            case DestroyInstance(old):
                 for compute in old.compute_ids:
                     device.destroy_compute(GPU, old.gi, compute)
                 device.destroy_instance(GPU, old.gi)
-            case Complete(old):
+            case CompleteInstance(old):
                 device.create_compute(GPU, old.gi)
-            case Create(profile, start):
+            case CreateInstance(profile, start):
                 device.create_compute(GPU, device.create_instance(GPU, profile.id, start))
 
 
@@ -183,8 +185,10 @@ def test_instances_that_the_layout_has_too_stay_where_they_are() -> None:
 
     steps = plan_layout(layouts()["group2"], A100.mig, [kept, instance("3g.20gb", 4)])
 
-    assert [step.instance.profile for step in steps if isinstance(step, Destroy)] == ["3g.20gb"]
-    created = [(s.profile.name, s.start) for s in steps if isinstance(s, Create)]
+    assert [step.instance.profile for step in steps if isinstance(step, DestroyInstance)] == [
+        "3g.20gb"
+    ]
+    created = [(s.profile.name, s.start) for s in steps if isinstance(s, CreateInstance)]
     assert created == [("2g.10gb", 0), ("2g.10gb", 4), ("1g.5gb", 6)]
 
 
@@ -195,8 +199,8 @@ def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
 
     steps = plan_layout(layout, A100.mig, [instance("3g.20gb", 0)])
 
-    assert isinstance(steps[0], Destroy)
-    assert [s.start for s in steps if isinstance(s, Create)] == [4, 0, 1, 2, 3]
+    assert isinstance(steps[0], DestroyInstance)
+    assert [s.start for s in steps if isinstance(s, CreateInstance)] == [4, 0, 1, 2, 3]
     with pytest.raises(InUseError, match=r"do not fit beside 3g.20gb at slice 0"):
         plan_layout(layout, A100.mig, [instance("3g.20gb", 0, busy=True)])
 
@@ -204,13 +208,13 @@ def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
 def test_what_a_failed_attempt_left_is_completed() -> None:
     half = instance("7g.40gb", 0, compute_ids=(), uuid="")
 
-    assert plan_layout(layouts()["group4"], A100.mig, [half]) == (Complete(half),)
+    assert plan_layout(layouts()["group4"], A100.mig, [half]) == (CompleteInstance(half),)
 
 
 def test_a_layout_of_unknown_instances_is_refused_with_those_that_there_are() -> None:
     layout = MigLayout(name="odd", profiles=(MigProfile(name="9g", memory_mib=1, count=1),))
 
-    with pytest.raises(RequestError, match=r"has 9g, and the device knows 1g.5gb"):
+    with pytest.raises(RequestError, match=r"needs 9g, and the device supports 1g.5gb"):
         plan_layout(layout, A100.mig, ())
 
 
@@ -247,7 +251,7 @@ def test_nvml_wins_over_the_table() -> None:
     assert [layout.name for layout in found] == ["group1", "group2", "group4"]
     assert found[0].profiles[0].memory_mib == 4864
     assert len(said) == 1
-    assert "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not know" in said[0]
+    assert "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not report" in said[0]
 
 
 def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:

@@ -1,0 +1,178 @@
+"""The steps that give a device a MIG layout; pure.
+
+A device has memory slices in a row. An instance takes adjacent slices, from one of the starts that
+its profile allows, and a number of the device's compute slices. So which instances fit together
+depends on where each of them starts: instances that are created one by one, wherever there is room,
+may leave room that nothing fits into. Therefore a layout is arranged as a whole.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.node_agent.mig.instances import (
+    InstanceProfile,
+    InUseError,
+    MigInstance,
+    count_profiles,
+    describe_instances,
+)
+from shared.model.device import MigLayout
+from shared.model.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyInstance:
+    """Destroy a GPU instance, its compute instances first."""
+
+    instance: MigInstance
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteInstance:
+    """Create the missing compute instance of a GPU instance."""
+
+    instance: MigInstance
+
+
+@dataclass(frozen=True, slots=True)
+class CreateInstance:
+    """Create a GPU instance and its compute instance."""
+
+    profile: InstanceProfile
+    start: int
+
+
+PlanStep = DestroyInstance | CompleteInstance | CreateInstance
+
+
+def plan_layout(
+    layout: MigLayout,
+    profiles: Sequence[InstanceProfile],
+    instances: Sequence[MigInstance],
+    in_use: Collection[int] = (),
+) -> tuple[PlanStep, ...]:
+    """Return the steps that give the device a layout; instances are destroyed first.
+
+    Instances that the layout contains stay if the others fit beside them. Instances whose NVML IDs
+    are `in_use`, and those that a process uses, stay in any case. Raises InUseError if one of these
+    blocks the layout, RequestError if the layout is impossible on this device.
+    """
+    known = _known_profiles(layout, profiles)
+    used = [instance for instance in instances if instance.gi in in_use or instance.busy]
+    reusable = _reusable(layout, instances, used)
+    foreign = [instance for instance in used if instance not in reusable]
+    if foreign:
+        raise InUseError(
+            f"{describe_instances(foreign)} of the device {'is' if len(foreign) == 1 else 'are'} "
+            f"in use, and not part of layout {layout.name}"
+        )
+    for kept in (reusable, used):
+        missing = _missing(layout, kept, known)
+        starts = arrange(missing, kept, _compute_slices(profiles))
+        if starts is not None:
+            return _steps(instances, kept, missing, starts)
+    if used:
+        raise InUseError(
+            f"the other instances of layout {layout.name} do not fit beside "
+            f"{describe_instances(used)}, which is in use"
+        )
+    raise RequestError(f"the instances of layout {layout.name} do not fit on the device")
+
+
+def _known_profiles(
+    layout: MigLayout, profiles: Sequence[InstanceProfile]
+) -> dict[str, InstanceProfile]:
+    """Return the device's profiles. Raises RequestError if the layout needs another one."""
+    known = {profile.name: profile for profile in profiles}
+    unknown = sorted(set(count_profiles(layout)) - set(known))
+    if unknown:
+        raise RequestError(
+            f"layout {layout.name} needs {', '.join(unknown)}, and the device supports "
+            f"{', '.join(known) or 'no instances'}"
+        )
+    return known
+
+
+def _steps(
+    instances: Sequence[MigInstance],
+    kept: Sequence[MigInstance],
+    missing: Sequence[InstanceProfile],
+    starts: Sequence[int],
+) -> tuple[PlanStep, ...]:
+    return (
+        *(DestroyInstance(instance) for instance in instances if instance not in kept),
+        *(CompleteInstance(instance) for instance in kept if not instance.uuid),
+        *(CreateInstance(*pair) for pair in zip(missing, starts, strict=True)),
+    )
+
+
+def arrange(
+    wanted: Sequence[InstanceProfile],
+    kept: Sequence[MigInstance],
+    compute_slices: int,
+) -> tuple[int, ...] | None:
+    """Return a start for each wanted instance so that all fit beside the kept ones, or None."""
+    compute = sum(one.compute_slices for one in wanted) + sum(i.compute_slices for i in kept)
+    if compute > compute_slices:
+        return None
+    taken = frozenset(number for i in kept for number in range(i.start, i.start + i.memory_slices))
+    order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].memory_slices, wanted[n].name, n))
+    found = _search([wanted[n] for n in order], taken, None)
+    if found is None:
+        return None
+    starts = dict(zip(order, found, strict=True))
+    return tuple(starts[n] for n in range(len(wanted)))
+
+
+def _search(
+    wanted: Sequence[InstanceProfile], taken: frozenset[int], before: tuple[str, int] | None
+) -> tuple[int, ...] | None:
+    """Try each start of the first, then the rest; equal profiles are placed in ascending order."""
+    if not wanted:
+        return ()
+    first = wanted[0]
+    least = before[1] + 1 if before is not None and before[0] == first.name else 0
+    for start in sorted(first.starts):
+        slices = frozenset(range(start, start + first.memory_slices))
+        if start < least or slices & taken:
+            continue
+        rest = _search(wanted[1:], taken | slices, (first.name, start))
+        if rest is not None:
+            return (start, *rest)
+    return None
+
+
+def fits_alone(profiles: Sequence[InstanceProfile], layout: Sequence[InstanceProfile]) -> bool:
+    """Whether all instances of a layout fit on an empty device."""
+    return arrange(layout, (), _compute_slices(profiles)) is not None
+
+
+def _compute_slices(profiles: Iterable[InstanceProfile]) -> int:
+    return max((profile.compute_slices for profile in profiles), default=0)
+
+
+def _reusable(
+    layout: MigLayout, instances: Sequence[MigInstance], used: Sequence[MigInstance]
+) -> list[MigInstance]:
+    """Return the instances that the layout contains, those in use first."""
+    wanted = count_profiles(layout)
+    reusable: list[MigInstance] = []
+    for instance in sorted(instances, key=lambda i: (i not in used, i.start)):
+        if wanted[instance.profile] > 0 and (instance.uuid or not instance.compute_ids):
+            wanted[instance.profile] -= 1
+            reusable.append(instance)
+    return reusable
+
+
+def _missing(
+    layout: MigLayout, kept: Iterable[MigInstance], known: dict[str, InstanceProfile]
+) -> list[InstanceProfile]:
+    present = Counter(instance.profile for instance in kept)
+    missing: list[InstanceProfile] = []
+    for profile in layout.positions:
+        if present[profile.name] > 0:
+            present[profile.name] -= 1
+        else:
+            missing.append(known[profile.name])
+    return missing
