@@ -48,8 +48,7 @@ from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
-from services.node_agent.views.handshake import Handshake
-from services.node_agent.views.node_views import ViewWriter
+from services.node_agent.views.node_views import Handshake, ViewWriter
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient

@@ -1,7 +1,7 @@
-"""What others like to read in Kubernetes: node status, node and pod annotations.
+"""Writes node status, and annotations of node and pods, for other programs to read.
 
-Views delay nobody: they are written in the background, the newest wish of each pod only, and again
-until the API server takes them.
+Views are written in the background, so they delay nothing. For each pod only the newest annotations
+are written, and retried until the API server accepts them.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ import msgspec
 
 from services.node_agent.node_state import wait_for_event
 from services.node_agent.views.advertisement import NodeAdvertisement
-from services.node_agent.views.annotation_lists import merge_own_entries
+from services.node_agent.views.node_objects import RETRY_S as OBJECT_RETRY_S
 from services.node_agent.views.node_objects import NodeObjects
+from services.node_agent.views.node_patches import merge_own_entries
 from shared.dialects import DIALECTS
+from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.clock import Clock
@@ -26,97 +28,108 @@ from shared.model.quantity import parse_count
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-"""How often the node object is compared with what it should show."""
-PAUSE_S = 1.0
-LONGEST_PAUSE_S = 30.0
+COMPARE_S = 10.0
+"""How often the Node object is compared with the advertisement."""
+MIN_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 30.0
 
 
-class _Metadata(msgspec.Struct):
+class _NodeMetadata(msgspec.Struct):
     uid: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
     version: str = msgspec.field(name="resourceVersion", default="")
 
 
-class _Status(msgspec.Struct):
+class _NodeStatus(msgspec.Struct):
     capacity: dict[str, str | int] | None = None
     allocatable: dict[str, str | int] | None = None
 
 
-class _Node(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    status: _Status = msgspec.field(default_factory=_Status)
+class _NodeView(msgspec.Struct):
+    metadata: _NodeMetadata = msgspec.field(default_factory=_NodeMetadata)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
 class ViewWriter:
-    """The views of one node."""
+    """Writes the views of one node."""
 
-    def __init__(self, kube: KubernetesClient, node: NodeName, clock: Clock) -> None:
-        self.kube = kube
-        self.objects = NodeObjects(kube, node, clock)
+    def __init__(
+        self,
+        client: KubernetesClient,
+        node: NodeName,
+        clock: Clock,
+        *,
+        compare_s: float = COMPARE_S,
+        object_retry_s: float = OBJECT_RETRY_S,
+    ) -> None:
+        self.client = client
+        self.compare_s = compare_s
+        self.objects = NodeObjects(client, node, clock, retry_s=object_retry_s)
         self.path = f"/api/v1/nodes/{quote(node, safe='')}"
         self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
 
-    def set_advertisement(self, shown: NodeAdvertisement) -> None:
-        """Have the node show this."""
-        self.advertisement = shown
+    def set_advertisement(self, advertisement: NodeAdvertisement) -> None:
+        """Set what the Node object should show."""
+        self.advertisement = advertisement
         self._node_changed.set()
 
     def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
-        """Have the pod show that these containers have their devices."""
+        """Annotate the pod: these containers have their devices."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
             self._annotate(lease, dialect.allocated_annotations(lease, containers))
 
     def show_failed(self, lease: Lease) -> None:
-        """Have the pod show that it was refused."""
+        """Annotate the pod: its allocation failed."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
             self._annotate(lease, dialect.failed_annotations(lease))
 
     def _annotate(self, lease: Lease, annotations: Mapping[str, str]) -> None:
         if annotations:
-            _, waiting = self.pods.get(lease.pod, (lease, {}))
-            self.pods[lease.pod] = (lease, {**waiting, **annotations})
+            _, pending = self.pods.get(lease.pod, (lease, {}))
+            self.pods[lease.pod] = (lease, {**pending, **annotations})
             self._pods_changed.set()
 
     async def read_allocatable(self, resource: str) -> int | None:
-        """Return how much of a resource the node shows; None if it shows nothing of it."""
-        node = await self.kube.read(self.path, _Node)
+        """Return the node's allocatable amount of a resource; None if it has no such resource."""
+        node = await self.client.read(self.path, _NodeView)
         amount = (node.status.allocatable or {}).get(resource)
         return None if amount is None else parse_count(amount)
 
     async def run(self) -> None:
-        """Keep the views until cancelled."""
+        """Write views until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_node_forever())
-            group.create_task(self._write_pods_forever())
+            group.create_task(self._sync_node())
+            group.create_task(self._sync_pods())
 
-    async def _write_node_forever(self) -> None:
-        pause_s = PAUSE_S
+    async def _sync_node(self) -> None:
+        backoff_s = MIN_BACKOFF_S
         while True:
             self._node_changed.clear()
             try:
                 if self.advertisement is not None:
                     await self._write_node(self.advertisement)
-                pause_s = PAUSE_S
-                await wait_for_event(self._node_changed, LOOK_S)
+                backoff_s = MIN_BACKOFF_S
+                await wait_for_event(self._node_changed, self.compare_s)
             except LeaseholdError as error:
-                logger.warning("the node's view waits %g s: %s", pause_s, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                logger.warning(
+                    "the node view could not be written, retrying in %g s: %s", backoff_s, error
+                )
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _write_node(self, shown: NodeAdvertisement) -> None:
-        node = await self.kube.read(self.path, _Node)
-        await self._write_metadata(node.metadata, shown)
+    async def _write_node(self, wanted: NodeAdvertisement) -> None:
+        node = await self.client.read(self.path, _NodeView)
+        await self._write_metadata(node.metadata, wanted)
         missing = {
             part: {
                 name: str(amount)
-                for name, amount in shown.patched.items()
+                for name, amount in wanted.patched.items()
                 if name not in amounts or parse_count(amounts[name]) != amount
             }
             for part, amounts in (
@@ -125,24 +138,28 @@ class ViewWriter:
             )
         }
         if any(missing.values()):
-            await self.kube.patch_strategic(f"{self.path}/status", {"status": missing})
-        await self.objects.write(shown.objects, node.metadata.uid)
+            await self.client.patch_strategic(f"{self.path}/status", {"status": missing})
+        await self.objects.write(wanted.objects, node.metadata.uid)
 
-    async def _write_metadata(self, seen: _Metadata, shown: NodeAdvertisement) -> None:
-        present = seen.annotations or {}
-        stale = {key: text for key, text in shown.annotations.items() if present.get(key) != text}
-        entries = merge_own_entries(present, shown.lists)
+    async def _write_metadata(self, current: _NodeMetadata, wanted: NodeAdvertisement) -> None:
+        annotations = current.annotations or {}
+        stale = {
+            key: text for key, text in wanted.annotations.items() if annotations.get(key) != text
+        }
+        entries = merge_own_entries(annotations, wanted.lists)
         labels = {
-            key: text for key, text in shown.labels.items() if (seen.labels or {}).get(key) != text
+            key: text
+            for key, text in wanted.labels.items()
+            if (current.labels or {}).get(key) != text
         }
         if stale or entries or labels:
             metadata: dict[str, object] = {"annotations": {**stale, **entries}, "labels": labels}
-            if entries:  # only on what was read, or another's entry made meanwhile would be lost
-                metadata["resourceVersion"] = seen.version
-            await self.kube.patch_merge(self.path, {"metadata": metadata})
+            if entries:  # a conflict protects entries that others add meanwhile
+                metadata["resourceVersion"] = current.version
+            await self.client.patch_merge(self.path, {"metadata": metadata})
 
-    async def _write_pods_forever(self) -> None:
-        pause_s = PAUSE_S
+    async def _sync_pods(self) -> None:
+        backoff_s = MIN_BACKOFF_S
         while True:
             await self._pods_changed.wait()
             self._pods_changed.clear()
@@ -151,19 +168,45 @@ class ViewWriter:
                 lease, annotations = self.pods.pop(pod)
                 try:
                     await self._write_pod(lease, annotations)
-                    pause_s = PAUSE_S
+                    backoff_s = MIN_BACKOFF_S
                 except (NotFoundError, KubernetesConflictError):
-                    logger.debug("pod %s is gone, and its annotations with it", pod)
+                    logger.debug("pod %s was deleted before its annotations were written", pod)
                 except RequestError as error:
-                    logger.warning("annotations of pod %s were not taken: %s", pod, error)
+                    logger.warning("annotations of pod %s were rejected: %s", pod, error)
                 except LeaseholdError as error:
                     _, newer = self.pods.get(pod, (lease, {}))
                     self.pods[pod] = (lease, {**annotations, **newer})
-                    logger.warning("pod annotations wait %g s: %s", pause_s, error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    logger.warning(
+                        "pod annotations could not be written, retrying in %g s: %s",
+                        backoff_s,
+                        error,
+                    )
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _write_pod(self, lease: Lease, annotations: Mapping[str, str]) -> None:
-        """Patch the pod if it is still the one that holds the lease."""
+        """Patch the pod, if it is still the one with the lease."""
         body = {"metadata": {"uid": lease.pod, "annotations": annotations}}
-        await self.kube.patch_merge(pod_path(lease.namespace, lease.name), body)
+        await self.client.patch_merge(pod_path(lease.namespace, lease.name), body)
+
+
+class Handshake:
+    """Reports to older schedulers of Volcano, by a node annotation, that the device plugin runs.
+
+    The annotation is overwritten, whatever a scheduler has changed in it.
+    """
+
+    def __init__(self, client: KubernetesClient, path: str, clock: Clock) -> None:
+        self.client = client
+        self.path = path
+        self.clock = clock
+
+    async def run(self) -> None:
+        """Report until cancelled; if a report fails, the next one follows at its usual time."""
+        while True:
+            body = {"metadata": {"annotations": {HANDSHAKE: reported(self.clock.now())}}}
+            try:
+                await self.client.patch_merge(self.path, body)
+            except LeaseholdError as error:
+                logger.warning("the handshake was not written: %s", error)
+            await asyncio.sleep(REPORT_S)

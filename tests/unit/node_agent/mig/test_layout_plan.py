@@ -251,7 +251,9 @@ def test_nvml_wins_over_the_table() -> None:
     assert [layout.name for layout in found] == ["group1", "group2", "group4"]
     assert found[0].profiles[0].memory_mib == 4864
     assert len(said) == 1
-    assert "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not report" in said[0]
+    assert (
+        "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not report" in said[0]
+    )
 
 
 def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:

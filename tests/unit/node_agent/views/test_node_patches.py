@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.node_agent.views.annotation_lists import merge_own_entries
+from services.node_agent.views.node_patches import merge_own_entries
 
 KEY, OWN = "volcano.sh/gpu-unhealthy-ids", "leasehold.dev/own-gpu-unhealthy-ids"
 

@@ -1,0 +1,105 @@
+"""What to change in Kubernetes objects that show a node's devices; pure.
+
+Node annotations that other programs write too are lists with commas. The entries that we added are
+recorded in an annotation of our own beside it, so that entries of operators and other programs are
+never removed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from shared.dialects.advertised import NodeObject
+from shared.model.names import NodeName
+
+OWN_PREFIX = "leasehold.dev/own-"
+TRANSITION_TIME = "lastTransitionTime"
+
+DeviceEntry = Mapping[str, Any]
+"""One device in `spec.devices`."""
+
+
+def merge_own_entries(
+    current: Mapping[str, str], lists: Mapping[str, Iterable[str]]
+) -> dict[str, str | None]:
+    """Return the annotations to change so that each list has our entries and all of others'."""
+    changes: dict[str, str | None] = {}
+    for key, ours in lists.items():
+        own_key = OWN_PREFIX + key.rpartition("/")[2]
+        entries, added_before = _entries(current.get(key)), _entries(current.get(own_key))
+        others = [entry for entry in entries if entry not in added_before]
+        added = [entry for entry in ours if entry not in others]
+        if set(entries) != {*others, *added}:
+            changes[key] = ",".join((*others, *added)) or None
+        if added != added_before:
+            changes[own_key] = ",".join(added) or None
+    return changes
+
+
+def _entries(text: str | None) -> list[str]:
+    return [entry.strip() for entry in (text or "").split(",") if entry.strip()]
+
+
+def new_object(
+    wanted: NodeObject, node: NodeName, node_uid: str, *, now_s: float
+) -> dict[str, Any]:
+    """Return the complete object, owned by its node."""
+    _, _, group, version, _ = wanted.collection.split("/")
+    return {
+        "apiVersion": f"{group}/{version}",
+        "kind": wanted.kind,
+        "metadata": {
+            "name": node,
+            "labels": {key: text for key, text in wanted.labels.items() if text is not None},
+            "ownerReferences": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "name": node,
+                    "uid": node_uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": {"devices": date_conditions(wanted.devices, (), now_s=now_s)},
+    }
+
+
+def changes_to(
+    wanted: NodeObject,
+    labels: Mapping[str, str],
+    devices: Sequence[DeviceEntry],
+    *,
+    now_s: float,
+) -> dict[str, Any]:
+    """Return the merge patch for a stored object; empty if it is up to date."""
+    stale_labels = {key: text for key, text in wanted.labels.items() if labels.get(key) != text}
+    dated = date_conditions(wanted.devices, devices, now_s=now_s)
+    changes: dict[str, Any] = {}
+    if stale_labels:
+        changes["metadata"] = {"labels": stale_labels}
+    if dated != list(devices):
+        changes["spec"] = {"devices": dated}
+    return changes
+
+
+def date_conditions(
+    devices: Iterable[DeviceEntry], before: Iterable[DeviceEntry], *, now_s: float
+) -> list[DeviceEntry]:
+    """Set the transition time of each condition: as before if its status is the same, else now."""
+    since = {
+        (entry.get("id"), one.get("type"), one.get("status")): one.get(TRANSITION_TIME)
+        for entry in before
+        for one in entry.get("conditions") or ()
+    }
+    now = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def dated(entry: DeviceEntry) -> DeviceEntry:
+        conditions = [
+            {**one, TRANSITION_TIME: since.get((entry["id"], one["type"], one["status"])) or now}
+            for one in entry.get("conditions", ())
+        ]
+        return {**entry, "conditions": conditions} if conditions else entry
+
+    return [dated(entry) for entry in devices]
