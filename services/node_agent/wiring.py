@@ -196,12 +196,12 @@ def _build_gpus(
         clock=base.clock,
     )
     mig = LayoutReconciler(
-driver.instances,
+        driver.instances,
         partitioner_of(settings, driver),
         leases=base.leases,
         checkpoint=base.checkpoint,
         pods=base.pod_list,
-metrics=base.metrics,
+        metrics=base.metrics,
         clock=base.clock,
     )
     return _Gpus(driver=driver, health=health, mig=mig)
