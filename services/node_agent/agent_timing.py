@@ -13,6 +13,18 @@ class AgentTiming:
     """Between two looks at simulated GPUs."""
     simulated_backoff_s: float = 1.0
     """First backoff of a simulated GPU that was cordoned."""
+    simulated_hang_limit_s: float = 1.0
+    """Time limit of a probe while a simulated GPU hangs."""
+    instances_ready_s: float = 20.0
+    """How long Allocate waits for MIG instances; the kubelet admits no other pod meanwhile."""
+    instance_release_s: float = 5.0
+    """How long the kubelet may list containers that have ended: it polls the runtime every 2 s."""
+    partition_step_s: float = 15.0
+    """Time limit of the driver to create or destroy one MIG instance."""
+    view_compare_s: float = 10.0
+    """Between two comparisons of the Node object with what it should show."""
+    object_retry_s: float = 60.0
+    """Before a custom object is retried whose kind is not defined, or not ours to write."""
     usage_look_s: float = 5.0
     """Between two looks at what containers use."""
     report_s: float = 10.0

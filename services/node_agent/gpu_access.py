@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.driver import GpuDriver, GpuLister, open_gpu_driver
 from services.node_agent.gpus.simulated.gpus import NoUsage
@@ -15,13 +16,16 @@ from services.node_agent.usage.monitor import UsageSource
 logger = logging.getLogger(__name__)
 
 
-def open_gpus(settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
+def open_gpus(
+    settings: AgentSettings, timing: AgentTiming = DEFAULT_TIMING
+) -> GpuDriver | RemoteMigGpus:
     """Return the node's GPUs."""
     gpus = open_gpu_driver(
         settings.node_name,
         settings.gpus,
         fault_file=settings.fault_file or settings.state_dir / "faults.json",
         mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
+        simulated_hang_limit_s=timing.simulated_hang_limit_s,
     )
     if settings.partition_socket is None:
         return gpus
@@ -29,12 +33,16 @@ def open_gpus(settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
 
 
 def partitioner_of(
-    settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus
+    settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus, timing: AgentTiming
 ) -> LayoutPartitioner | None:
     """Return what changes the layouts of GPUs; None: they stay as they are."""
     if not settings.partitions:
         return None
-    return gpus.remote if isinstance(gpus, RemoteMigGpus) else Partitioner(gpus)
+    return (
+        gpus.remote
+        if isinstance(gpus, RemoteMigGpus)
+        else Partitioner(gpus, step_s=timing.partition_step_s)
+    )
 
 
 def read_xid_rules(environ: Mapping[str, str]) -> XidRules:

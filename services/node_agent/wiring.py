@@ -175,7 +175,13 @@ async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> _I
 def _build_views(
     base: _Base,
 ) -> _Views:
-    views = ViewWriter(base.kubernetes, base.node, base.clock)
+    views = ViewWriter(
+        base.kubernetes,
+        base.node,
+        base.clock,
+        compare_s=base.timing.view_compare_s,
+        object_retry_s=base.timing.object_retry_s,
+    )
     wanted = base.settings.volcano_handshake
     handshake = Handshake(base.kubernetes, views.path, base.clock) if wanted else None
     reporter = AllocationReporter(base.node, leases=base.leases, views=views)
@@ -185,7 +191,7 @@ def _build_views(
 def _build_gpus(
     base: _Base,
 ) -> _Gpus:
-    settings, driver = base.settings, open_gpus(base.settings)
+    settings, driver = base.settings, open_gpus(base.settings, base.timing)
     backoff_s = base.timing.simulated_backoff_s
     health = HealthMonitor(
         base.node,
@@ -197,12 +203,13 @@ def _build_gpus(
     )
     mig = LayoutReconciler(
         driver.instances,
-        partitioner_of(settings, driver),
+        partitioner_of(settings, driver, base.timing),
         leases=base.leases,
         checkpoint=base.checkpoint,
         pods=base.pod_list,
         metrics=base.metrics,
         clock=base.clock,
+        timing=base.timing,
     )
     return _Gpus(driver=driver, health=health, mig=mig)
 

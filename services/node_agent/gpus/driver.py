@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.node_agent.gpus.health_monitor import XidSource
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus
+from services.node_agent.gpus.simulated.gpus import HANG_LIMIT_S, SimulatedGpus
 from services.node_agent.mig.partitioner import MigDriver
 from shared.model.names import NodeName
 
@@ -31,13 +31,20 @@ class GpuDriver(GpuLister, MigDriver, XidSource, Protocol):
         ...
 
 
-def open_gpu_driver(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> GpuDriver:
+def open_gpu_driver(
+    node: NodeName,
+    gpus: str,
+    *,
+    fault_file: Path,
+    mig_file: Path,
+    simulated_hang_limit_s: float = HANG_LIMIT_S,
+) -> GpuDriver:
     """Return the node's GPUs; NVML is loaded only if `gpus` names it.
 
     Raises RequestError for an invalid layout. The files are those of simulated GPUs.
     """
     if gpus != NVML:
-        return SimulatedGpus(node, gpus, fault_file, mig_file)
+        return SimulatedGpus(node, gpus, fault_file, mig_file, hang_limit_s=simulated_hang_limit_s)
     from services.node_agent.gpus.nvml.gpus import NvmlGpus  # noqa: PLC0415 - not for simulation
 
     return NvmlGpus()

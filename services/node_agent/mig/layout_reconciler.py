@@ -8,9 +8,9 @@ before the kubelet has released the pod that was given it and the driver shows n
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.pod_resolver import PodLister
 from services.node_agent.gpus.inventory import Gpu
@@ -36,19 +36,6 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.25
 LIST_TIMEOUT_S = 5.0
 DRIVER_SLOW = "the driver takes longer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutTiming:
-    """Time limits, in seconds."""
-
-    ready_s: float = 20.0
-    """How long Allocate waits for instances; the kubelet admits no other pod meanwhile."""
-    release_s: float = 5.0
-    """How long the kubelet may still list containers that have ended: it polls every 2 s."""
-
-
-DEFAULT_TIMING = LayoutTiming()
 
 
 class LayoutPartitioner(Protocol):
@@ -95,7 +82,7 @@ class LayoutReconciler:
         pods: PodLister,
         metrics: PartitionMetrics,
         clock: Clock,
-        timing: LayoutTiming = DEFAULT_TIMING,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.list_device = list_device
         self.partitioner = partitioner
@@ -162,12 +149,12 @@ class LayoutReconciler:
         layout, position = self._layout(share), _position(share)
         self._check_newest(lease, share)
         try:
-            async with asyncio.timeout(self.timing.ready_s):
+            async with asyncio.timeout(self.timing.instances_ready_s):
                 instances = await self._lay_out(share.device, layout)
         except TimeoutError as error:
             raise UnavailableError(
                 f"device {share.device} was not laid out as {layout.name} within "
-                f"{self.timing.ready_s:g} s: {self._blocked_by.get(share.device, DRIVER_SLOW)}"
+                f"{self.timing.instances_ready_s:g} s: {self._blocked_by.get(share.device, DRIVER_SLOW)}"
             ) from error
         instance = instance_at(layout, position, instances)
         await self._wait_until_released(instance, lease.pod)
@@ -182,14 +169,14 @@ class LayoutReconciler:
     async def _wait_until_released(self, instance: MigInstance, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises RequestError if it still lists one after `release_s`.
+        Raises RequestError if it still lists one after `instance_release_s`.
         """
         holders = [
             entry.allocation
             for entry in self.checkpoint.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
-        until = self.clock.ticks() + self.timing.release_s
+        until = self.clock.ticks() + self.timing.instance_release_s
         while holders:
             running = await self._running_pods()
             holders = [allocation for allocation in holders if allocation.pod in running]
@@ -230,12 +217,12 @@ class LayoutReconciler:
 
     async def _lay_out_early(self, lease: Lease, share: Share) -> None:
         try:
-            async with asyncio.timeout(self.timing.ready_s):
+            async with asyncio.timeout(self.timing.instances_ready_s):
                 await self._lay_out(share.device, self._layout(share))
         except TimeoutError:
             logger.warning(
                 "device %s is not laid out for pod %s/%s after %g s: %s",
-                *(share.device, lease.namespace, lease.name, self.timing.ready_s),
+                *(share.device, lease.namespace, lease.name, self.timing.instances_ready_s),
                 self._blocked_by.get(share.device, DRIVER_SLOW),
             )
         except LeaseholdError as error:

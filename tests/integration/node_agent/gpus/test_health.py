@@ -16,12 +16,7 @@ from shared.model.names import NodeName
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
 
-QUICK = AgentTiming(simulated_look_s=0.1, simulated_backoff_s=0.5)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.node_agent.gpus.simulated.gpus.HANG_LIMIT_S", 0.2)
+QUICK = AgentTiming(simulated_look_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:

@@ -9,10 +9,9 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.mig import layout_reconciler as waiting
-from services.node_agent.mig import partitioner
 from services.node_agent.mig.instances import (
     MigInstance,
 )
@@ -171,11 +170,11 @@ async def test_item_44_seven_pods_at_once_each_get_an_instance_of_their_own() ->
         assert not at.refused
 
 
-async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "GONE_S", 0.3)
-    async with site("1xA100-40GB:mig") as at, at.running():
+async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else() -> None:
+    async with (
+        site("1xA100-40GB:mig", timing=AgentTiming(instance_release_s=0.3)) as at,
+        at.running(),
+    ):
         at.bind(pod("one", limits={NUMBER: 1}), part("group1", 0))
         await at.node.phase("one", "Running")
         at.bind(pod("two", limits={NUMBER: 1}), part("group1", 0, fence=2))
@@ -238,11 +237,13 @@ async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
         assert at.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[0].uuid
 
 
-async def test_item_46_what_a_pod_still_has_stays_although_a_newer_lease_wants_another_layout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "READY_S", 1.0)
-    async with site("1xA100-40GB:mig") as at, at.running():
+async def test_item_46_what_a_pod_still_has_stays_although_a_newer_lease_wants_another_layout() -> (
+    None
+):
+    async with (
+        site("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as at,
+        at.running(),
+    ):
         first = at.bind(pod("one", limits={NUMBER: 1}), part("group1", 4))
         await at.node.phase("one", "Running")
         before = await there(at)
@@ -260,11 +261,11 @@ async def test_item_46_what_a_pod_still_has_stays_although_a_newer_lease_wants_a
     assert phase == "Running"
 
 
-async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "READY_S", 2.0)
-    async with site("1xA100-40GB:mig") as at, at.running():
+async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends() -> None:
+    async with (
+        site("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=2.0)) as at,
+        at.running() as agent,
+    ):
         first = at.bind(pod("one", limits={NUMBER: 1}), part("group1"))
         await at.node.phase("one", "Running")
         await end(at, first)
@@ -272,7 +273,7 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
         at.bind(pod("two", limits={NUMBER: 1}), part("group4", fence=2))
         await at.node.phase("two", "Failed")
         message, kept = at.message("two"), len(await there(at))
-        monkeypatch.setattr(waiting, "READY_S", 10.0)
+        agent.mig.timing = AgentTiming(instances_ready_s=10.0)  # type: ignore[attr-defined]
         at.bind(pod("three", limits={NUMBER: 1}), part("group4", fence=3))
         await asyncio.sleep(0.3)
         fault(at)
@@ -318,11 +319,11 @@ async def test_item_47_a_failed_partition_fails_its_pod_alone_with_the_reason(
         assert agent.watcher.unready_reason() is None
 
 
-async def test_item_47_a_driver_that_does_not_come_back_is_given_up_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(partitioner, "STEP_S", 0.3)
-    async with site("1xA100-40GB:mig+1xT4") as at, at.running():
+async def test_item_47_a_driver_that_does_not_come_back_is_given_up_on() -> None:
+    async with (
+        site("1xA100-40GB:mig+1xT4", timing=AgentTiming(partition_step_s=0.3)) as at,
+        at.running(),
+    ):
         fault(at, "create-hangs")
         at.bind(pod("one", limits={NUMBER: 1}), part("group3"))
         at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
-from services.node_agent.views import node_objects, node_views
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
@@ -24,18 +24,12 @@ SHARED = "koordinator.sh/gpu.shared"
 ISOLATION = "koordinator.sh/gpu-isolation-provider"
 CRD = Path(__file__).parents[4] / "k8s/base/crds/koordinator-device.yaml"
 T4_MIB = 15360
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the node all the time."""
-    monkeypatch.setattr(node_views, "LOOK_S", 0.1)
-    monkeypatch.setattr(node_objects, "AGAIN_S", 0.2)
+QUICK = AgentTiming(view_compare_s=0.1, object_retry_s=0.2)
 
 
 @pytest.fixture
 async def at() -> AsyncIterator[Site]:
-    async with site("2xT4") as started:
+    async with site("2xT4", timing=QUICK) as started:
         yield started
 
 
