@@ -154,7 +154,8 @@ class LayoutReconciler:
         except TimeoutError as error:
             raise UnavailableError(
                 f"device {share.device} was not laid out as {layout.name} within "
-                f"{self.timing.instances_ready_s:g} s: {self._blocked_by.get(share.device, DRIVER_SLOW)}"
+                f"{self.timing.instances_ready_s:g} s: "
+                f"{self._blocked_by.get(share.device, DRIVER_SLOW)}"
             ) from error
         instance = instance_at(layout, position, instances)
         await self._wait_until_released(instance, lease.pod)

@@ -212,13 +212,14 @@ async def test_the_object_is_written_on_change_only_and_keeps_what_others_added(
         before = await eventually(
             lambda: (one := shown(at)) and "note" in one["metadata"]["annotations"] and one
         )
-        read = agent.views.kube.read  # type: ignore[attr-defined]
+        client = agent.view_loops[0].__self__.client  # type: ignore[attr-defined]
+        read = client.read
 
         async def counted(path: str, *kind: Any) -> Any:
             looks.append(path)
             return await read(path, *kind)
 
-        agent.views.kube.read = counted  # type: ignore[attr-defined]
+        client.read = counted
         await eventually(lambda: sum("devices/" in path for path in looks) > 3)
         after = shown(at)
         (at.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
