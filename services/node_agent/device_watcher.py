@@ -17,7 +17,7 @@ from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
 from services.node_agent.isolation.limits import excess_requests
-from services.node_agent.node_state import NodeState
+from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
@@ -47,7 +47,7 @@ class DeviceWatcher:
         self,
         node: NodeName,
         *,
-        state: NodeState,
+        state: AgentNodeState,
         discover: Callable[[], Awaitable[tuple[Gpu, ...]]],
         read_sharing_config: Callable[[], Awaitable[SharingConfig]],
         health: HealthMonitor,

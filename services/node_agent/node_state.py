@@ -11,7 +11,7 @@ from shared.model.errors import UnavailableError
 
 
 @dataclass(slots=True)
-class NodeState:
+class AgentNodeState:
     """The devices as last discovered, and what is advertised of them."""
 
     devices: tuple[Device, ...] = ()

@@ -15,7 +15,7 @@ from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.limit_updates import LimitUpdater
 from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.node_state import NodeState, wait_for_event
+from services.node_agent.node_state import AgentNodeState, wait_for_event
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.records.reconciler import CheckpointReconciler
@@ -93,7 +93,7 @@ class NodeAgent:
         self,
         node: NodeName,
         *,
-        state: NodeState,
+        state: AgentNodeState,
         watcher: DeviceWatcher,
         health: HealthMonitor,
         mig: MigPartitioning,

@@ -1,4 +1,4 @@
-"""What a node agent is told, and where it finds its kubelet."""
+"""Settings of a node agent, and where its kubelet is."""
 
 import json
 import platform
@@ -46,7 +46,7 @@ EXAMPLES = (
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 MONITOR = "0.0.0.0:9394"
-"""Where HAMi's and Volcano's monitors are scraped."""
+"""The port at which HAMi's and Volcano's monitors are scraped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,12 @@ class AgentSettings(ServiceSettings):
     node: str = setting("", "the node's name in Kubernetes; default: this machine's name")
     kubelet_dir: Path = setting(Path("/var/lib/kubelet"), "the kubelet's own directory")
     kubelet_address: str = setting(
-        "", "HOST:PORT of the kubelet; default: as KUBELET_DIR/kubelet.json says, else "
+        "", "HOST:PORT of the kubelet; default: that of KUBELET_DIR/kubelet.json, else "
         "127.0.0.1:10250"
     )  # fmt: skip
     kubelet_token_file: Path | None = setting(
-        None, "bearer token for the kubelet, read again as it rotates; default: as kubelet.json "
-        "says, else the service account's"
+        None, "bearer token for the kubelet, read again when it rotates; default: that of "
+        "kubelet.json, else the service account's"
     )  # fmt: skip
     kubelet_ca_file: Path | None = setting(None, "PEM file that the kubelet's certificate is from")
     kubelet_insecure: bool = setting(False, "do not check the kubelet's certificate")
@@ -84,18 +84,18 @@ class AgentSettings(ServiceSettings):
         "simulated GPUs, else /usr/local/vgpu"
     )  # fmt: skip
     library_source: Path | None = setting(
-        None, "HAMi-core's libvgpu.so as it comes, such as out of its image: installed below "
-        "STATE_DIR/library, by its content, and mounted from there; wins over --library-dir"
+        None, "HAMi-core's libvgpu.so, such as from its image: installed below STATE_DIR/library, "
+        "by its content, and mounted from there; wins over --library-dir"
     )  # fmt: skip
     isolation: str = setting(
         Isolation.SHARED.value,
-        "shared: parts of devices are given out, held to their limits by HAMi-core; strict: only "
+        "shared: parts of devices are allocated, limited by HAMi-core; strict: only "
         "MIG instances and whole devices",
     )
     device_list_strategy: tuple[str, ...] = setting(
         DEFAULT_STRATEGIES,
-        "how containers are told their devices, with commas: envvar, volume-mounts, cdi-cri, "
-        "cdi-annotations; the last two by a CDI specification that the agent keeps",
+        "how containers learn their devices, with commas: envvar, volume-mounts, cdi-cri, "
+        "cdi-annotations; the last two by a CDI specification that the agent writes",
     )
     cdi_dir: Path | None = setting(
         None, "the host's directory of CDI specifications; default: STATE_DIR/cdi for simulated "
@@ -108,8 +108,8 @@ class AgentSettings(ServiceSettings):
         None, "for CDI: where the agent sees that root; default: at the same path"
     )
     nvidia_cdi_hook_path: str = setting(
-        "", "for CDI: nvidia-cdi-hook or nvidia-ctk on the host; default: looked for in the usual "
-        "places"
+        "", "for CDI: nvidia-cdi-hook or nvidia-ctk on the host; default: the first in the usual "
+        "directories"
     )  # fmt: skip
     device_split_count: int | None = setting(
         None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
@@ -127,8 +127,8 @@ class AgentSettings(ServiceSettings):
         "volcano-vgpu-node-config, likewise"
     )  # fmt: skip
     partition: bool = setting(
-        True, "have MIG layouts of devices that nobody uses changed as leases want it; else what "
-        "is on a device is all that it offers"
+        True, "change the MIG layouts of unused devices for leases; otherwise a device offers only "
+        "the instances that it has"
     )  # fmt: skip
     partition_socket: Path | None = setting(
         None, "socket of the partitioner, which has the rights to list and change MIG instances; "
@@ -143,7 +143,7 @@ class AgentSettings(ServiceSettings):
         "and none for simulated GPUs"
     )  # fmt: skip
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
-    dialects: tuple[str, ...] = setting((), "dialects spoken; default: all")
+    dialects: tuple[str, ...] = setting((), "dialects to serve; default: all")
     volcano_handshake: bool = setting(
         False, "report to schedulers before Volcano 1.14.3 every 20 s, by annotation of the node"
     )
@@ -155,12 +155,12 @@ class AgentSettings(ServiceSettings):
 
     @property
     def simulated(self) -> bool:
-        """Whether the GPUs are made up."""
+        """Whether the GPUs are simulated."""
         return self.gpus != NVML
 
     @property
     def partitions(self) -> bool:
-        """Whether MIG layouts are changed: real ones only by a partitioner of its own."""
+        """Whether MIG layouts are changed; those of real GPUs need a partitioner process."""
         return self.partition and (self.simulated or self.partition_socket is not None)
 
     @property
@@ -180,18 +180,18 @@ class AgentSettings(ServiceSettings):
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:
-        """How containers are told their devices; raises RequestError naming what is no way."""
+        """How containers learn their devices; raises RequestError for an unknown strategy."""
         return parse_strategies(self.device_list_strategy)
 
     @property
     def cdi_directory(self) -> Path:
-        """Where runtimes look for CDI specifications."""
+        """The runtimes' directory of CDI specifications."""
         usual = self.state_dir.absolute() / "cdi" if self.simulated else Path("/var/run/cdi")
         return self.cdi_dir or usual
 
     @property
     def driver_places(self) -> DriverPlaces | None:
-        """Where the driver's files are; None where GPUs are made up."""
+        """Where the driver's files are; None for simulated GPUs."""
         if self.simulated:
             return None
         return DriverPlaces(
@@ -203,17 +203,17 @@ class AgentSettings(ServiceSettings):
 
     @property
     def monitor_address(self) -> str | None:
-        """Where what containers use is shown; None: nowhere."""
+        """Address of the page of what containers use; None: there is none."""
         return self.monitor_http or (None if self.simulated else MONITOR)
 
     @property
     def library_root(self) -> Path:
-        """Below it lies what was installed from --library-source."""
+        """The directory of libraries installed from --library-source."""
         return self.state_dir.absolute() / "library"
 
     @property
     def library(self) -> Path:
-        """HAMi-core's library on the host; an empty file where GPUs are simulated."""
+        """HAMi-core's library on the host; an empty file for simulated GPUs."""
         if self.library_source is not None:
             return current_library(self.library_root)
         if self.library_dir is not None:
@@ -224,7 +224,7 @@ class AgentSettings(ServiceSettings):
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
-    """Say how to reach the kubelet: flags first, then its own description, then the defaults.
+    """Return how to reach the kubelet: by flags, else by its own description, else by defaults.
 
     Raises RequestError naming the file that cannot be read.
     """

@@ -39,7 +39,7 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.metrics import AgentMetrics, export_gauges
 from services.node_agent.mig.layout_reconciler import LayoutReconciler
 from services.node_agent.mig.partition_client import RemoteMigGpus
-from services.node_agent.node_state import NodeState
+from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
@@ -71,7 +71,7 @@ class _Base:
     settings: AgentSettings
     clock: Clock
     timing: AgentTiming
-    state: NodeState
+    state: AgentNodeState
     metrics: AgentMetrics
     kubernetes: KubernetesClient
     pod_list: KubeletPods
@@ -146,7 +146,7 @@ async def _open_base(
         settings=settings,
         clock=SystemClock(),
         timing=timing,
-        state=NodeState(),
+        state=AgentNodeState(),
         metrics=AgentMetrics(tracing),
         kubernetes=await stack.enter_async_context(KubernetesClient(api_server)),
         pod_list=KubeletPods(kubelet, current_credentials),

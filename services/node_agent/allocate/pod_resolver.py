@@ -25,7 +25,7 @@ LOOK_AGAIN_S = 0.1
 FETCH_PAUSE_S = 0.2
 
 
-class PodLister(Protocol):
+class AgentPodLister(Protocol):
     """The pods of the node."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
@@ -37,7 +37,7 @@ class PodLister(Protocol):
         ...
 
 
-class NodePodLister(PodLister, Protocol):
+class NodePodLister(AgentPodLister, Protocol):
     """The same, also where the kubelet's list cannot be read."""
 
     @property

@@ -1,4 +1,4 @@
-"""Where the node keeps what containers mount, and what must exist before they start; pure.
+"""The host's paths that containers mount, and which must exist before they start; pure.
 
 Every file that is mounted keeps its inode for as long as a container may have it open: the library
 lives in a directory named after its version and is never written again.
@@ -16,7 +16,7 @@ from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
 
 ELF_HEAD = 20
-"""Bytes at the start of a library that tell for which machine it is."""
+"""Bytes at the start of a library that contain its machine type."""
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """ELF's numbers, by the machine's own name."""
@@ -31,7 +31,7 @@ class HostLayout:
 
     @property
     def paths(self) -> Paths:
-        """Return them as dialects want them."""
+        """Return the paths that dialects mount."""
         return Paths(
             library=str(self.library),
             preload=str(self.state_dir / "ld.so.preload"),
@@ -49,13 +49,13 @@ class RequiredPaths:
     """What must exist on the host before a container starts."""
 
     directories: tuple[str, ...] = ()
-    """Made if missing, writable by any user, never emptied."""
+    """Created if missing, writable by any user, never emptied."""
     files: tuple[str, ...] = ()
 
 
-def required_paths(setup: ContainerSetup, place: RegionPath | None = None) -> RequiredPaths:
-    """Return what a container's mounts need besides its region, which lies at `place`."""
-    region = None if place is None else f"{place.directory}/{place.name}"
+def required_paths(setup: ContainerSetup, region_path: RegionPath | None = None) -> RequiredPaths:
+    """Return what a container's mounts need besides its region, which has path `region_path`."""
+    region = None if region_path is None else f"{region_path.directory}/{region_path.name}"
     return RequiredPaths(
         directories=tuple(mount.host_path for mount in setup.mounts if mount.directory),
         files=tuple(
@@ -73,37 +73,36 @@ def owner_of(directory: str) -> PodUid | None:
 
 
 def orphaned_directories(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
-    """Return the directories whose pods are none of those to keep."""
-    kept = set(keep)
+    """Return the directories of pods other than `keep`."""
+    pods = set(keep)
     return [
         directory
         for directory in directories
-        if (pod := owner_of(directory)) is not None and pod not in kept
+        if (pod := owner_of(directory)) is not None and pod not in pods
     ]
 
 
 def incompatible_region_layout(library: bytes) -> str:
-    """Say which regions a library keeps, if not those that are made for containers; or nothing.
+    """Return which other region layout a library uses; empty: the one made for containers.
 
-    No version is written in it that could be read without a GPU; but it gives its file the size of
-    its layout, which stands in its code as a number. One in which no known size is found (another
-    processor writes numbers in pieces) is believed.
+    Its version cannot be read without a GPU; but the size of its layout is a number in its code.
+    A library without any known size (other processors encode numbers in parts) passes.
     """
     sizes = {layout.size: layout.name for layout in LAYOUTS}
     found = [size for size in sizes if struct.pack("<I", size) in library]
     if not found or V1_2.size in found:
         return ""
     return (
-        f"it keeps regions of layout {sizes[found[0]]} ({found[0]} bytes), and limits are set in "
-        f"those of {V1_2.size} bytes, where it would find none: install HAMi-core of HAMi 2.8.2 "
-        "or newer"
+        f"it uses regions of layout {sizes[found[0]]} ({found[0]} bytes), and limits are written "
+        f"to regions of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi "
+        "2.8.2 or newer"
     )
 
 
 def is_loadable(head: bytes, machine: str) -> bool:
-    """Say whether a file that begins so is a shared library for a 64-bit machine of this name.
+    """Return whether a file with these first bytes is a 64-bit shared library for this machine.
 
-    What it needs besides is not asked: libcuda is there in containers, and seldom beside the agent.
+    Its dependencies are not checked: containers have libcuda, the agent seldom does.
     """
     if len(head) < ELF_HEAD or head[:6] != b"\x7fELF\x02\x01":
         return False

@@ -1,4 +1,4 @@
-"""Which limits running containers are to have, and whether they can: their leases decide; pure."""
+"""Which limits running containers get by their leases, and whether these fit their use; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,45 +29,46 @@ class Shortage:
     """Rounded up."""
     limit_mib: int
     unseen: bool = False
-    """The driver says so, and HAMi-core has not counted it."""
+    """Only the driver reports it; HAMi-core has not counted it."""
 
 
 def follow_lease(
     entry: CheckpointEntry, lease: Lease, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return an answer as it is to be kept now that its lease is this one; None: as it is.
+    """Return the entry with the limits of its new lease; None: nothing changes.
 
-    Raises RequestError if the lease cannot be held to any more.
+    Raises RequestError if the container cannot be held to the lease.
     """
-    told = entry.allocation
-    if lease.pod != told.pod or lease.created_at != told.lease.created_at:
+    allocation = entry.allocation
+    if lease.pod != allocation.pod or lease.created_at != allocation.lease.created_at:
         return None
     if lease.version <= entry.lease.version:
         return None
-    if [_place(share) for share in lease.shares] != [_place(share) for share in told.lease.shares]:
-        raise RequestError("its lease is for other shares than it was given")
-    if lease.shares == told.lease.shares:
+    before = allocation.lease.shares
+    if list(map(_place, lease.shares)) != list(map(_place, before)):
+        raise RequestError("its lease is for shares other than those it was allocated")
+    if lease.shares == before:
         return replace(entry, lowered=None) if entry.lowered else None
     return replace(
         entry,
-        allocation=replace(told, lease=lease),
+        allocation=replace(allocation, lease=lease),
         setup=_setup(entry, lease, node),
         lowered=None,
     )
 
 
 def lower_limits(
-    entry: CheckpointEntry, lease: Lease, turn: str, node: NodeSnapshot
+    entry: CheckpointEntry, lease: Lease, resize_id: str, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return an answer whose container is held to the smaller of its lease and another.
+    """Return the entry with the container held to the smaller of its lease and another.
 
-    None if that is what it has. Nothing becomes larger: the ledger has not decided yet. Raises
-    RequestError if the lease cannot be held to.
+    None if that changes nothing. Nothing becomes larger: the ledger has not decided yet. Raises
+    RequestError if the container cannot be held to the lease.
     """
     container = entry.allocation.container
     before = entry.allocation.lease
     if [_place(share) for share in before.shares] != [_place(share) for share in lease.shares]:
-        raise RequestError("what it may become is of other shares than its lease")
+        raise RequestError("the proposed lease is for other shares than its lease")
     shares = tuple(
         _smaller(old, new) if old.container == container else old
         for old, new in zip(before.shares, lease.shares, strict=True)
@@ -76,7 +77,8 @@ def lower_limits(
         return None
     held = structs.replace(lease, shares=shares)
     return replace(
-        entry, lowered=LoweredLease(resize_id=turn, lease=held, setup=_setup(entry, held, node))
+        entry,
+        lowered=LoweredLease(resize_id=resize_id, lease=held, setup=_setup(entry, held, node)),
     )
 
 
@@ -91,9 +93,9 @@ def _smaller(old: Share, new: Share) -> Share:
 
 
 def _setup(entry: CheckpointEntry, lease: Lease, node: NodeSnapshot) -> ContainerSetup:
-    """Return what a container was given, with the limits of another lease.
+    """Return a container's setup with the limits of another lease.
 
-    All else stays: it has its mounts, and its region lies where it lay when it was started.
+    All else stays: a running container keeps its mounts and the path of its region.
     """
     container = entry.allocation.container
     if any(share.mig for share in lease.shares_of(container)):
@@ -113,10 +115,10 @@ def _is_limit(name: str) -> bool:
 def shortage(
     entry: CheckpointEntry, region: Region, seed: RegionSeed, use: MeasuredContainer | None
 ) -> Shortage | None:
-    """Say which limit would be below what is in use, by the region or by the driver's last word.
+    """Return which limit would be below the memory in use; None: all of them fit.
 
-    The driver counts contexts and code that HAMi-core leaves out: so much of each process does not
-    count here either.
+    The larger of the region's and the driver's amounts counts. The driver includes contexts and
+    code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
     """
     shares = in_order(entry.allocation.lease.shares_of(entry.allocation.container))
     places = region_positions(region, shares)
@@ -139,13 +141,12 @@ def shortage(
 
 
 def shortage_text(entry: CheckpointEntry, found: Shortage) -> str:
-    """Say what is in the way."""
-    container, witness = entry.allocation.container, ""
-    if found.unseen:
-        witness = ", as the driver says"
+    """Return a shortage as a sentence."""
+    container = entry.allocation.container
+    source = ", as the driver reports" if found.unseen else ""
     return (
         f"container {container} has {found.used_mib} MiB of GPU {found.index} ({found.device}) in "
-        f"use{witness}, and its limit would be {found.limit_mib}"
+        f"use{source}, and its limit would be {found.limit_mib}"
     )
 
 
@@ -155,10 +156,10 @@ def in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
 
 
 def excess_requests(entries: Iterable[CheckpointEntry]) -> dict[str, int]:
-    """Return what pods ask of resources in node status beyond what their containers have by now.
+    """Return, by resource in node status, how much more pods request than their containers have.
 
-    A kubelet goes by what pods ask for, which does not change: without this it would refuse pods
-    that are given what others have left.
+    A kubelet admits by requests, which do not change: without this it would refuse pods that get
+    what shrunk leases have freed.
     """
     total: dict[str, int] = {}
     for entry in {entry.key[:2]: entry for entry in entries}.values():

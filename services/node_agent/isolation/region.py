@@ -1,7 +1,7 @@
-"""What a region file says, read out of its bytes; pure, and safe on any bytes whatever.
+"""The content of a region file, decoded from any bytes; pure.
 
 A container may write anything into its region. So every count is clamped, every text checked, and
-numbers that cannot be are marked: what comes out is a value, never an exception.
+impossible numbers are marked: the result is a value, never an exception.
 """
 
 import re
@@ -24,7 +24,7 @@ _NOTHING = (0,) * DEVICES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPath:
-    """Where a region lies on the host."""
+    """Path of a region file on the host."""
 
     directory: str
     name: str
@@ -32,20 +32,20 @@ class RegionPath:
 
 @dataclass(frozen=True, slots=True)
 class Tampered:
-    """The file is no region: for people, what is wrong with it."""
+    """The file is not a valid region; `reason` is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What one process of the container says it uses; amounts by device, in bytes."""
+    """What one process of the container claims to use; amounts by device, in bytes."""
 
     index: int
     pid: int
-    """As the container counts."""
+    """In the container's pid namespace."""
     host_pid: int
-    """As the library guessed; 0: unknown. Never proof."""
+    """As the library guessed; 0: unknown. Not trustworthy."""
     status: int
     context: tuple[int, ...]
     module: tuple[int, ...]
@@ -55,11 +55,11 @@ class Slot:
     monitored: tuple[int, ...]
     sm_percent: tuple[int, ...]
     torn: bool = False
-    """It was being written all the time: its amounts may belong to different moments."""
+    """Each read found it being written: its amounts may belong to different moments."""
 
     @property
     def live(self) -> bool:
-        """Whether the process has not said that it ended."""
+        """Whether the process has not marked itself as ended."""
         return self.status != EXITED and self.pid != 0
 
 
@@ -70,29 +70,29 @@ class Region:
     layout: RegionLayout
     device_num: int
     uuids: tuple[str, ...]
-    """By position; empty where there is none, or none that could be one."""
+    """By position; empty where there is no valid one."""
     memory_limits: tuple[int, ...]
     core_limits: tuple[int, ...]
     slots: tuple[Slot, ...]
     """All that the library itself counts, ended ones included."""
     orphans: tuple[Slot, ...]
-    """Processes that run and that the library has lost sight of: it counts none of their memory."""
+    """Running processes that the library has lost: it counts none of their memory."""
     utilization_switch: int
     recent_kernel: int
     priority: int
     last_kernel_at: int | None
-    """Unix seconds; None: no kernel ever ran, or the layout does not say."""
+    """Unix seconds; None: no kernel has run, or the layout has no such field."""
     clamped: bool = False
-    """Some count was beyond what can be."""
+    """Some count was out of range."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """Pids, as the container counts, of all that run."""
+        """Pids, in the container's namespace, of all running processes."""
         return frozenset(slot.pid for slot in (*self.slots, *self.orphans) if slot.live)
 
     @property
     def host_pids(self) -> frozenset[int]:
-        """Pids as the node counts, of those whose library knows it."""
+        """Pids, in the node's namespace, of running processes as far as the library knows them."""
         live = (slot for slot in (*self.slots, *self.orphans) if slot.live)
         return frozenset(slot.host_pid for slot in live if slot.host_pid > 0)
 
@@ -104,7 +104,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSums:
-    """What all processes together use of one device, bytes."""
+    """What all processes together use of one device, in bytes."""
 
     context: int = 0
     module: int = 0

@@ -1,4 +1,4 @@
-"""Changes limits of a region in use; touches nothing else of it.
+"""Changes of limits in a region in use; nothing else of it is touched.
 
 Amounts of memory hold from the container's next allocation on, core limits for processes that start
 later, the switch within a fraction of a second. Each field is one aligned write, which a process
@@ -26,46 +26,46 @@ class RegionChanges:
     """Percent, for all 16 positions."""
     utilization_switch: int | None = None
     recent_kernel: int | None = None
-    """-1 keeps launches of a container with core limits back, 0 lets them go."""
+    """-1 blocks launches of a container with core limits, 0 allows them."""
 
 
-def write_changes(place: RegionPath, changes: RegionChanges, *, forced: bool = False) -> None:
-    """Change a region in use. What already is as wanted is not written.
+def write_changes(path: RegionPath, changes: RegionChanges, *, forced: bool = False) -> None:
+    """Change a region in use. Fields that already have their value are not written.
 
     Raises RequestError, unless forced, if a limit would fall below what is in use: the container
-    could then not even ask how much memory it has. Raises UnavailableError if there is no region.
+    could then not even query its memory. Raises UnavailableError if there is no region.
     """
-    region = read_region(place)
+    region = read_region(path)
     if not isinstance(region, Region):
-        raise UnavailableError(f"{_named(place)}: {_lack(region)}")
+        raise UnavailableError(f"{_named(path)}: {_missing(region)}")
     if changes.memory_limits is not None and not forced:
         _check_use(region, changes.memory_limits)
     pieces = _pieces(region, changes)
     if not pieces:
         return
-    descriptor = open_region(place, os.O_RDWR)
+    descriptor = open_region(path, os.O_RDWR)
     if not isinstance(descriptor, int):
-        raise UnavailableError(f"{_named(place)}: {_lack(descriptor)}")
+        raise UnavailableError(f"{_named(path)}: {_missing(descriptor)}")
     try:
         for at, piece in pieces.items():
             os.pwrite(descriptor, piece, at)
     except OSError as error:
-        raise UnavailableError(f"{_named(place)}: {error.strerror}") from error
+        raise UnavailableError(f"{_named(path)}: {error.strerror}") from error
     finally:
         os.close(descriptor)
 
 
-def restore_limits(place: RegionPath, seed: RegionSeed) -> None:
-    """Give a region in use the limits it was made with.
+def restore_limits(path: RegionPath, seed: RegionSeed) -> None:
+    """Write the limits that a region in use was made with.
 
-    Raises UnavailableError if there is no region to give them to.
+    Raises UnavailableError if there is no region.
     """
-    wanted = RegionChanges(
+    changes = RegionChanges(
         memory_limits=seed.memory_limits,
         core_limits=seed.core_limits,
         utilization_switch=SWITCH_ON,
     )
-    write_changes(place, wanted, forced=True)
+    write_changes(path, changes, forced=True)
 
 
 def _check_use(region: Region, limits: tuple[int, ...]) -> None:
@@ -96,9 +96,9 @@ def _pieces(region: Region, changes: RegionChanges) -> dict[int, bytes]:
     return pieces
 
 
-def _named(place: RegionPath) -> str:
-    return f"the region {place.directory}/{place.name}"
+def _named(path: RegionPath) -> str:
+    return f"the region {path.directory}/{path.name}"
 
 
-def _lack(found: Tampered | None) -> str:
-    return "it is not there" if found is None else found.reason
+def _missing(found: Tampered | None) -> str:
+    return "it does not exist" if found is None else found.reason

@@ -1,8 +1,8 @@
-"""What a fresh region holds: the limits a container is told of, as HAMi-core keeps them; pure.
+"""The content of a fresh region: a container's limits as HAMi-core stores them; pure.
 
-The library takes its limits from the first region it finds ready, whatever its environment says,
-so that a region made before the container starts cannot be argued with. Its contents are those the
-library would write itself from the environment that the container is given.
+The library takes its limits from a region that exists, not from its environment, so that a
+container cannot change them at its start. The content is what the library itself would write from
+the environment that the container gets.
 """
 
 import re
@@ -19,7 +19,7 @@ from shared.model.errors import RequestError
 
 SWITCH_ON = 1
 ACTIVE = 2
-"""The activity counter of a region that nobody has used yet."""
+"""The activity counter of an unused region."""
 FREE_SEMAPHORE = bytes.fromhex("0100000000000000 80000000") + bytes(20)
 """A glibc `sem_t` of 64 bits: free, and shared between processes."""
 _AMOUNT = re.compile(r"([1-9][0-9]{0,18})([kmgKMG]?)")
@@ -28,7 +28,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSeed:
-    """The limits of one container, by device in the order in which CUDA counts them there."""
+    """The limits of one container, by device in the container's CUDA order."""
 
     memory_bytes: tuple[int, ...]
     cores_percent: tuple[int, ...]
@@ -50,9 +50,9 @@ class RegionSeed:
 
 
 def region_path_of(setup: ContainerSetup) -> RegionPath | None:
-    """Return where the region of a container lies, or None if it has no HAMi-core.
+    """Return the host's path of a container's region, or None if it has no HAMi-core.
 
-    Raises RequestError if none of its mounts holds it: nobody could see it, or set its limits.
+    Raises RequestError if it is in none of its mounts: the agent could not write its limits.
     """
     inside = setup.environment.get(CACHE)
     if inside is None:
@@ -64,14 +64,14 @@ def region_path_of(setup: ContainerSetup) -> RegionPath | None:
         if not mount.directory and PurePosixPath(mount.container_path) == path:
             host = PurePosixPath(mount.host_path)
             return RegionPath(directory=str(host.parent), name=host.name)
-    raise RequestError(f"{CACHE} is {inside}, which none of the container's mounts holds")
+    raise RequestError(f"{CACHE} is {inside}, which is in none of the container's mounts")
 
 
 def seed_of(environment: Mapping[str, str]) -> RegionSeed:
-    """Return the limits that a container is told of.
+    """Return the limits in a container's environment.
 
-    Raises RequestError naming a variable that the library would take for no limit, or that says
-    something else to it than to us.
+    Raises RequestError naming a variable that the library would read as no limit, or in another way
+    than the agent.
     """
     memory: list[int] = []
     while (name := f"{MEMORY_LIMIT}_{len(memory)}") in environment:
@@ -101,20 +101,20 @@ def _amount(name: str, text: str) -> int:
     match = _AMOUNT.fullmatch(text)
     amount = int(match[1]) * _UNITS[match[2].lower()] if match else 0
     if not 0 < amount < 1 << 63:
-        raise RequestError(f"{name} is {text!r}, which is no amount of memory")
+        raise RequestError(f"{name} is {text!r}, which is not an amount of memory")
     return amount
 
 
 def _percent(name: str, text: str) -> int:
     if not re.fullmatch(r"0|[1-9][0-9]{0,2}", text):
-        raise RequestError(f"{name} is {text!r}, which is no number of 0 to 999")
+        raise RequestError(f"{name} is {text!r}, which is not a number from 0 to 999")
     return int(text)
 
 
 def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]:
-    """Return what a fresh region holds, by offset; everything else is zero.
+    """Return the content of a fresh region by offset; everything else is zero.
 
-    Devices' names are left to the library, which writes them as soon as it knows them.
+    The library writes the UUIDs of devices itself.
     """
     words = struct.Struct(f"<{DEVICES}Q")
     tail = struct.pack("<iiii", 0, SWITCH_ON, ACTIVE, seed.priority)
@@ -134,7 +134,7 @@ def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]
 
 
 def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
-    """Return a fresh region, whole."""
+    """Return all bytes of a fresh region."""
     image = bytearray(layout.file_size)
     for at, piece in pieces_of(seed, layout).items():
         image[at : at + len(piece)] = piece
@@ -142,20 +142,19 @@ def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
 
 
 def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
-    """Say which limits of a region are not those it was given."""
-    held = region.core_limits, seed.core_limits
-    said = [
+    """Return which limits of a region differ from its seed."""
+    differences = [
         f"the memory limit of device {n} is {found} bytes instead of {wanted}"
         for n, (found, wanted) in enumerate(
             zip(region.memory_limits, seed.memory_limits, strict=True)
         )
         if found != wanted
     ]
-    said += [
+    differences += [
         f"the core limit of device {n} is {found} % instead of {wanted}"
-        for n, (found, wanted) in enumerate(zip(*held, strict=True))
+        for n, (found, wanted) in enumerate(zip(region.core_limits, seed.core_limits, strict=True))
         if found != wanted
     ]
     if region.utilization_switch != SWITCH_ON:
-        said.append(f"the switch of its core limits is {region.utilization_switch}")
-    return tuple(said)
+        differences.append(f"the switch of its core limits is {region.utilization_switch}")
+    return tuple(differences)

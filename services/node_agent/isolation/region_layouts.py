@@ -2,7 +2,7 @@
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
 bytes, of fields of the region from its start, of fields of a slot from the slot's start. The table
-is what the library's own headers compile to, release by release; no field is ever guessed.
+is what the library's own headers compile to, release by release; no field is guessed.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class SlotLayout:
     """16 memory records: u64 context, module, buffer, offset, total, and room up to their size."""
     used_size: int
     monitored: int
-    """16 u64: what NVML says the process uses of each device."""
+    """16 u64: the process's use of each device by NVML."""
     utilization: int | None
     """16 records: u64 decoder, encoder, SM percent, and room up to their size."""
     utilization_size: int
@@ -36,7 +36,7 @@ class SlotLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLayout:
-    """Where everything lies in one version of the file."""
+    """The offsets of one version of the file."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class RegionLayout:
     """u32 major at 4 and u32 minor at 8; None: the layout carries none."""
     sm_init: int
     owner: int
-    """u64: who holds the slot lock, by its pid in the container."""
+    """u64: pid, in the container, of the holder of the slot lock."""
     semaphore: int
     postinit_semaphore: int | None
     device_num: int
@@ -82,7 +82,7 @@ class RegionLayout:
         return self.slot_count + 12
 
     def slot_at(self, index: int) -> int:
-        """Return where a slot begins."""
+        """Return the offset of a slot."""
         return self.slots + index * self.slot.size
 
 
@@ -193,7 +193,7 @@ V1_1_BAD = RegionLayout(
     slot_count=2008928,
     last_kernel=2008944,
 )
-"""HAMi 2.8.1 alone: another layout under the label of the one before, told apart by its size."""
+"""HAMi 2.8.1 only: another layout with the label of the one before; its size tells them apart."""
 
 V1_2 = RegionLayout(
     name="1.2",
@@ -228,11 +228,11 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
     size: tuple(layout for layout in LAYOUTS if layout.file_size == size)
     for size in sorted({layout.file_size for layout in LAYOUTS})
 }
-"""The size decides first: a label alone means two layouts."""
+"""The size decides first: one label means two layouts."""
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
-    """Return the layout of a file, or say why it is none. Version: the words at 4 and 8."""
+    """Return the layout of a file, or why it has none. `version` is the words at 4 and 8."""
     fitting = BY_FILE_SIZE.get(file_size)
     if fitting is None:
         known = ", ".join(map(str, BY_FILE_SIZE))

@@ -1,7 +1,7 @@
-"""Makes a container's region before the container starts, and says no if that cannot be done.
+"""A container's region, written before the container starts; it must not start without.
 
-The draft is written in the directory above, which no container can write to, and takes its place
-in one step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,
+The draft is written in the parent directory, which no container can write to, and renamed in one
+step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,
 some kilobytes on disk.
 """
 
@@ -21,48 +21,48 @@ MODE = 0o666
 """The container's processes may run as any user."""
 
 
-def seed_region(place: RegionPath, seed: RegionSeed, *, starting: bool) -> None:
-    """Have a region with these limits lie at its place, verified byte for byte.
+def seed_region(path: RegionPath, seed: RegionSeed, *, starting: bool) -> None:
+    """Ensure a region with these limits, verified byte for byte.
 
-    `starting` means that no process of the container runs: whatever an earlier one left is
-    replaced, since pids of ended processes would be taken for new ones. Otherwise a region in use
-    keeps its file and its processes, and is given its limits back.
+    `starting` means that no process of the container runs: an earlier region is replaced, since
+    pids of ended processes would be mistaken for new ones. Otherwise a region in use keeps its file
+    and its processes, and its limits are written again.
     Raises UnavailableError naming the file and what is wrong: the container must not start.
     """
-    if not starting and _keep(place, seed):
+    if not starting and _restored(path, seed):
         return
     image = image_of(seed)
-    if _holds(place, image):
+    if _holds(path, image):
         return
     try:
-        _replace(place, seed)
+        _replace(path, seed)
     except OSError as error:
         raise UnavailableError(
-            f"the limits of the container cannot be set: {place.directory}/{place.name}: "
+            f"the limits of the container cannot be set: {path.directory}/{path.name}: "
             f"{error.strerror}"
         ) from error
-    if not _holds(place, image):
+    if not _holds(path, image):
         raise UnavailableError(
-            f"the limits of the container cannot be set: {place.directory}/{place.name} does not "
-            "hold what was written to it; look at the disk, and at who else writes there"
+            f"the limits of the container cannot be set: {path.directory}/{path.name} does not "
+            "have the content that was written to it; check the disk, and what else writes there"
         )
 
 
-def _keep(place: RegionPath, seed: RegionSeed) -> bool:
-    if not isinstance(read_region(place), Region):
+def _restored(path: RegionPath, seed: RegionSeed) -> bool:
+    if not isinstance(read_region(path), Region):
         return False
-    restore_limits(place, seed)
+    restore_limits(path, seed)
     return True
 
 
-def _replace(place: RegionPath, seed: RegionSeed) -> None:
-    directory = os.open(place.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _replace(path: RegionPath, seed: RegionSeed) -> None:
+    directory = os.open(path.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        own = f".{Path(place.directory).name}.seed-{os.getpid()}-{threading.get_ident()}"
-        draft = Path(place.directory).with_name(own)
+        own = f".{Path(path.directory).name}.seed-{os.getpid()}-{threading.get_ident()}"
+        draft = Path(path.directory).with_name(own)
         draft.unlink(missing_ok=True)
         _write(draft, seed)
-        os.rename(draft, place.name, dst_dir_fd=directory)
+        os.rename(draft, path.name, dst_dir_fd=directory)
     finally:
         os.close(directory)
 
@@ -80,8 +80,8 @@ def _write(draft: Path, seed: RegionSeed) -> None:
         os.close(descriptor)
 
 
-def _holds(place: RegionPath, image: bytes) -> bool:
-    descriptor = open_region(place, os.O_RDONLY)
+def _holds(path: RegionPath, image: bytes) -> bool:
+    descriptor = open_region(path, os.O_RDONLY)
     if not isinstance(descriptor, int):
         return False
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.pod_resolution import KubeletPod
-from services.node_agent.allocate.pod_resolver import PodLister, PodResourcesLister
+from services.node_agent.allocate.pod_resolver import AgentPodLister, PodResourcesLister
 from services.node_agent.usage.cgroups import parse_cgroup
 from shared.kubernetes.kubeconfig import KubeconfigError
 from shared.model.clock import Clock
@@ -37,7 +37,7 @@ class NodePods:
 
     def __init__(
         self,
-        kubelet: PodLister,
+        kubelet: AgentPodLister,
         pod_resources: PodResourcesLister,
         *,
         implied: Callable[[], tuple[KubeletPod, ...]],

@@ -1,4 +1,4 @@
-"""The kubelet's own list of pods, GET /pods, decoded into what identity needs."""
+"""The kubelet's own pod list, GET /pods, decoded into what pod resolution needs."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,108 +15,109 @@ from shared.model.quantity import parse_count
 T = TypeVar("T")
 
 
-class _Metadata(msgspec.Struct):
+class _ListedMetadata(msgspec.Struct):
     uid: str
     name: str
     namespace: str
 
 
-class _Variable(msgspec.Struct):
+class _EnvVariable(msgspec.Struct):
     name: str = ""
 
 
-class _VariablesFrom(msgspec.Struct):
+class _EnvFromSource(msgspec.Struct):
     prefix: str = ""
 
 
-class _Resources(msgspec.Struct):
+class _ListedResources(msgspec.Struct):
     limits: dict[str, str | int] | None = None
 
 
-class _Container(msgspec.Struct, rename="camel"):
+class _ListedContainer(msgspec.Struct, rename="camel"):
     name: str
-    resources: _Resources | None = None
-    env: list[_Variable] | None = None
-    env_from: list[_VariablesFrom] | None = None
+    resources: _ListedResources | None = None
+    env: list[_EnvVariable] | None = None
+    env_from: list[_EnvFromSource] | None = None
     restart_policy: str = ""
 
 
-class _Spec(msgspec.Struct, rename="camel"):
-    containers: list[_Container]
-    init_containers: list[_Container] | None = None
+class _ListedSpec(msgspec.Struct, rename="camel"):
+    containers: list[_ListedContainer]
+    init_containers: list[_ListedContainer] | None = None
 
 
-class _Made(msgspec.Struct):
+class _CreatedContainer(msgspec.Struct):
     name: str
     container_id: str = msgspec.field(name="containerID", default="")
 
 
-class _Status(msgspec.Struct, rename="camel"):
+class _ListedStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
-    container_statuses: list[_Made] | None = None
-    init_container_statuses: list[_Made] | None = None
-    ephemeral_container_statuses: list[_Made] | None = None
+    container_statuses: list[_CreatedContainer] | None = None
+    init_container_statuses: list[_CreatedContainer] | None = None
+    ephemeral_container_statuses: list[_CreatedContainer] | None = None
 
 
-class _Pod(msgspec.Struct):
-    metadata: _Metadata
-    spec: _Spec
-    status: _Status = msgspec.field(default_factory=_Status)
+class _ListedPod(msgspec.Struct):
+    metadata: _ListedMetadata
+    spec: _ListedSpec
+    status: _ListedStatus = msgspec.field(default_factory=_ListedStatus)
 
 
-class _PodList(msgspec.Struct):
-    items: list[_Pod] | None = None
+class _KubeletPodList(msgspec.Struct):
+    items: list[_ListedPod] | None = None
 
 
-class _Named(msgspec.Struct):
-    metadata: _Metadata
+class _RunningPod(msgspec.Struct):
+    metadata: _ListedMetadata
 
 
-class _NamedList(msgspec.Struct):
-    items: list[_Named] | None = None
+class _RunningPodList(msgspec.Struct):
+    items: list[_RunningPod] | None = None
 
 
 class KubeletPods:
-    """One kubelet's HTTPS endpoint, over kept connections."""
+    """One kubelet's HTTPS endpoint, over persistent connections."""
 
     def __init__(
-        self, kubelet: KubernetesClient, described: Callable[[], ClusterCredentials]
+        self, kubelet: KubernetesClient, read_credentials: Callable[[], ClusterCredentials]
     ) -> None:
         self.kubelet = kubelet
-        self._described = described
+        self._read_credentials = read_credentials
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return every pod the kubelet knows, the one under admission included.
 
-        Raises UnavailableError if there is no answer, RequestError if it is not for us.
+        Raises UnavailableError if there is no response, RequestError if access is denied.
         """
-        listed = await self._read("/pods", _PodList)
+        listed = await self._read("/pods", _KubeletPodList)
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read, and once more if the connection broke: the kubelet may be back, elsewhere even.
+        """Read, and retry once if the connection broke.
 
-        It may show a certificate of an authority that was not there when we began.
+        The kubelet may have restarted at another address, or with a certificate of an authority
+        that did not exist when the agent started.
         """
         try:
             return await self.kubelet.read(path, kind)
         except (UnreachableError, KubeconfigError):
-            self.kubelet.use(self._described())
+            self.kubelet.use(self._read_credentials())
             return await self.kubelet.read(path, kind)
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime still has a container, deleted ones included.
 
-        A kubelet that does not tell (an old or a simulated one) has none to name.
+        A kubelet without this endpoint (an old or a simulated one) names none.
         """
         try:
-            listed = await self._read("/runningpods/", _NamedList)
+            listed = await self._read("/runningpods/", _RunningPodList)
         except NotFoundError:
             return frozenset()
         return frozenset(PodUid(pod.metadata.uid) for pod in listed.items or ())
 
 
-def _pod(pod: _Pod) -> KubeletPod:
+def _pod(pod: _ListedPod) -> KubeletPod:
     init = [_container(one, init=one.restart_policy != "Always") for one in _init(pod)]
     return KubeletPod(
         uid=PodUid(pod.metadata.uid),
@@ -124,26 +125,28 @@ def _pod(pod: _Pod) -> KubeletPod:
         name=pod.metadata.name,
         phase=pod.status.phase or "Pending",
         containers=(*init, *(_container(one, init=False) for one in pod.spec.containers)),
-        container_ids={made.container_id.rpartition("/")[2]: made.name for made in _made(pod)},
+        container_ids={
+            created.container_id.rpartition("/")[2]: created.name for created in _created(pod)
+        },
     )
 
 
-def _made(pod: _Pod) -> list[_Made]:
-    """Return the containers that the runtime has made; ids look like `containerd://0123...`."""
+def _created(pod: _ListedPod) -> list[_CreatedContainer]:
+    """Return the containers that the runtime has created, with ids like `containerd://0123...`."""
     status = pod.status
     lists = (
         status.container_statuses,
         status.init_container_statuses,
         status.ephemeral_container_statuses,
     )
-    return [made for told in lists for made in told or () if made.container_id]
+    return [created for listed in lists for created in listed or () if created.container_id]
 
 
-def _init(pod: _Pod) -> list[_Container]:
+def _init(pod: _ListedPod) -> list[_ListedContainer]:
     return pod.spec.init_containers or []
 
 
-def _container(container: _Container, *, init: bool) -> KubeletContainer:
+def _container(container: _ListedContainer, *, init: bool) -> KubeletContainer:
     limits = (container.resources.limits if container.resources else None) or {}
     return KubeletContainer(
         name=container.name,

@@ -15,7 +15,7 @@ TIMEOUT_S = 10.0
 """A kubelet on a busy machine takes seconds, and a refused Allocate fails its pod for good."""
 RETRY_S = 0.02
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
-_AGAIN = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
+_RETRYABLE = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 class KubeletPodResources:
-    """One kept connection; an async context manager."""
+    """One persistent connection; an async context manager."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -46,36 +46,39 @@ class KubeletPodResources:
         await self._channel.close()
 
     async def list_holdings(self) -> PodResources:
-        """Return everything held.
+        """Return the devices of every container.
 
-        The kubelet allows ten calls at once and a hundred a second: a refusal for that is repeated
-        until `TIMEOUT_S` is over. Raises UnavailableError if there is no answer by then.
+        The kubelet allows 10 calls at once and 100 per second; a call beyond that is retried for
+        `TIMEOUT_S`. Raises UnavailableError if there is no response by then.
         """
-        last: grpc.aio.AioRpcError | None = None
+        last_error: grpc.aio.AioRpcError | None = None
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
-                        return _read(await self._stub.List(api_pb2.ListPodResourcesRequest()))
+                        return _decode(await self._stub.List(api_pb2.ListPodResourcesRequest()))
                     except grpc.aio.AioRpcError as error:
-                        last = error
-                        if error.code() not in _AGAIN:
+                        last_error = error
+                        if error.code() not in _RETRYABLE:
                             break
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             pass
-        said = last.details() if last is not None else f"no answer within {TIMEOUT_S:g} s"
-        raise UnavailableError(f"the kubelet's PodResources at {self.socket}: {said}") from last
+        timed_out = f"no answer within {TIMEOUT_S:g} s"
+        reason = timed_out if last_error is None else last_error.details()
+        raise UnavailableError(
+            f"the kubelet's PodResources at {self.socket}: {reason}"
+        ) from last_error
 
 
-def _read(answer: api_pb2.ListPodResourcesResponse) -> PodResources:
-    held: dict[tuple[str, str, str, str], set[str]] = {}
-    for pod in answer.pod_resources:
+def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
+    ids_by_key: dict[tuple[str, str, str, str], set[str]] = {}
+    for pod in response.pod_resources:
         for container in pod.containers:
             for devices in container.devices:
                 key = (pod.namespace, pod.name, container.name, devices.resource_name)
-                held.setdefault(key, set()).update(devices.device_ids)
+                ids_by_key.setdefault(key, set()).update(devices.device_ids)
     return PodResources(
-        holdings=tuple(Holding(*key, device_ids=frozenset(ids)) for key, ids in held.items()),
-        pods=frozenset((pod.namespace, pod.name) for pod in answer.pod_resources),
+        holdings=tuple(Holding(*key, device_ids=frozenset(ids)) for key, ids in ids_by_key.items()),
+        pods=frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
     )

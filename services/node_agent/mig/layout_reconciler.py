@@ -12,7 +12,7 @@ from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
-from services.node_agent.allocate.pod_resolver import PodLister
+from services.node_agent.allocate.pod_resolver import AgentPodLister
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import (
     InstanceProfile,
@@ -79,7 +79,7 @@ class LayoutReconciler:
         *,
         leases: KnownLeases,
         checkpoint: AllocatedEntries,
-        pods: PodLister,
+        pods: AgentPodLister,
         metrics: PartitionMetrics,
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,

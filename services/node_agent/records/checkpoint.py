@@ -1,4 +1,4 @@
-"""What the kubelet was told: a JSON file that is on disk before the kubelet hears of it."""
+"""The checkpoint: a JSON file with each answer to Allocate, on disk before the kubelet gets it."""
 
 import asyncio
 import contextlib
@@ -42,19 +42,19 @@ class Checkpoint:
         self.by_key: dict[tuple[PodUid, str, str], CheckpointEntry] = {}
         self.fences: dict[str, Fence] = {}
         self.lost = False
-        """There is no file, or none that can be read: what the kubelet holds is found elsewhere."""
+        """The file is missing or unreadable: it must be rebuilt from PodResources."""
         self.changing = asyncio.Lock()
-        """Held while an answer and the region of its container change together."""
+        """Held while an entry and the region of its container change together."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()
-        """A kubelet that restarts breaks its questions off; what is being written then goes on."""
+        """A restarting kubelet cancels its calls, but a write in a thread goes on."""
         self._newest = 0
 
     async def load(self) -> None:
-        """Read the file; one that is not ours to read is moved aside, never overwritten.
+        """Read the file; a damaged or foreign one is moved aside, never overwritten.
 
-        Raises UnavailableError if the disk does not give it, or the room to move it.
+        Raises UnavailableError if it cannot be read, or not be moved.
         """
         try:
             content = await asyncio.to_thread(self._read)
@@ -78,21 +78,21 @@ class Checkpoint:
             await self._write({**self.by_key, entry.key: entry}, fences)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Drop the entries of pods that are gone; the fences of slots stay.
+        """Drop the entries of pods that have ended; the fences of slots stay.
 
         Raises UnavailableError if that cannot be written.
         """
-        gone = set(pods)
+        ended = set(pods)
         async with self._writing:
-            if not gone.intersection(key[0] for key in self.by_key):
+            if not ended.intersection(key[0] for key in self.by_key):
                 return
-            entries = {key: entry for key, entry in self.by_key.items() if key[0] not in gone}
-            own = tuple(f"/{pod}" for pod in gone)
+            entries = {key: entry for key, entry in self.by_key.items() if key[0] not in ended}
+            own = tuple(f"/{pod}" for pod in ended)
             fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
             await self._write(entries, fences)
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
-        """Return what was answered for a container, if it was."""
+        """Return the answer for a container; None: it has none."""
         return self.by_key.get((pod, container, resource))
 
     def of_resource(self, resource: str) -> list[CheckpointEntry]:
@@ -100,7 +100,7 @@ class Checkpoint:
         return [entry for key, entry in self.by_key.items() if key[2] == resource]
 
     def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
-        """Return what identity needs to know of our own answers."""
+        """Return what pod resolution needs to know of our own answers."""
         return AllocationHistory(
             answered={
                 (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
@@ -111,12 +111,12 @@ class Checkpoint:
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        """Everything the kubelet was told and that is not over."""
+        """All allocations whose pods have not ended."""
         return tuple(entry.allocation for entry in self.by_key.values())
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All answers that are not over."""
+        """All entries whose pods have not ended."""
         return tuple(self.by_key.values())
 
     @property
@@ -133,8 +133,8 @@ class Checkpoint:
             await asyncio.to_thread(self._write_newer, encoded, next(self._numbers))
         except OSError as error:
             raise UnavailableError(
-                f"{self.path} cannot be written: {error.strerror}; what the kubelet is told must "
-                "be on disk before"
+                f"{self.path} cannot be written: {error.strerror}; an allocation must be on "
+                "disk before the kubelet gets it"
             ) from error
         self.by_key, self.fences = entries, fences
 
@@ -152,15 +152,17 @@ class Checkpoint:
             return self._set_aside(f"is of node {content.node!r}, format {content.v}")
         return content
 
-    def _set_aside(self, why: str) -> CheckpointFile:
+    def _set_aside(self, problem: str) -> CheckpointFile:
         aside = self.path.with_suffix(".damaged")
         self.path.replace(aside)
         self.lost = True
-        logger.warning("%s %s; kept as %s, and rebuilt from the kubelet", self.path, why, aside)
+        logger.warning(
+            "%s %s; moved to %s, to be rebuilt from the kubelet", self.path, problem, aside
+        )
         return CheckpointFile()
 
     def _write_newer(self, data: bytes, number: int) -> None:
-        """Write, one after the other, and nothing after what came later."""
+        """Write unless a newer content was written before."""
         with self._disk:
             if number > self._newest:
                 self._replace(data)

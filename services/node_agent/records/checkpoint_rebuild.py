@@ -1,4 +1,4 @@
-"""What the kubelet and the leases imply about the checkpoint: what it lost, what is over; pure."""
+"""What PodResources and leases imply for the checkpoint: lost entries, ended pods; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,42 +21,42 @@ def rebuild_entries(
     node: NodeSnapshot,
     leases: Mapping[PodUid, Lease],
     pods: Iterable[KubeletPod],
-    shown: PodResources,
+    pod_resources: PodResources,
     *,
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
 ) -> list[CheckpointEntry]:
     """Return an entry for each container that holds devices of ours and has a lease.
 
-    Init containers that have ended hold nothing; who still waits for Allocate is not among them.
-    `instances` are those of devices in MIG mode: who had one has the one at its place.
+    Init containers that have ended hold nothing; containers still before Allocate are not among
+    them. `instances` are those of devices in MIG mode: a container has the one at its placement.
     """
     by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.terminal}
     entries = []
-    for held in shown.holdings:
-        pod = by_name.get((held.namespace, held.name))  # type: ignore[arg-type]
+    for holding in pod_resources.holdings:
+        pod = by_name.get((holding.namespace, holding.name))  # type: ignore[arg-type]
         lease = leases.get(pod.uid) if pod is not None else None
-        if lease is None or held.resource not in node.served or lease.dialect not in DIALECTS:
+        if lease is None or holding.resource not in node.served or lease.dialect not in DIALECTS:
             continue
-        if not lease.shares_of(held.container):
+        if not lease.shares_of(holding.container):
             continue
         try:
-            uuids = container_instances(lease, held.container, node.devices, instances)
-            setup = container_setup(lease, held.container, node, uuids)
+            uuids = container_instances(lease, holding.container, node.devices, instances)
+            setup = container_setup(lease, holding.container, node, uuids)
         except RequestError:
             continue
-        activation = Allocation(
+        allocation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
-            container=held.container,
-            resource=held.resource,
-            device_ids=compact(held.device_ids),
+            container=holding.container,
+            resource=holding.resource,
+            device_ids=compact(holding.device_ids),
             lease=lease,
             activated_at=now,
         )
         entries.append(
-            CheckpointEntry(allocation=activation, setup=setup, instances=tuple(uuids.values()))
+            CheckpointEntry(allocation=allocation, setup=setup, instances=tuple(uuids.values()))
         )
     return entries
 
@@ -64,17 +64,17 @@ def rebuild_entries(
 def ended_pods(
     allocations: Sequence[Allocation],
     pods: Sequence[KubeletPod],
-    shown: PodResources,
+    pod_resources: PodResources,
     leases: Mapping[PodUid, Lease],
 ) -> set[PodUid]:
-    """Return the pods that the kubelet has let go of and whose leases have ended."""
+    """Return the pods that the kubelet has dropped and whose leases have ended."""
     live = {pod.uid for pod in pods if not pod.terminal}
     names = {(pod.namespace, pod.name) for pod in pods if pod.uid in live}
-    holding = {(held.namespace, held.name) for held in shown.holdings} - names
+    holding = {(holding.namespace, holding.name) for holding in pod_resources.holdings} - names
     return {
-        told.pod
-        for told in allocations
-        if told.pod not in live
-        and (told.namespace, told.name) not in holding
-        and told.pod not in leases
+        allocation.pod
+        for allocation in allocations
+        if allocation.pod not in live
+        and (allocation.namespace, allocation.name) not in holding
+        and allocation.pod not in leases
     }

@@ -1,7 +1,7 @@
-"""The leases of this node that the agent was told of; pure.
+"""The leases of this node that the agent knows; pure.
 
-News may arrive twice, late, or never: a lease with a lower version than one already seen changes
-nothing, and the end of a lease stays in memory long enough for that.
+Updates may arrive twice, late, or never: a lease with a lower version than one already seen changes
+nothing, and ended leases are remembered long enough for that.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ MAX_ENDED = 4096
 
 @dataclass(slots=True)
 class KnownLeases:
-    """By pod, the newest that was said of its lease.
+    """The newest known lease of each pod.
 
     A pod's leases follow one another in `created_at`, and the states of one lease in `version`; the
     clocks of two placers may differ, so that a higher version is newer whatever its `created_at`.
@@ -24,18 +24,19 @@ class KnownLeases:
     node: NodeName
     leases: dict[PodUid, Lease] = field(default_factory=dict)
     ended: dict[PodUid, tuple[float, int]] = field(default_factory=dict)
-    """Of ended leases, creation and version; oldest news first."""
+    """Creation and version of ended leases, in the order of their updates."""
     revision: int = 0
+    """Counts updates that changed something."""
     revisions: dict[PodUid, int] = field(default_factory=dict)
-    """Number of the news in which each live lease came."""
+    """Revision of each live lease's last update."""
     synced: bool = False
-    """The complete list has been told at least once."""
+    """The complete list has been received at least once."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Take news; return what was new in them."""
-        return [lease for lease in leases if self._note(lease)]
+        """Take updates; return the leases that they changed."""
+        return [lease for lease in leases if self._observe(lease)]
 
-    def _note(self, lease: Lease) -> bool:
+    def _observe(self, lease: Lease) -> bool:
         stamp = (lease.created_at, lease.version)
         known = self.leases.get(lease.pod)
         seen = [self.ended.get(lease.pod, (-1.0, -1))]
@@ -56,13 +57,13 @@ class KnownLeases:
         return True
 
     def find(self, pod: PodUid) -> Lease | None:
-        """Return the pod's live lease, if one was told."""
+        """Return the pod's live lease; None: it is not known."""
         return self.leases.get(pod)
 
     def sync(self, listed: Iterable[Lease], *, since: int) -> None:
-        """Take the complete list of the node's leases, asked for when `news` was `asked_at`.
+        """Take the complete list of the node's leases, requested at revision `since`.
 
-        A lease that was known before the question, and is not in the answer, has ended.
+        A lease that was known before the request, and is not in the list, has ended.
         """
         complete = tuple(listed)
         self.synced = True

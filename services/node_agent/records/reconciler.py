@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.allocate.pod_resolver import PodLister, PodResourcesLister
+from services.node_agent.allocate.pod_resolver import AgentPodLister, PodResourcesLister
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_rebuild import ended_pods, rebuild_entries
@@ -32,7 +32,7 @@ class CheckpointReconciler:
         checkpoint: Checkpoint,
         leases: KnownLeases,
         *,
-        pods: PodLister,
+        pods: AgentPodLister,
         pod_resources: PodResourcesLister,
         list_mig_instances: Callable[[], Awaitable[Mapping[DeviceUuid, Sequence[MigInstance]]]],
         retain_refused: Callable[[Set[PodUid]], None],

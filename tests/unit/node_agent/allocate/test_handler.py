@@ -21,7 +21,7 @@ from services.node_agent.gpus.inventory import devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.metrics import TracedAllocation
-from services.node_agent.node_state import NodeState
+from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
@@ -115,7 +115,7 @@ class Desk:
     def __init__(self, path: Path) -> None:
         self.kubelet, self.around, self.ledger = Kubelet(), Around(), Ledger()
         node = NodeName(NODE)
-        self.state = NodeState()
+        self.state = AgentNodeState()
         self.checkpoint = Checkpoint(path / "checkpoint.json", node)
         leases = KnownLeases(node)
         self.reporter = AllocationReporter(node, leases=leases, views=self.around)

@@ -116,7 +116,7 @@ def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind
         began = time.monotonic()
         reason = refused(read_region(place))
 
-    assert reason == "it is no ordinary file"
+    assert reason == "it is not a regular file"
     assert time.monotonic() - began < 5, "a pipe without a writer would block for ever"
 
 

@@ -108,7 +108,7 @@ def test_the_region_lies_where_the_container_sees_it() -> None:
         assert place is not None
         assert (place.directory, place.name) == wanted
     assert region_path_of(ContainerSetup(environment={})) is None
-    with pytest.raises(RequestError, match="none of the container's mounts holds"):
+    with pytest.raises(RequestError, match="is in none of the container's mounts"):
         region_path_of(elsewhere)
 
 
@@ -303,7 +303,7 @@ def test_altered_limits_are_named_and_given_back_in_place(tmp_path: Path) -> Non
 def test_there_is_nothing_to_change_without_a_region(tmp_path: Path) -> None:
     place = at(tmp_path)
 
-    with pytest.raises(UnavailableError, match="it is not there"):
+    with pytest.raises(UnavailableError, match="it does not exist"):
         write_changes(place, RegionChanges(utilization_switch=1))
     path_of(place).write_bytes(b"?")
     with pytest.raises(UnavailableError, match="it has 1 bytes"):
