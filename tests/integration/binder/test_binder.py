@@ -60,7 +60,7 @@ class Stage:
     ledger: RedisLeases
     binder: Binder
     runner: Runner
-    held: tuple[Any, ...]
+    devices: tuple[Any, ...]
     allocations: tuple[Allocation, ...] = ()
 
     async def pod(self, name: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Stage:
         return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
 
     def _candidate(self, number: int, mib: int) -> Placement:
-        device = self.held[number % len(self.held)]
+        device = self.devices[number % len(self.devices)]
         share = Share(
             container="c",
             device=device.uuid,
@@ -127,7 +127,7 @@ class Stage:
             [
                 DeviceReported(
                     node=NODE,
-                    devices=self.held,
+                    devices=self.devices,
                     served=(),
                     allocations=self.allocations,
                     reported_at=time.time(),
@@ -200,7 +200,7 @@ async def _until(condition: Any, limit_s: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _heard(stage: Stage, kind: type[Event]) -> Any:
+async def _received(stage: Stage, kind: type[Event]) -> Any:
     return await stage.bus.subscribe([kind], durable=f"test-{kind.subject.replace('.', '-')}")
 
 
@@ -212,7 +212,7 @@ async def stage() -> AsyncIterator[Stage]:
 
 async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: Stage) -> None:
     pods = [await stage.pod(f"p{number}") for number in range(100)]
-    heard = await _heard(stage, PodBound)
+    received = await _received(stage, PodBound)
     leases = await stage.reserve(pods)
     chosen = [PlacementChosen(lease=lease) for lease in leases]
 
@@ -221,7 +221,7 @@ async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: St
     bound: list[PodBound] = []
     async with asyncio.timeout(20):
         while len({event.lease.pod for event in bound}) < 100:
-            bound += [event for batch in await heard.batch() for event in batch.events]
+            bound += [event for batch in await received.batch() for event in batch.events]
 
     found = dict(await stage.kube.read(PODS, dict))["items"]
     assert {pod["spec"]["nodeName"] for pod in found} == {NODE}
@@ -274,7 +274,7 @@ async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage)
 
 async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage: Stage) -> None:
     first, second = await stage.pod("first"), await stage.pod("second")
-    whole = stage.held[0].memory_mib
+    whole = stage.devices[0].memory_mib
     queued = PodQueued(
         pod=PodUid(second["metadata"]["uid"]),
         namespace=Namespace("default"),
@@ -284,7 +284,7 @@ async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage:
             containers=(GpuRequest(container="c", gpus=1, memory_units=whole, slotted=False),)
         ),
     )
-    stage.held = stage.held[:1]
+    stage.devices = stage.devices[:1]
     await stage.publish_all()
     capacity = await stage.ledger.capacity()
     (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
@@ -292,7 +292,7 @@ async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage:
     await stage.ledger.waiting_pods.enqueue(
         [replace(verdict, capacity=await stage.ledger.capacity())]
     )
-    offered = await _heard(stage, PodQueued)
+    offered = await _received(stage, PodQueued)
 
     async with asyncio.timeout(30):
         (delivered,) = await offered.batch()

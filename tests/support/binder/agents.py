@@ -14,9 +14,9 @@ N1, N2 = NodeName("n1"), NodeName("n2")
 
 def away(*pods: str) -> BindReply:
     """The reply for pods that must wait because the agent is stopping."""
-    held = tuple(lease(name).pod for name in pods)
+    deferred = tuple(lease(name).pod for name in pods)
     reason = "its agent is being stopped"
-    return BindReply(deferred_pods=held, reason=reason, window_open=False, node_closed=True)
+    return BindReply(deferred_pods=deferred, reason=reason, window_open=False, node_closed=True)
 
 
 class Agents:

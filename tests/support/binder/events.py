@@ -14,26 +14,24 @@ from shared.model.names import NodeName
 from tests.support.binder.world import NOW, lease
 
 
-def gone(name: str = "p1", phase: str = "") -> PodTerminated:
-    held = lease(name)
-    return PodTerminated(
-        pod=held.pod, namespace=held.namespace, name=name, node=held.node, phase=phase
-    )
+def terminated(name: str = "p1", phase: str = "") -> PodTerminated:
+    of = lease(name)
+    return PodTerminated(pod=of.pod, namespace=of.namespace, name=name, node=of.node, phase=phase)
 
 
 def in_state(state: LeaseState, name: str = "p1") -> Lease:
     return structs.replace(lease(name), state=state, version=2, created_at=NOW - 60)
 
 
-def activation(held: Lease) -> Allocation:
+def activation(of: Lease) -> Allocation:
     return Allocation(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
+        pod=of.pod,
+        namespace=of.namespace,
+        name=of.name,
         container="c",
         resource="volcano.sh/vgpu-number",
         device_ids=("GPU-n1-0-0",),
-        lease=held,
+        lease=of,
     )
 
 
@@ -43,13 +41,13 @@ def report(node: str = "n1", *allocations: Allocation, at: float = NOW) -> Devic
     )
 
 
-def bound(held: Lease) -> BoundPod:
+def bound(of: Lease) -> BoundPod:
     return BoundPod(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        node=held.node,
-        lease=dump_lease(held),
+        pod=of.pod,
+        namespace=of.namespace,
+        name=of.name,
+        node=of.node,
+        lease=dump_lease(of),
     )
 
 

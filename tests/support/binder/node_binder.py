@@ -48,8 +48,8 @@ class Binder:
         self.presence = AgentPresence(agents, agents, SystemClock())
 
     async def bind(self, lease: Lease) -> None:
-        while held := await self.presence.deferrals([lease]):
-            self.waits.append(held[lease.pod].reason)
+        while deferrals := await self.presence.deferrals([lease]):
+            self.waits.append(deferrals[lease.pod].reason)
             await asyncio.sleep(WAIT_S)
         bound = self.at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
         if self.at.agent is not None:

@@ -246,7 +246,7 @@ class Scene:
 
     async def terminate(self, lease: Lease) -> None:
         """The last container of a pod has ended, and its node's agent reported it."""
-        await self.ledger.release([lease.pod], reason="the pod is over")
+        await self.ledger.release([lease.pod], reason="the pod has terminated")
         path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.name}"
         with suppress(NotFoundError):
             await self.kube.delete(path, grace_s=0)

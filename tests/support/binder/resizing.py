@@ -68,7 +68,7 @@ class FakeResizes:
             version = stored.version if stored else None
             return StaleLeaseError(lease.pod, read=lease.version, stored=version)
         if token and self.locks.get(lease.pod) != token:
-            raise ConflictError("the time was over")
+            raise ConflictError("the lock has expired")
         if self.full is not None:
             return self.full
         self.locks.pop(lease.pod, None)
@@ -102,7 +102,7 @@ class FakeLimits:
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
         self.limits.append(request)
         if request.node in self.away:
-            raise UnavailableError("nobody answers")
+            raise UnavailableError("no reply")
         least = min(share.memory_mib for share in request.lease.shares)
         if request.resize_id and not request.finished and least < self.in_use_mib:
             reason = f"{self.in_use_mib} MiB are in use"

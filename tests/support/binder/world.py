@@ -335,7 +335,7 @@ class FakeAgents(FakeLimits):
         self.requests += 1
         self.requested_pods += pods
         if not self.answers.keys() >= set(pods):
-            raise UnavailableError("nobody answers")
+            raise UnavailableError("no reply")
         return {pod for pod in pods if self.answers[pod]}
 
 
@@ -381,19 +381,19 @@ class FakeGates:
     """Gated pods in a list, and no budgets."""
 
     def __init__(self) -> None:
-        self.held: list[PodGated] = []
+        self.waiting: list[PodGated] = []
 
     async def save(self, pods: Sequence[PodGated]) -> None:
-        self.held += pods
+        self.waiting += pods
 
     async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
-        self.held = [pod for pod in self.held if pod.pod not in pods]
+        self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
 
     async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
         return {}
 
     async def load(self, namespace: Namespace) -> Sequence[PodGated]:
-        return self.held
+        return self.waiting
 
 
 class World:

@@ -95,12 +95,12 @@ async def test_a_node_without_our_agent_defers_no_pod() -> None:
     agents, clock = Agents(), FakeClock()
     presence = AgentPresence(agents, agents, clock)
 
-    held = [await presence.deferrals([lease()]) for _ in range(3)]
+    deferrals = [await presence.deferrals([lease()]) for _ in range(3)]
     clock.advance(PRESENCE.no_agent_s)
-    held.append(await presence.deferrals([lease()]))
+    deferrals.append(await presence.deferrals([lease()]))
 
-    assert held == [{}] * 4
-    assert agents.requests == 2, "it is not asked for every pod"
+    assert deferrals == [{}] * 4
+    assert agents.requests == 2, "not a request for every pod"
 
 
 async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() -> None:
@@ -108,14 +108,14 @@ async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() 
     presence = AgentPresence(agents, agents, clock)
     agents.reported.add(N1)
 
-    held = []
+    deferrals = []
     for _ in range(60):
-        held.append(await presence.deferrals([lease()]))
+        deferrals.append(await presence.deferrals([lease()]))
         clock.advance(PRESENCE.retry_s)
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.max_retry_s)
 
-    assert all("does not respond" in each[lease().pod].reason for each in held)
+    assert all("does not respond" in each[lease().pod].reason for each in deferrals)
     assert await presence.deferrals([lease()]) == {}
 
 
@@ -128,9 +128,9 @@ async def test_pods_wait_while_the_ledger_cannot_tell_whether_there_is_an_agent(
         await presence.deferrals([lease()])
 
     agents.cut_off = False
-    held = await presence.deferrals([lease()])
+    deferrals = await presence.deferrals([lease()])
 
-    assert lease().pod in held, "it may have been replaced while NATS was away"
+    assert lease().pod in deferrals, "it may have been replaced while NATS was away"
 
 
 async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
@@ -142,14 +142,14 @@ async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
     del agents.there[N1]
     assert await presence.deferrals([lease()]) == {}, "it was there a moment ago"
     clock.advance(PRESENCE.trusted_s)
-    gone = await presence.deferrals([lease()])
-    asked = agents.requests
+    deferrals = await presence.deferrals([lease()])
+    requests = agents.requests
     await presence.deferrals([lease("p2")])
-    assert agents.requests == asked, "a batch is not to wait for it each time"
+    assert agents.requests == requests, "a batch is not to wait for it each time"
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.retry_s)
 
-    assert "the agent of node n1 does not respond" in gone[lease().pod].reason
+    assert "the agent of node n1 does not respond" in deferrals[lease().pod].reason
     assert await presence.deferrals([lease()]) == {}
 
 
@@ -208,9 +208,9 @@ async def test_an_agent_that_replaces_another_plugin_gets_requests_again() -> No
     presence.mark_absent([N1])
     presence.mark_present([N1])
 
-    held = await presence.deferrals([lease()])
+    deferrals = await presence.deferrals([lease()])
 
-    assert "does not respond" in held[lease().pod].reason
+    assert "does not respond" in deferrals[lease().pod].reason
 
 
 async def test_pods_wait_for_an_agent_that_reported_before_any_request() -> None:
@@ -218,9 +218,9 @@ async def test_pods_wait_for_an_agent_that_reported_before_any_request() -> None
     presence = AgentPresence(agents, agents, clock)
     presence.mark_present([N1])
 
-    held = await presence.deferrals([lease(), lease("p2", node="n2")])
+    deferrals = await presence.deferrals([lease(), lease("p2", node="n2")])
 
-    assert list(held) == [lease().pod]
+    assert list(deferrals) == [lease().pod]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])

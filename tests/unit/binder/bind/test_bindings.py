@@ -29,15 +29,15 @@ async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> Non
 
 async def test_the_lease_is_published_before_the_binding_is_sent() -> None:
     world = World(lease())
-    heard: list[LeaseState] = []
-    world.pods.before_binding = lambda: heard.extend(
+    states: list[LeaseState] = []
+    world.pods.before_binding = lambda: states.extend(
         event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
     )
 
     async with running(world.binder.send_bindings):
         await world.binder.bind_pods(chosen(lease()))
 
-    assert heard == [LeaseState.BOUND]
+    assert states == [LeaseState.BOUND]
 
 
 async def test_an_expired_lease_is_not_bound_and_its_binding_fails() -> None:

@@ -35,14 +35,14 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     clock.advance(PRESENCE.retry_s)
     await it.presence.deferrals([lease()])
     await it.step()
-    shut = dict(world.ledger.cordoned)
+    cordoned = dict(world.ledger.cordoned)
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.max_retry_s)
     await it.step()
 
     assert slow == {}
-    assert list(shut) == [N1]
-    assert "does not respond" in shut[N1]
+    assert list(cordoned) == [N1]
+    assert "does not respond" in cordoned[N1]
     assert world.ledger.cordoned == {}
 
 
@@ -69,7 +69,7 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once()
     agents.there[N1] = BindReply()
 
     await it.step()
-    assert N1 in world.ledger.cordoned, "it was asked a moment ago"
+    assert N1 in world.ledger.cordoned, "its pause is not over"
     it.presence.mark_present([N1, N2])
     async with asyncio.timeout(30):
         await it.wait()
@@ -91,19 +91,19 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
         clock.advance(PRESENCE.retry_s)
     for it in (one, two):
         await it.step()
-    shut = dict(world.ledger.cordoned)
+    cordoned = dict(world.ledger.cordoned)
 
     one.presence.mark_absent([N1])
     for it in (one, two):
         await it.step()
-    asked = agents.requests
+    requests = agents.requests
     clock.advance(PRESENCE.no_agent_s)
 
-    assert list(shut) == [N1]
+    assert list(cordoned) == [N1]
     assert world.ledger.cordoned == {}
     assert await one.presence.deferrals([lease()]) == {}
-    assert agents.requests == asked
-    assert await two.presence.deferrals([lease()]) == {}, "it has heard that the node is open"
+    assert agents.requests == requests
+    assert await two.presence.deferrals([lease()]) == {}, "it knows that the node is uncordoned"
     for it in (one, two):
         await it.step()
     assert world.ledger.cordoned == {}
@@ -130,7 +130,7 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply() -> No
     assert world.ledger.cordoned == {}
     await one.step()
     await one.step()
-    assert world.ledger.cordoned == {}, "what the other heard is newer"
+    assert world.ledger.cordoned == {}, "the other one has the newer reply"
     assert await one.presence.deferrals([lease()]) == {}
 
 
@@ -183,4 +183,4 @@ async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left()
     events = await world.binder.bind_pods(chosen(lease("p1")))
 
     assert not events
-    assert [kept.node for kept in world.ledger.leases.values()] == [N2]
+    assert [each.node for each in world.ledger.leases.values()] == [N2]

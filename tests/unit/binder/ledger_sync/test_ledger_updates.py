@@ -24,7 +24,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
-from tests.support.binder.events import activation, gone, in_state, report
+from tests.support.binder.events import activation, in_state, report, terminated
 from tests.support.binder.world import NOW, World, lease, running, until
 
 
@@ -40,7 +40,7 @@ def test_every_handler_signature_can_be_read() -> None:
 async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
     world = World(in_state(LeaseState.ACTIVE))
 
-    (changed,) = await world.binder.end_leases([gone(phase=phase)])
+    (changed,) = await world.binder.end_leases([terminated(phase=phase)])
 
     assert changed.lease.state is LeaseState.RELEASED
     assert not world.agents.requested_pods
@@ -49,7 +49,7 @@ async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
 async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> None:
     world = World(in_state(LeaseState.RESERVED))
 
-    assert len(await world.binder.end_leases([gone()])) == 1
+    assert len(await world.binder.end_leases([terminated()])) == 1
 
 
 def asked_once_more(world: World) -> Callable[[], bool]:
@@ -71,7 +71,7 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     pod = lease().pod
     world.agents.answers[pod] = False
 
-    assert not await world.binder.end_leases([gone()])
+    assert not await world.binder.end_leases([terminated()])
     async with running(world.binder.end_vanished):
         await until(lambda: world.agents.requested_pods)
         for _ in range(60):
@@ -89,7 +89,7 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
 
 async def test_leases_on_a_silent_node_end_after_25_s() -> None:
     world = World(in_state(LeaseState.ACTIVE))
-    await world.binder.end_leases([gone()])
+    await world.binder.end_leases([terminated()])
 
     for _ in range(24):
         world.clock.advance(1.0)
@@ -102,7 +102,7 @@ async def test_leases_on_a_silent_node_end_after_25_s() -> None:
 async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
     names = [f"p{number}" for number in range(50)]
     world = World(*(in_state(LeaseState.ACTIVE, name) for name in names))
-    await world.binder.end_leases([gone(name) for name in names])
+    await world.binder.end_leases([terminated(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
     ended = await world.binder.sync.updater.end_confirmed()
@@ -114,7 +114,7 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
 
 async def test_a_suspended_binder_does_not_take_agents_for_dead() -> None:
     world = World(in_state(LeaseState.ACTIVE))
-    await world.binder.end_leases([gone()])
+    await world.binder.end_leases([terminated()])
 
     world.clock.advance(60.0)
     assert not await world.binder.sync.updater.end_confirmed()
@@ -155,7 +155,7 @@ async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods() -> None:
         await until(lambda: world.ledger.waiting_pods.scans)
         world.ledger.waiting_pods.queued.append(waiting)
 
-        await world.binder.end_leases([gone()])
+        await world.binder.end_leases([terminated()])
         await until(lambda: world.bus.published)
 
     assert world.bus.published == [replace(waiting, offer=1)]

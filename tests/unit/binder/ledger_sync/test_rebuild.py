@@ -13,7 +13,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import LeaseState
 from shared.model.names import PodUid
-from tests.support.binder.events import activation, bound, gone, in_state, listing, report
+from tests.support.binder.events import activation, bound, in_state, listing, report, terminated
 from tests.support.binder.world import NOW, World, chosen, lease, running, until
 
 
@@ -22,8 +22,8 @@ async def test_a_lease_whose_pod_is_not_listed_ends() -> None:
 
     (event,) = await world.binder.reconcile_listing([listing()])
 
-    assert event == replace(gone(), trace="", noticed_at=NOW)
-    assert event.event_id != gone().event_id, "the stream would drop it as a duplicate"
+    assert event == replace(terminated(), trace="", noticed_at=NOW)
+    assert event.event_id != terminated().event_id, "the stream would drop it as a duplicate"
 
 
 async def test_a_listing_counts_only_when_it_is_complete() -> None:
@@ -43,13 +43,13 @@ async def test_a_new_lease_is_no_orphan() -> None:
 
 
 async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound() -> None:
-    held = in_state(LeaseState.BOUND)
-    world = World(held)
-    world.pods.seen["p1"] = ObservedPod(held.pod, None)
+    committed = in_state(LeaseState.BOUND)
+    world = World(committed)
+    world.pods.seen["p1"] = ObservedPod(committed.pod, None)
 
     (event,) = await world.binder.reconcile_listing([listing()])
 
-    assert event == PlacementChosen(lease=held)
+    assert event == PlacementChosen(lease=committed)
 
 
 async def test_a_lease_that_only_the_pod_carries_is_reported_not_created() -> None:

@@ -9,14 +9,14 @@ from tests.support.binder.world import lease
 
 
 def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> None:
-    over, runs, starts = (
-        lease("over"),
+    terminated, runs, starts = (
+        lease("terminated"),
         lease("runs"),
         structs.replace(lease("starts"), created_at=2.0),
     )
     evidence = Evidence(
         pods=(bound(runs), bound(starts)),
-        allocations={over.node: (activation(over), activation(runs))},
+        allocations={terminated.node: (activation(terminated), activation(runs))},
     )
 
     recovery = recover(evidence)
@@ -24,7 +24,7 @@ def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> N
     assert [(each.name, each.state) for each in recovery.leases] == [
         ("runs", LeaseState.ACTIVE),
         ("starts", LeaseState.BOUND),
-        ("over", LeaseState.ACTIVE),
+        ("terminated", LeaseState.ACTIVE),
     ]
     assert recovery.problems == ()
 

@@ -46,7 +46,7 @@ class Stage:
     """Store, API server and Events at once; budgets change after so many gates."""
 
     def __init__(self) -> None:
-        self.held: dict[PodUid, PodGated] = {}
+        self.waiting: dict[PodUid, PodGated] = {}
         self.budget: BudgetChanged | None = None
         self.opened: list[str] = []
         self.absent: set[str] = set()
@@ -59,19 +59,19 @@ class Stage:
         self.gates = SchedulingGates(self, self, self, self.clock)
 
     async def save(self, pods: Sequence[PodGated]) -> None:
-        self.held |= {pod.pod: pod for pod in pods}
+        self.waiting |= {pod.pod: pod for pod in pods}
 
     async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         for pod in pods:
-            self.held.pop(pod, None)
+            self.waiting.pop(pod, None)
 
     async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
         if len(self.opened) >= self.exhausted_after:
             return {TEAM: budget("queue")}
-        return {TEAM: self.budget} if self.held else {}
+        return {TEAM: self.budget} if self.waiting else {}
 
     async def load(self, namespace: Namespace) -> Sequence[PodGated]:
-        return list(self.held.values())
+        return list(self.waiting.values())
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         assert (namespace, gate, uid) == (TEAM, BUDGET_GATE, f"uid-{name}")
@@ -103,15 +103,15 @@ async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
 
 async def test_a_refilled_budget_removes_all_gates_by_priority_and_age() -> None:
     at = Stage()
-    at.absent.add("gone")
-    pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
+    at.absent.add("deleted")
+    pods = [gated("late", 9), gated("early", 1), gated("deleted", 2), gated("high", 10, priority=5)]
     await at.gates.add(pods)
     at.budget = budget("admit")
 
     await at.gates.step()
 
     assert at.opened == ["high", "early", "late"]
-    assert at.held == {}
+    assert at.waiting == {}
     refilled = [event.name for event in at.events if event.reason == "BudgetRefilled"]
     assert refilled == ["high", "early", "late"]
 
@@ -132,7 +132,7 @@ async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried() ->
 
     assert (at.opened, tried) == (["second", "first"], 1)
     assert "no policy lets it" in messages[0]
-    assert at.held == {}
+    assert at.waiting == {}
 
 
 async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() -> None:
@@ -143,7 +143,7 @@ async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() ->
     await at.gates.step()
 
     assert len(at.opened) == BATCH
-    assert len(at.held) == 2 * BATCH
+    assert len(at.waiting) == 2 * BATCH
 
 
 async def test_an_unknown_budget_keeps_gates_for_two_minutes_only() -> None:

@@ -50,7 +50,7 @@ def lease(pod: str, node: str, gpu: int, mib: int, *, cores: int = 0, age: float
     )
 
 
-def account(node: str, gpus: int, leases: Sequence[Lease]) -> NodeTotals:
+def node_totals(node: str, gpus: int, leases: Sequence[Lease]) -> NodeTotals:
     devices, used = counted_use(leases)
     known = LedgerNode(
         facts=facts(node),
@@ -87,14 +87,14 @@ def candidate(
 
 
 def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
-    asked = GpuRequest(
+    container = GpuRequest(
         container="main",
         gpus=gpus,
         memory_units=None if whole else mib,
         whole=whole,
         sharing=SharingPolicy.EXCLUSIVE if whole else SharingPolicy.SHARED,
     )
-    return PodRequest(containers=(asked,), resources={"cpu": 100, "pods": 1})
+    return PodRequest(containers=(container,), resources={"cpu": 100, "pods": 1})
 
 
 def names(found: PreemptionPlan | NoPlan) -> list[str]:
@@ -103,28 +103,29 @@ def names(found: PreemptionPlan | NoPlan) -> list[str]:
 
 
 def test_gpusharing_29_devices_count_never_a_nodes_sum() -> None:
-    held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    seen = PlanInput(nodes=[account("a", 2, held)], candidates=[candidate(held[0])])
+    leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
+    inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=[candidate(leases[0])])
 
-    assert names(plan(wants(16_000), seen, fit_on_node)) == ["p0"]
-    kept = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
+    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["p0"]
+    others = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
-    seen = PlanInput(
-        nodes=[account("a", 2, [*kept, *small])], candidates=[candidate(each) for each in small]
+    inputs = PlanInput(
+        nodes=[node_totals("a", 2, [*others, *small])],
+        candidates=[candidate(each) for each in small],
     )
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
-    assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
+    assert isinstance(plan(wants(16_000), inputs, fit_on_node), NoPlan)
 
 
 def test_no_victim_where_the_pod_fits_or_will_fit() -> None:
-    held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    accounts = [account("a", 2, held)]
-    candidates = [candidate(held[0])]
+    leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
+    nodes = [node_totals("a", 2, leases)]
+    candidates = [candidate(leases[0])]
 
     assert isinstance(
-        plan(wants(4_000), PlanInput(nodes=accounts, candidates=candidates), fit_on_node), NoPlan
+        plan(wants(4_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node), NoPlan
     )
-    leaving = PlanInput(nodes=accounts, candidates=candidates, leaving=frozenset({PodUid("p1")}))
+    leaving = PlanInput(nodes=nodes, candidates=candidates, leaving=frozenset({PodUid("p1")}))
     assert isinstance(plan(wants(16_000), leaving, fit_on_node), NoPlan)
 
 
@@ -143,56 +144,56 @@ def test_no_victim_where_the_pod_fits_or_will_fit() -> None:
     ],
 )
 def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
-    held = [lease("p0", "a", 0, 16_000), lease("p1", "a", 1, 16_000)]
-    accounts = [account("a", 2, held)]
+    leases = [lease("p0", "a", 0, 16_000), lease("p1", "a", 1, 16_000)]
+    nodes = [node_totals("a", 2, leases)]
 
     for cheap, dear in ((0, 1), (1, 0)):
-        candidates = [candidate(held[cheap], **first), candidate(held[dear], **second)]
-        found = plan(wants(8_000), PlanInput(nodes=accounts, candidates=candidates), fit_on_node)
+        candidates = [candidate(leases[cheap], **first), candidate(leases[dear], **second)]
+        found = plan(wants(8_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node)
         assert names(found) == [f"p{cheap}"]
 
 
 def test_one_large_victim_rather_than_two_small_ones() -> None:
-    held = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
-    candidates = [candidate(held[0], used_gpu_s=50), candidate(held[1]), candidate(held[2])]
+    leases = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
+    candidates = [candidate(leases[0], used_gpu_s=50), candidate(leases[1]), candidate(leases[2])]
 
-    seen = PlanInput(nodes=[account("a", 2, held)], candidates=candidates)
+    inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=candidates)
 
-    assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
+    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
 
 
 def test_a_pod_disruption_budget_is_never_exceeded() -> None:
-    held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
-    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(held)]
-    candidates[2] = candidate(held[2], priority=9)
-    seen = PlanInput(
-        nodes=[account("a", 2, held)],
+    leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
+    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
+    candidates[2] = candidate(leases[2], priority=9)
+    inputs = PlanInput(
+        nodes=[node_totals("a", 2, leases)],
         candidates=candidates,
         disruption_budgets=[
             DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
         ],
     )
 
-    assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
-    assert names(plan(wants(8_000), seen, fit_on_node)) == ["s1"]
+    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
+    assert names(plan(wants(8_000), inputs, fit_on_node)) == ["s1"]
 
 
 def test_limits_on_victims_are_never_exceeded() -> None:
-    held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
-    seen = PlanInput(
-        nodes=[account("a", 1, held)],
-        candidates=[candidate(each) for each in held],
+    leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
+    inputs = PlanInput(
+        nodes=[node_totals("a", 1, leases)],
+        candidates=[candidate(each) for each in leases],
         allowance=Allowance(total=5, per_namespace=1),
     )
 
-    assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
+    assert isinstance(plan(wants(16_000), inputs, fit_on_node), NoPlan)
 
 
 def test_plans_with_many_candidates_take_bounded_work() -> None:
-    held = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
+    leases = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
     for gpu in range(8):
-        held += [lease(f"q{gpu}", "a", gpu, 9_600)]
-    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(held)]
+        leases += [lease(f"q{gpu}", "a", gpu, 9_600)]
+    candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
     trials = 0
 
     def counting(request: PodRequest, node: LedgerNode) -> object:
@@ -200,30 +201,30 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
         trials += 1
         return fit_on_node(request, node)
 
-    seen = PlanInput(nodes=[account("a", 8, held)], candidates=candidates)
-    found = plan(wants(16_000, gpus=4), seen, counting)  # type: ignore[arg-type]
+    inputs = PlanInput(nodes=[node_totals("a", 8, leases)], candidates=candidates)
+    found = plan(wants(16_000, gpus=4), inputs, counting)  # type: ignore[arg-type]
 
     assert len(names(found)) == 20
     assert trials < 4_000
 
 
-def brute(request: PodRequest, seen: PlanInput) -> tuple[PreemptionCost, str] | None:
+def brute(request: PodRequest, inputs: PlanInput) -> tuple[PreemptionCost, str] | None:
     """Try all sets on every node."""
     best: tuple[PreemptionCost, str] | None = None
-    for each in seen.nodes:
-        here = [c for c in seen.candidates if c.lease.node == each.node.facts.name]
+    for each in inputs.nodes:
+        here = [c for c in inputs.candidates if c.lease.node == each.node.facts.name]
         for size in range(1, len(here) + 1):
             for victims in combinations(here, size):
                 gone = {victim.lease.pod for victim in victims}
-                if allowed(victims, seen) and fit_on_node(request, without(each, gone)):
+                if allowed(victims, inputs) and fit_on_node(request, without(each, gone)):
                     found = (cost_of(victims), each.node.facts.name)
                     best = found if best is None else min(best, found)
     return best
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> PlanInput:
-    accounts, candidates = [], []
+def plan_inputs(draw: st.DrawFn) -> PlanInput:
+    nodes, candidates = [], []
     for node in ("a", "b"):
         leases = []
         room = {0: SIZE, 1: SIZE}
@@ -247,42 +248,44 @@ def situations(draw: st.DrawFn) -> PlanInput:
                         priority=draw(st.integers(0, 1)),
                     )
                 )
-        accounts.append(account(node, 2, leases))
+        nodes.append(node_totals(node, 2, leases))
     pods = [each.lease.pod for each in candidates]
     protected = draw(st.sets(st.sampled_from(pods))) if pods else set()
     budgets = [
         DisruptionBudget(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))
     ]
-    return PlanInput(nodes=accounts, candidates=candidates, disruption_budgets=budgets)
+    return PlanInput(nodes=nodes, candidates=candidates, disruption_budgets=budgets)
 
 
 @settings(max_examples=200, deadline=None)
-@given(situations(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
-def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: PlanInput, mib: int, gpus: int) -> None:
+@given(plan_inputs(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
+def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
+    inputs: PlanInput, mib: int, gpus: int
+) -> None:
     request = wants(mib, gpus)
-    fits_anyway = any(fit_on_node(request, each.node) for each in seen.nodes)
+    fits_anyway = any(fit_on_node(request, each.node) for each in inputs.nodes)
 
-    found = plan(request, seen, fit_on_node)
+    found = plan(request, inputs, fit_on_node)
 
-    best = brute(request, seen)
+    best = brute(request, inputs)
     if fits_anyway or best is None:
         assert isinstance(found, NoPlan)
         return
     assert isinstance(found, PreemptionPlan)
-    assert allowed(found.victims, seen)
-    [node] = [each for each in seen.nodes if each.node.facts.name == found.node]
+    assert allowed(found.victims, inputs)
+    [node] = [each for each in inputs.nodes if each.node.facts.name == found.node]
     assert fit_on_node(request, without(node, {v.lease.pod for v in found.victims})) == found.shares
     assert found.cost == best[0]
-    assert plan(request, seen, fit_on_node) == found
+    assert plan(request, inputs, fit_on_node) == found
 
 
 @settings(max_examples=50, deadline=None)
-@given(situations())
-def test_a_whole_device_is_freed_entirely(seen: PlanInput) -> None:
-    found = plan(wants(0, whole=True), seen, fit_on_node)
+@given(plan_inputs())
+def test_a_whole_device_is_freed_entirely(inputs: PlanInput) -> None:
+    found = plan(wants(0, whole=True), inputs, fit_on_node)
 
     if isinstance(found, PreemptionPlan):
-        [node] = [each for each in seen.nodes if each.node.facts.name == found.node]
+        [node] = [each for each in inputs.nodes if each.node.facts.name == found.node]
         on_it = {
             each.pod
             for each in node.leases
