@@ -182,31 +182,33 @@ class Route:
 
 def _route_of(kind: type[Event]) -> Route:
     by_name = roles()
-    replying = [
-        role
-        for service_roles in by_name.values()
-        for role in service_roles
-        if role.kind == "answers" and kind in role.publishes
-    ]
-    if replying:
-        request = replying[0].consumes[0].__name__
+    request = _request_of(kind)
+    if request is not None:
         return Route(
             delivery="reply",
-            publishers=[f"the service that replies to `{request}`"],
+            publishers=[f"the service that replies to `{request.__name__}`"],
             consumers=["the requester"],
         )
-    publishers = [
-        name
-        for name, service_roles in {**by_name, OPERATOR.name: OPERATOR_ROLES}.items()
-        if kind in published(service_roles)
-    ]
-    consumers = [name for name, service_roles in by_name.items() if _consumes(service_roles, kind)]
-    is_request = any(_replies_to(service_roles, kind) for service_roles in by_name.values())
+    every = by_name | {OPERATOR.name: OPERATOR_ROLES}
+    publishers = [name for name, each in every.items() if kind in published(each)]
+    consumers = [name for name, each in by_name.items() if _consumes(each, kind)]
+    is_request = any(_replies_to(each, kind) for each in by_name.values())
     return Route(
         delivery="request" if is_request else str(kind.delivery),
         publishers=["every service"] if kind is Heartbeat else sorted(publishers),
         consumers=sorted(consumers) or ["any observer"],
     )
+
+
+def _request_of(reply: type[Event]) -> type[Event] | None:
+    """Return the request that an event replies to; None: it is no reply."""
+    replying = (
+        role
+        for service_roles in roles().values()
+        for role in service_roles
+        if role.kind == "answers" and reply in role.publishes
+    )
+    return next((role.consumes[0] for role in replying), None)
 
 
 def _consumes(service_roles: Iterable[Role], kind: type[Event]) -> bool:

@@ -36,16 +36,16 @@ API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
 DAY_S = 24 * 3600
 
 
-class _TokenStatus(msgspec.Struct, rename="camel"):
+class _TokenStatus(msgspec.Struct, frozen=True, rename="camel"):
     token: str
     expiration_timestamp: datetime
 
 
-class _TokenRequest(msgspec.Struct):
+class _TokenRequest(msgspec.Struct, frozen=True):
     status: _TokenStatus
 
 
-class _AuthorityConfigMap(msgspec.Struct):
+class _AuthorityConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] | None = None
 
 

@@ -16,6 +16,7 @@ from services.cli.snapshot.location import locate, redis_credentials_of
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.ledger.preemptions import Preemptions
 from shared.model.ledger import WaitingPod
+from shared.model.names import PodUid
 from shared.model.preemption import PreemptionState
 from shared.placing.node_fit import fit_on_node
 
@@ -62,7 +63,7 @@ def _print(flags: argparse.Namespace, document: dict[str, object], content: str)
 async def _dry_run(
     reader: SnapshotReader, state: PreemptionState, flags: argparse.Namespace
 ) -> DryRun | str:
-    """Plan for the pod as the binder would; a text says why there is nothing to plan."""
+    """Plan for the pod as the binder would; a text is why there is nothing to plan."""
     name, now = f"{flags.namespace}/{flags.dry_run}", time.time()
     pod = await reader.pod(flags.namespace, flags.dry_run)
     if pod is None:
@@ -129,6 +130,11 @@ def _protected(
         reason = exclusion_reason(lease, pod, state, rules, now)
         if reason is not None:
             yield name, reason
-        for budget in cluster.disruption_budgets:
-            if lease.pod in candidates and lease.pod in budget.pods and budget.allowed < 1:
-                yield name, f"PodDisruptionBudget {budget.name} allows no eviction now"
+        if lease.pod in candidates:
+            yield from ((name, text) for text in _disruption_limits(lease.pod, cluster))
+
+
+def _disruption_limits(pod: PodUid, cluster: ClusterSnapshot) -> Iterator[str]:
+    for budget in cluster.disruption_budgets:
+        if pod in budget.pods and budget.allowed < 1:
+            yield f"PodDisruptionBudget {budget.name} allows no eviction now"

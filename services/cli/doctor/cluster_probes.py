@@ -40,26 +40,26 @@ POD_LISTS = ("pods", "proxy")
 """Subresources of nodes with the kubelet's pods: an agent needs the right to get either."""
 
 
-class _WebhookClientConfig(msgspec.Struct):
+class _WebhookClientConfig(msgspec.Struct, frozen=True):
     bundle: str = msgspec.field(name="caBundle", default="")
     url: str = ""
 
 
-class _WebhookEntry(msgspec.Struct):
+class _WebhookEntry(msgspec.Struct, frozen=True):
     config: _WebhookClientConfig = msgspec.field(
         name="clientConfig", default_factory=_WebhookClientConfig
     )
 
 
-class _WebhookConfiguration(msgspec.Struct):
+class _WebhookConfiguration(msgspec.Struct, frozen=True):
     webhooks: list[_WebhookEntry] = []
 
 
-class _ReviewStatus(msgspec.Struct):
+class _ReviewStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
 
 
-class _AccessReview(msgspec.Struct):
+class _AccessReview(msgspec.Struct, frozen=True):
     status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
 
 
@@ -86,7 +86,7 @@ class ClusterProbes:
 
     @property
     def kubernetes(self) -> KubernetesClient:
-        """The API server; raises the error that says why there is none."""
+        """The API server; raises the reason if there is none."""
         if isinstance(self._kubernetes, LeaseholdError):
             raise self._kubernetes
         return self._kubernetes
@@ -134,14 +134,14 @@ class ClusterProbes:
         return judge.webhook(missing, _days_left(trusted), refusal)
 
     async def _refusal(self, url: str, trusted: bytes) -> str:
-        parts = urlsplit(url)
+        address = urlsplit(url)
         context = ssl.create_default_context(cadata=trusted.decode())
         try:
             _, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or 443, ssl=context
+                address.hostname, address.port or 443, ssl=context
             )
         except (OSError, ssl.SSLError) as error:
-            return f"{parts.hostname}:{parts.port}: {error}"
+            return f"{address.hostname}:{address.port}: {error}"
         writer.close()
         return ""
 
@@ -169,7 +169,7 @@ class ClusterProbes:
         return judge.rights(denied, len(RIGHTS) + 1)
 
     async def runtime_class(self) -> Finding:
-        """Look for NVIDIA's runtime class."""
+        """Read NVIDIA's runtime class."""
         if self.simulated:
             raise SkipError("simulated GPUs need no runtime")
         try:

@@ -56,7 +56,7 @@ _REDIS = f"{_KUBECTL} get pods | grep redis; --redis-url and --redis-credentials
 _API = "kubectl get --raw /readyz; --kubeconfig names another, or an account with the rights"
 _DRIVER = "nvidia-smi; dmesg | grep -i -E 'nvrm|xid'; --gpus as the agent's"
 _KUBELET = (
-    "journalctl -u kubelet | grep -i checkpoint; it writes the file anew with the next pod that it "
+    "journalctl -u kubelet | grep -i checkpoint; it rewrites the file with the next pod that it "
     "gives devices to"
 )
 _RECORD = f"{_LOGS} | grep -i checkpoint; the agent rebuilds what it cannot read when it starts"
@@ -71,9 +71,9 @@ REMEDIES: Mapping[str, str] = {
     "driver": _DRIVER,
     "device-health": _REDIS,
     "mig-mode": _DRIVER,
-    "container-toolkit": "look at /etc/containerd, /etc/docker and /etc/crio as root",
-    "cdi": "look at /etc/cdi and /var/run/cdi as root",
-    "cdi-devices": f"{_LOGS} | grep -i cdi; the agent writes its specification anew when it starts",
+    "container-toolkit": "read /etc/containerd, /etc/docker and /etc/crio as root",
+    "cdi": "read /etc/cdi and /var/run/cdi as root",
+    "cdi-devices": f"{_LOGS} | grep -i cdi; the agent rewrites its specification when it starts",
     "library": "ls -l the --library-dir, as root",
     "library-loads": "ldd FILE lists what is missing",
     "checkpoint": _RECORD,

@@ -229,7 +229,7 @@ def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
 def pod_resources(
     held_ids: Mapping[tuple[str, str], frozenset[str]], allocations: Iterable[Allocation]
 ) -> Finding:
-    """Judge whether the agent has allocated every device of ours that the kubelet lists."""
+    """Judge whether the agent allocated every device that the kubelet lists for us."""
     allocated: dict[tuple[str, str], set[str]] = {}
     for one in allocations:
         allocated.setdefault((one.namespace, one.name), set()).update(one.device_ids)
@@ -312,7 +312,7 @@ def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None
     if missing:
         return fail(
             f"{path} does not name {', '.join(missing[:MAX_LISTED])}",
-            "nvidia-smi -L; the agent writes it anew within 5 s while it runs",
+            "nvidia-smi -L; the agent rewrites it within 5 s while it runs",
         )
     return ok(f"{path} names {len(named)} devices")
 

@@ -46,28 +46,28 @@ RUNTIME_CONFIGURATIONS = (
 )
 
 
-class _AllocatableStatus(msgspec.Struct):
+class _AllocatableStatus(msgspec.Struct, frozen=True):
     allocatable: dict[str, str | int] = {}
 
 
-class _NodeResources(msgspec.Struct):
+class _NodeResources(msgspec.Struct, frozen=True):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _AllocatableStatus = msgspec.field(default_factory=_AllocatableStatus)
 
 
-class _KubeletEntry(msgspec.Struct):
+class _KubeletEntry(msgspec.Struct, frozen=True):
     pod: str = msgspec.field(name="PodUID")
     resource: str = msgspec.field(name="ResourceName")
 
 
-class _KubeletData(msgspec.Struct):
+class _KubeletData(msgspec.Struct, frozen=True):
     entries: list[_KubeletEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
     registered: dict[str, list[str] | None] | None = msgspec.field(
         name="RegisteredDevices", default=None
     )
 
 
-class _KubeletCheckpoint(msgspec.Struct):
+class _KubeletCheckpoint(msgspec.Struct, frozen=True):
     data: _KubeletData = msgspec.field(name="Data")
 
 

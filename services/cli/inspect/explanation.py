@@ -212,7 +212,7 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
         return Explanation(
             verdict="rejected",
             headline=f"{name} is not placed: {pod.unschedulable_message}",
-            next="do as it says; a pod whose own request is at fault must be created anew",
+            next="fix what the message names; a pod with an invalid request must be recreated",
         )
     return Explanation(
         verdict="unknown",

@@ -1,4 +1,4 @@
-"""Keys of a node agent without a pod: bound to its Node, shown to a real nats-server."""
+"""Tokens of a node agent without a pod: bound to its Node, used with a real nats-server."""
 
 import asyncio
 import stat
@@ -89,7 +89,7 @@ async def hosts() -> AsyncIterator[Hosts]:
                 yield Hosts(world, api, folder)
 
 
-async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
+async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_server(
     hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = await hosts.issue(B)
@@ -118,7 +118,7 @@ async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
     assert "tokens of node node.b, valid until" in capsys.readouterr().out
 
 
-async def test_an_agents_token_that_is_bound_to_nothing_is_refused(hosts: Hosts) -> None:
+async def test_an_agents_token_that_is_not_bound_is_rejected(hosts: Hosts) -> None:
     bound = {"apiVersion": "v1", "kind": "Node", "name": A}
 
     unbound = await hosts.token(audiences=[AUDIENCE])
@@ -130,7 +130,7 @@ async def test_an_agents_token_that_is_bound_to_nothing_is_refused(hosts: Hosts)
     assert not await hosts.is_refused(good, "node-agent.node-a")
 
 
-async def test_keys_of_a_deleted_node_open_nothing_and_renew_nothing(
+async def test_keys_of_a_deleted_node_are_rejected_and_renew_nothing(
     hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts.world.auth.timing = AuthTiming(authorized_s=0.0)

@@ -1,4 +1,4 @@
-"""Whoever types commands in a cluster: known by a token of the account `operator`."""
+"""An operator in a cluster is authenticated by a token of the account `operator`."""
 
 import json
 import tempfile
@@ -32,7 +32,7 @@ async def answer(asked: ResizeRequest) -> ResizeReply:
 
 
 async def resize(world: AuthWorld, token: str) -> Done:
-    """Type the command as docs/operations.md has it."""
+    """Run the command as docs/operations.md has it."""
     kubeconfig, file = world.folder / "kubeconfig", world.folder / "token"
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     kubeconfig.write_text(
@@ -51,7 +51,7 @@ async def resize(world: AuthWorld, token: str) -> Done:
     return await run(*LEASEHOLD, *words, "--kubeconfig", str(kubeconfig))
 
 
-async def test_the_operators_token_lets_a_command_ask_a_binder(world: AuthWorld) -> None:
+async def test_a_command_with_the_operators_token_reaches_a_binder(world: AuthWorld) -> None:
     keys = world.credentials(world.cluster.issue_token("binder"), "binder")
     async with Bus.connect(world.url, name="binder", keys=keys) as binder:
         await binder.reply(ResizeRequest, "binder", "", answer)
@@ -63,7 +63,7 @@ async def test_the_operators_token_lets_a_command_ask_a_binder(world: AuthWorld)
     assert "2048 MiB" in done.out
 
 
-async def test_a_token_that_is_not_for_nats_lets_nobody_ask(world: AuthWorld) -> None:
+async def test_a_token_for_another_audience_is_rejected(world: AuthWorld) -> None:
     done = await resize(world, world.cluster.issue_token("operator", audience="api-server"))
 
     assert (done.code, done.out) == (3, "")

@@ -121,7 +121,7 @@ def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() 
     ]
 
 
-def test_a_copy_of_another_size_is_found_and_so_is_one_that_is_none() -> None:
+def test_a_lease_copy_of_another_size_and_an_invalid_one_are_found() -> None:
     held = lease("a")
     other = structs.replace(held, shares=(share(memory_mib=2_000),))
     lags = pod("a", annotations={ANNOTATION: dump_lease(other)})
@@ -169,7 +169,7 @@ def test_a_slot_that_two_containers_hold_is_found() -> None:
     assert found(facts(same)) == [("S1", "2 containers hold slot 0")]
 
 
-def test_a_neighbour_of_a_pod_that_holds_the_device_alone_is_found() -> None:
+def test_a_second_lease_on_an_exclusive_device_is_found() -> None:
     beside = account(
         lease("a", share(memory_mib=10, cores=100)), lease("b", share(cores=0, slot=1, fence=2))
     )
@@ -179,7 +179,7 @@ def test_a_neighbour_of_a_pod_that_holds_the_device_alone_is_found() -> None:
     ]
 
 
-def test_a_lease_on_a_device_that_the_ledger_does_not_know_is_found() -> None:
+def test_a_lease_on_a_device_that_is_not_in_the_ledger_is_found() -> None:
     sound = account(lease("a"))
     gone = replace(sound, node=replace(sound.node, devices=()))
 
@@ -223,20 +223,20 @@ def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
     ]
 
 
-def activation(told: Lease) -> Allocation:
+def allocation(lease: Lease) -> Allocation:
     return Allocation(
-        pod=told.pod,
-        namespace=told.namespace,
-        name=told.name,
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
         container="main",
         resource="volcano.sh/vgpu-number",
         device_ids=("GPU-0-0",),
-        lease=told,
+        lease=lease,
     )
 
 
-def test_a_container_that_was_given_more_than_its_lease_says_is_found() -> None:
-    told = activation(lease("a", share(memory_mib=5_000)))
+def test_an_allocation_larger_than_its_lease_is_found() -> None:
+    told = allocation(lease("a", share(memory_mib=5_000)))
 
     ((invariant, text),) = found(facts(account(lease("a")), allocations={NODE: (told,)}))
 
@@ -245,15 +245,15 @@ def test_a_container_that_was_given_more_than_its_lease_says_is_found() -> None:
     assert "3000" in text
 
 
-def test_a_container_that_was_given_something_without_a_lease_is_found() -> None:
-    told = activation(lease("a"))
+def test_an_allocation_without_a_lease_is_found() -> None:
+    told = allocation(lease("a"))
 
     assert found(facts(account(), pods=(), allocations={NODE: (told,)})) == [
         ("S5", "container main has devices from the kubelet, and no live lease")
     ]
 
 
-def test_an_active_lease_of_which_the_agent_knows_nothing_is_found() -> None:
+def test_an_active_lease_without_an_allocation_is_found() -> None:
     active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
 
     assert found(facts(account(active), allocations={NODE: ()})) == [
@@ -277,7 +277,7 @@ def test_a_reservation_past_its_expiry_is_found() -> None:
     assert found(facts(account(late))) == [("P2", "its reservation has expired and is still held")]
 
 
-def test_what_settles_is_forgotten_and_starts_anew_when_it_comes_back() -> None:
+def test_a_difference_that_settles_starts_again_when_it_returns() -> None:
     seen = Difference(invariant="P2", subject="pod a", text="x", settles_s=30.0)
 
     _, since = lasting_differences([seen], {}, 0.0)
@@ -301,7 +301,7 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
     assert not list(unexplained(facts(account(), pods=(told, foreign, gated)), ours))
 
 
-def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_nothing_out() -> None:
+def test_nodes_with_active_leases_and_no_readable_checkpoint_are_named() -> None:
     active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
     there = replace(facts(account(active)), allocations={NODE: ()})
     many = [
@@ -318,7 +318,7 @@ def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_not
     assert not list(unread_checkpoints(facts(account(lease("a")))))
 
 
-def test_what_was_not_seen_is_told_beside_what_agrees() -> None:
+def test_what_was_not_checked_is_listed() -> None:
     found = replace(facts(account(lease("a"))), not_checked=("budgets: no right to them",))
 
     assert audit_shape(found, ())["not_checked"] == ["budgets: no right to them"]
@@ -335,7 +335,7 @@ def test_the_json_form_counts_what_was_checked() -> None:
     assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
 
 
-def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None:
+def test_a_gang_counted_with_other_pods_than_its_leases_is_found() -> None:
     member = structs.replace(lease("a"), gang="default/g")
     sound = Snapshot(
         read_at=NOW, nodes=(account(member),), gangs={"default/g": frozenset({member.pod})}
@@ -349,7 +349,7 @@ def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None
     ]
 
 
-def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
+def test_a_quota_whose_usage_and_charges_differ_is_found() -> None:
     one = lease("one")
     team = one.namespace
     charge = charge_of(one, {GPU: DEVICE.memory_mib})
@@ -374,9 +374,7 @@ def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
     assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
 
 
-def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_both_numbers() -> (
-    None
-):
+def test_a_fair_share_usage_that_no_lease_has_is_found_with_both_numbers() -> None:
     sound = facts(account(lease("a")))
     wrong = replace(sound, fair_share=replace(sound.fair_share, used={}))
 
@@ -386,7 +384,7 @@ def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_bo
     assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text
 
 
-def test_a_budget_that_says_another_use_than_its_entries_is_found_with_both_numbers() -> None:
+def test_a_budget_whose_usage_differs_from_its_entries_is_found_with_both_numbers() -> None:
     window = BudgetWindow(id="2031-04", start_ms=1, used_units=30)
     entries = [
         ChargeEntry(

@@ -85,7 +85,7 @@ def test_a_user_without_writable_keys_may_call_no_write_command() -> None:
     assert {u.name for u in USERS if lines[u.name].endswith("-@write")} == {"dashboard"}
 
 
-def test_files_are_for_their_owner_only_and_secrets_are_kept(tmp_path: Path) -> None:
+def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path) -> None:
     first = credentials.write(tmp_path / "credentials", NODES)
     secret = first.redis("placer").read_text()
 
@@ -144,7 +144,7 @@ def flags(**given: object) -> argparse.Namespace:
     return argparse.Namespace(**{**usual, **given})
 
 
-def test_what_is_shown_has_words_in_place_of_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     assert credentials.show(flags(nodes="gpu-1")) == 0
 
     shown = capsys.readouterr().out

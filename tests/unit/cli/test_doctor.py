@@ -355,7 +355,7 @@ async def test_in_a_pod_checks_of_the_nodes_files_are_skipped(
         assert "on the node" in found[name].text
 
 
-async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) -> None:
+async def test_an_invalid_kubeconfig_fails_and_a_missing_one_is_skipped(alone: Path) -> None:
     broken = alone / "kubeconfig"
     broken.write_text("a: [")
 
@@ -369,7 +369,7 @@ async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) 
     assert {one.check: one.outcome for one in nowhere}["rights"] is Outcome.SKIPPED
 
 
-async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_it() -> None:
+async def test_an_invalid_address_is_reported_without_its_secret() -> None:
     (found,) = [
         one
         for one in await run_checks(
@@ -383,7 +383,7 @@ async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_
     assert "s3cret" not in found.text
 
 
-async def test_a_redis_that_does_not_answer_is_reported() -> None:
+async def test_a_redis_that_does_not_respond_is_reported() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()

@@ -225,7 +225,7 @@ def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
     }  # fmt: skip
 
 
-def test_an_idle_device_in_mig_mode_says_so() -> None:
+def test_an_idle_device_in_mig_mode_is_shown_as_idle() -> None:
     node = with_an_instance()
     ((device, _),) = node.node.devices
     idle = replace(node, node=replace(node.node, devices=((device, DeviceUse()),)), leases=())
@@ -323,7 +323,7 @@ def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
     assert span.span == "new"
 
 
-def test_a_pods_admission_is_the_first_step_and_that_of_another_pod_of_its_name_is_none(
+def test_a_pods_own_admission_is_the_first_step(
     tmp_path: Path,
 ) -> None:
     unknown = {"k8s.namespace.name": "team", "k8s.pod.name": "first"}

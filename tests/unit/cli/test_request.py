@@ -1,4 +1,4 @@
-"""`leasehold explain --request FILE`: how manifests are read, without any cluster."""
+"""`leasehold explain --request FILE`: manifests are explained without a cluster."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_deployments_request_binding_and_container_are_shown(
     assert "at /etc/ld.so.preload, read-only" in out
 
 
-def test_the_json_form_has_numbers_for_programs(
+def test_the_json_form_has_plain_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     _, out, _ = explained(capsys, tmp_path, DEPLOYMENT, "--json")
@@ -94,7 +94,7 @@ def test_a_malformed_request_names_container_field_value_and_rule(
     assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100 percent of a GPU, got 101" in out
 
 
-def test_what_no_such_device_can_hold_is_refused_with_the_numbers(
+def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 20000"
@@ -115,7 +115,7 @@ def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(
     assert "schedulerName is 'default-scheduler': change it for Leasehold" in out
 
 
-def test_a_pod_without_a_gpu_is_said_to_have_none(
+def test_a_pod_without_a_gpu_is_reported_as_such(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, _ = explained(capsys, tmp_path, pod("cpu: 1"))
@@ -137,7 +137,7 @@ def test_a_pod_without_a_gpu_is_said_to_have_none(
         ("kind: Pod\nmetadata: p\nspec: {containers: []}", "metadata must be a mapping"),
     ],
 )
-def test_what_is_no_manifest_is_refused_with_the_reason(
+def test_an_invalid_manifest_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, rule: str
 ) -> None:
     code, _, err = explained(capsys, tmp_path, text)
@@ -147,7 +147,7 @@ def test_what_is_no_manifest_is_refused_with_the_reason(
     assert "Traceback" not in err
 
 
-def test_pods_are_found_in_every_kind_that_makes_them() -> None:
+def test_pods_are_found_in_every_kind_that_creates_them() -> None:
     template = {"spec": {"containers": [{"name": "c"}]}}
     made = [
         ("CronJob", "cron", {"jobTemplate": {"spec": {"template": template}}}),
@@ -167,7 +167,7 @@ def test_pods_are_found_in_every_kind_that_makes_them() -> None:
     ]
 
 
-def test_a_manifest_or_a_pod_is_named_not_both(
+def test_a_manifest_and_a_pod_exclude_each_other(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "my-pod")
@@ -176,12 +176,12 @@ def test_a_manifest_or_a_pod_is_named_not_both(
     assert "either a POD or, with --request, a manifest" in err
 
 
-def test_an_empty_file_is_no_manifest() -> None:
+def test_an_empty_file_has_no_pod() -> None:
     with pytest.raises(RequestError, match="has no pod in it"):
         pods_in("", "empty.yaml")
 
 
-def test_a_pod_that_demands_mig_is_tried_on_instances(
+def test_a_pod_that_requires_mig_is_placed_on_instances(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000"

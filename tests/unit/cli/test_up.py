@@ -1,4 +1,4 @@
-"""The pure components of `leasehold up`: restart policy, layouts, plan."""
+"""The decisions of `leasehold up`: restart policy, layouts, components."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def test_a_number_of_layouts_that_is_not_the_number_of_nodes_is_refused_with_bot
         layouts_of("4xT4,2xA10", 3, before={}, check=str)
 
 
-def test_no_node_at_all_is_refused() -> None:
+def test_zero_nodes_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one node"):
         layouts_of("", 0, before={}, check=str)
 
@@ -117,7 +117,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
     assert len(stages) == 2
 
 
-def test_components_that_start_after_each_other_are_a_mistake() -> None:
+def test_components_that_start_after_each_other_are_an_error() -> None:
     components = [
         Component(name="a", argv=(), after=("b",)),
         Component(name="b", argv=(), after=("a",)),

@@ -46,7 +46,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("command", [("explain",), ("trace",), ("preemptions", "--dry-run")])
-def test_a_pod_may_be_named_as_kubectl_names_it_and_not_with_its_namespace(
+def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = build_parser().parse_args([*command, "pod/my-pod"])
@@ -95,9 +95,7 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
     assert not (tmp_path / "s").exists()
 
 
-def test_a_trace_that_is_not_there_is_exit_code_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_trace_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("trace", "nobody", "--state", str(tmp_path)) == 1
     assert "no span of pod default/nobody" in capsys.readouterr().err
 
@@ -169,7 +167,7 @@ def test_a_taken_port_is_not_chosen() -> None:
     assert servers.choose_port(port, taken=(port,)) != port
 
 
-def test_what_to_try_next_can_be_pasted() -> None:
+def test_the_next_steps_can_be_pasted() -> None:
     text = next_steps(StateDir(Path("/tmp/s")))
 
     assert f"<<'EOF'\n{EXAMPLE}\nEOF\n" in text

@@ -1,4 +1,4 @@
-"""`leasehold up` with the real components: ready, looked at, killed, started again, ended."""
+"""`leasehold up` with the real components: ready, inspected, killed, restarted, stopped."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def running(directory: StateDir) -> StateDir:
     return directory
 
 
-def look(directory: StateDir, *command: str) -> Any:
+def show(directory: StateDir, *command: str) -> Any:
     done = leasehold(*command, "--state", str(directory.root), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -78,12 +78,12 @@ def test_headless_returns_when_every_component_is_ready(running: StateDir) -> No
     }
 
 
-def test_the_agents_devices_are_seen_and_the_audit_is_clean(running: StateDir) -> None:
-    nodes = until(lambda: look(running, "gpus")["nodes"])
+def test_the_devices_are_listed_and_the_audit_is_clean(running: StateDir) -> None:
+    nodes = until(lambda: show(running, "gpus")["nodes"])
 
     assert [device["model"] for device in nodes[0]["devices"]] == ["Tesla T4"] * 2
-    assert look(running, "audit")["clean"]
-    assert look(running, "ps") == {"leases": [], "waiting": []}
+    assert show(running, "audit")["clean"]
+    assert show(running, "ps") == {"leases": [], "waiting": []}
 
 
 def test_a_second_up_reports_the_pid_of_the_first(running: StateDir) -> None:
@@ -107,11 +107,11 @@ def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
 
     until(all_back, 60.0)
 
-    assert until(lambda: look(running, "gpus")["nodes"])
-    assert look(running, "audit")["clean"]
+    assert until(lambda: show(running, "gpus")["nodes"])
+    assert show(running, "audit")["clean"]
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing_and_up_again_takes_the_state_over(
+def test_kill_9_of_the_supervisor_leaves_nothing_and_another_up_takes_over_the_state(
     running: StateDir,
 ) -> None:
     pid = supervisor_pid(running)
