@@ -172,9 +172,7 @@ async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> _I
     return _Isolation(layout=layout, files=files)
 
 
-def _build_views(
-    base: _Base,
-) -> _Views:
+def _build_views(base: _Base) -> _Views:
     views = ViewWriter(
         base.kubernetes,
         base.node,
@@ -188,9 +186,7 @@ def _build_views(
     return _Views(views=views, handshake=handshake, reporter=reporter)
 
 
-def _build_gpus(
-    base: _Base,
-) -> _Gpus:
+def _build_gpus(base: _Base) -> _Gpus:
     settings, driver = base.settings, open_gpus(base.settings, base.timing)
     backoff_s = base.timing.simulated_backoff_s
     health = HealthMonitor(

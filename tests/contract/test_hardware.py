@@ -35,7 +35,7 @@ def test_what_its_programs_use_of_ours_is_there(program: str) -> None:
 def test_the_programs_that_need_no_gpu_do_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeding, changing = (p for p in PROGRAMS if "NvmlUsage" not in p)
+    seeding, changing = (p for p in PROGRAMS if "NvmlProcesses" not in p)
 
     for program in (seeding, changing):
         exec(program.replace("/tmp/region", str(tmp_path)), {})  # noqa: S102
