@@ -63,7 +63,9 @@ def test_every_reason_of_an_event_has_its_row() -> None:
 
 def test_every_probe_has_its_row() -> None:
     probes = {"nats"}
-    modules = (path for name in ("__main__", "wiring") for path in ROOT.glob(f"services/*/{name}.py"))
+    modules = (
+        path for name in ("__main__", "wiring") for path in ROOT.glob(f"services/*/{name}.py")
+    )
     for path in modules:
         for block in re.findall(r"probes ?= ?\{(.*?)\}", path.read_text(), re.DOTALL):
             probes |= set(re.findall(r'"(\w+)": ', block))

@@ -168,13 +168,13 @@ class NodeProbes:
     async def node_resources(self) -> Finding:
         """Compare the node's status with its devices."""
         node, shown = await self._node(), self.shown
-        ours = shown.served.keys() | shown.patched.keys()
+        ours = shown.served.keys() | shown.node_status.keys()
         amounts = {
             name: parse_count(amount)
             for name, amount in node.status.allocatable.items()
             if name in ours
         }
-        return judge.node_resources(amounts, shown.served, shown.patched)
+        return judge.node_resources(amounts, shown.served, shown.node_status)
 
     async def list_sizes(self) -> Finding:
         """Measure the lists of devices that the kubelet receives."""

@@ -22,11 +22,11 @@ class NodeAdvertisement:
 
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     """By resource and ID, in the order of the list."""
-    patched: Mapping[str, int] = field(default_factory=dict)
+    node_status: Mapping[str, int] = field(default_factory=dict)
     """Amounts of resources that are written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our entries in annotations that others write too."""
     objects: tuple[NodeObject, ...] = ()
 
@@ -40,8 +40,10 @@ class NodeAdvertisement:
 
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
         """Return the same with larger amounts of resources that are written into node status."""
-        patched = {name: amount + more.get(name, 0) for name, amount in self.patched.items()}
-        return replace(self, patched=patched)
+        node_status = {
+            name: amount + more.get(name, 0) for name, amount in self.node_status.items()
+        }
+        return replace(self, node_status=node_status)
 
 
 def advertisement_of(
@@ -55,10 +57,10 @@ def advertisement_of(
     Raises RequestError if a list or an ID is too long for the kubelet.
     """
     served: dict[str, Mapping[str, PluginDeviceId]] = {}
-    patched: dict[str, int] = {}
+    node_status: dict[str, int] = {}
     annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
     labels: dict[str, str | None] = {}
-    lists: dict[str, tuple[str, ...]] = {}
+    annotation_entries: dict[str, tuple[str, ...]] = {}
     objects: list[NodeObject] = []
     for dialect in dialects:
         described = dialect.describe_node(devices, software)
@@ -66,17 +68,17 @@ def advertisement_of(
             for resource, ids in advertised.served.items():
                 check_list(resource, ids)
                 served[resource] = {entry.id: entry for entry in ids}
-            patched |= advertised.node_status
+            node_status |= advertised.node_status
             annotations |= advertised.annotations
             labels |= advertised.labels
-            lists |= advertised.annotation_entries
+            annotation_entries |= advertised.annotation_entries
             objects += advertised.objects
     return NodeAdvertisement(
         served=served,
-        patched=patched,
+        node_status=node_status,
         annotations=annotations,
         labels=labels,
-        lists=lists,
+        annotation_entries=annotation_entries,
         objects=tuple(objects),
     )
 

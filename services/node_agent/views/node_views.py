@@ -129,7 +129,7 @@ class ViewWriter:
         missing = {
             part: {
                 name: str(amount)
-                for name, amount in wanted.patched.items()
+                for name, amount in wanted.node_status.items()
                 if name not in amounts or parse_count(amounts[name]) != amount
             }
             for part, amounts in (
@@ -146,7 +146,7 @@ class ViewWriter:
         stale = {
             key: text for key, text in wanted.annotations.items() if annotations.get(key) != text
         }
-        entries = merge_own_entries(annotations, wanted.lists)
+        entries = merge_own_entries(annotations, wanted.annotation_entries)
         labels = {
             key: text
             for key, text in wanted.labels.items()

@@ -104,7 +104,7 @@ async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
     shown = advertisement_of(DIALECTS.values(), devices_of(gpus, SharingConfig()), Strategy.AUTO)
 
     assert shown.healthy_counts["volcano.sh/gpu-memory"] == 15360
-    assert shown.patched["volcano.sh/gpu-number"] == 1
+    assert shown.node_status["volcano.sh/gpu-number"] == 1
     assert shown.healthy_counts["volcano.sh/vgpu-number"] == 20
 
 

@@ -1,0 +1,65 @@
+"""Simulated GPUs: layouts, stable UUIDs, faults."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, parse_layout, uuid_of
+from services.node_agent.gpus.simulated.models import GPU_MODELS
+from shared.model.errors import RequestError
+from shared.model.names import NodeName
+
+
+def test_a_layout_may_mix_models() -> None:
+    layout = parse_layout("4xT4+2xA10")
+
+    assert [gpu.model.product for gpu in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
+    for text in ("", "8xB1", "xT4", "0xT4", "8 T4"):
+        with pytest.raises(RequestError, match="is not a GPU layout"):
+            parse_layout(text)
+
+
+def test_profiles_are_the_published_ones() -> None:
+    assert GPU_MODELS["T4"].memory_mib == 15360
+    assert GPU_MODELS["GTX1080Ti"].memory_mib == 11178
+    assert set(GPU_MODELS) >= {"T4", "A10", "L4", "A100-40GB", "A100-80GB", "H100-80GB", "H200"}
+
+
+async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: Path) -> None:
+    node, faults = NodeName("node-0"), tmp_path / "faults.json"
+    gpus = SimulatedGpus(node, "2xT4", faults)
+
+    before = await gpus.discover()
+    faults.write_text('{"1": "unhealthy"}')
+    after = await gpus.discover()
+
+    assert [gpu.uuid for gpu in before] == [uuid_of(node, 0), uuid_of(node, 1)]
+    assert before == await SimulatedGpus(node, "2xT4").discover()
+    assert [gpu.fault is None for gpu in after] == [True, False]
+    assert uuid_of(NodeName("node-1"), 0) != uuid_of(node, 0)
+
+
+class OnASlowMachine(SimulatedGpus):
+    """Simulated GPUs whose threads get the processor late."""
+
+    def _look(self, index: int) -> Gpu | None:
+        time.sleep(0.2)
+        return super()._read_gpu(index)
+
+
+async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(
+    tmp_path: Path,
+) -> None:
+    node, faults = NodeName("node-0"), tmp_path / "faults.json"
+    gpus = OnASlowMachine(node, "2xT4", faults, hang_limit_s=0.05)
+
+    slow = await gpus.discover()
+    faults.write_text('{"1": "hang"}')
+    hanging = await gpus.discover()
+    faults.write_text("{}")
+
+    assert [gpu.fault for gpu in slow] == [None, None]
+    assert hanging[1].fault is not None
+    assert hanging[1].fault.code == "NoResponse"
