@@ -97,7 +97,7 @@ def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
     return PodRequest(containers=(container,), resources={"cpu": 100, "pods": 1})
 
 
-def names(found: PreemptionPlan | NoPlan) -> list[str]:
+def assert_victims(found: PreemptionPlan | NoPlan) -> list[str]:
     assert isinstance(found, PreemptionPlan), found
     return [each.lease.name for each in found.victims]
 
@@ -106,7 +106,7 @@ def test_gpusharing_29_devices_count_never_a_nodes_sum() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
     inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=[candidate(leases[0])])
 
-    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["p0"]
+    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["p0"]
     others = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
     inputs = PlanInput(
@@ -150,7 +150,7 @@ def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, An
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(leases[cheap], **first), candidate(leases[dear], **second)]
         found = plan(wants(8_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node)
-        assert names(found) == [f"p{cheap}"]
+        assert assert_victims(found) == [f"p{cheap}"]
 
 
 def test_one_large_victim_rather_than_two_small_ones() -> None:
@@ -159,7 +159,7 @@ def test_one_large_victim_rather_than_two_small_ones() -> None:
 
     inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=candidates)
 
-    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
+    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
 
 
 def test_a_pod_disruption_budget_is_never_exceeded() -> None:
@@ -174,8 +174,8 @@ def test_a_pod_disruption_budget_is_never_exceeded() -> None:
         ],
     )
 
-    assert names(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
-    assert names(plan(wants(8_000), inputs, fit_on_node)) == ["s1"]
+    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
+    assert assert_victims(plan(wants(8_000), inputs, fit_on_node)) == ["s1"]
 
 
 def test_limits_on_victims_are_never_exceeded() -> None:
@@ -204,7 +204,7 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
     inputs = PlanInput(nodes=[node_totals("a", 8, leases)], candidates=candidates)
     found = plan(wants(16_000, gpus=4), inputs, counting)  # type: ignore[arg-type]
 
-    assert len(names(found)) == 20
+    assert len(assert_victims(found)) == 20
     assert trials < 4_000
 
 

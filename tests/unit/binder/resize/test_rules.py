@@ -47,7 +47,7 @@ def wish(mib: int | None = None, cores: int | None = None, container: str = "") 
     )
 
 
-def refused(
+def assert_refused(
     held: Lease | None, asked: ResizeRequest, node: LedgerNode | None = NODE
 ) -> tuple[str, str]:
     found = decide(held, asked, node)
@@ -55,7 +55,7 @@ def refused(
     return found.reason, found.hint
 
 
-def changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> SizeChange:
+def assert_changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> SizeChange:
     found = decide(held, asked, node)
     assert isinstance(found, SizeChange), found
     return found
@@ -69,7 +69,7 @@ def test_memory_and_cores_change_alone_or_together() -> None:
         (wish(cores=30), (4_000, 30)),
         (wish(2_000, 99), (2_000, 99)),
     ):
-        change = changed(held, asked)
+        change = assert_changed(held, asked)
         (now,) = change.after
         assert (now.memory_mib, now.cores_percent) == size
         assert now.requested_size == ShareSize(memory_mib=4_000, cores_percent=20)
@@ -79,12 +79,12 @@ def test_memory_and_cores_change_alone_or_together() -> None:
 
 def test_the_same_size_is_no_change_and_the_requested_size_clears_the_former_one() -> None:
     held = running()
-    larger = changed(held, wish(6_000)).lease
+    larger = assert_changed(held, wish(6_000)).lease
 
     assert decide(held, wish(4_000, 20), NODE) == SizeUnchanged(
         container="main", shares=held.shares
     )
-    assert changed(larger, wish(4_000)).lease.shares == held.shares
+    assert assert_changed(larger, wish(4_000)).lease.shares == held.shares
 
 
 def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
@@ -94,15 +94,15 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         share("GPU-b", 1, "side", memory_mib=1_000),
     )
 
-    change = changed(held, wish(3_500, container="main"))
+    change = assert_changed(held, wish(3_500, container="main"))
 
     assert [each.memory_mib for each in change.lease.shares] == [3_500, 3_500, 1_000]
     assert change.shrinks
-    assert refused(held, wish(3_500)) == (
+    assert assert_refused(held, wish(3_500)) == (
         "2 of its containers have shares: main, side",
         "name one of them: -c main",
     )
-    reason, hint = refused(held, wish(3_500, container="other"))
+    reason, hint = assert_refused(held, wish(3_500, container="other"))
     assert "container other has no share; these have: main, side" in reason
     assert hint == "-c main"
 
@@ -145,7 +145,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
 def test_an_impossible_size_is_refused_with_reason_and_hint(
     held: Lease | None, asked: ResizeRequest, reason: str, hint: str
 ) -> None:
-    message, tried = refused(held, asked)
+    message, tried = assert_refused(held, asked)
 
     assert reason in message
     assert hint in tried
@@ -155,10 +155,10 @@ def test_a_resource_counted_in_device_ids_cannot_change() -> None:
     cards = ledger_node("n1", device(), served=("tencent.com/vcuda-core",))
     held = running(share(memory_mib=4_096, cores_percent=20), dialect="tencent")
 
-    reason, _ = refused(held, wish(cores=30), cards)
+    reason, _ = assert_refused(held, wish(cores=30), cards)
 
     assert "counts tencent.com/vcuda-core in 20 device IDs" in reason
-    assert changed(held, wish(2_048), cards).shrinks
+    assert assert_changed(held, wish(2_048), cards).shrinks
 
 
 def test_koordinators_units_and_annotation_follow() -> None:
@@ -170,13 +170,13 @@ def test_koordinators_units_and_annotation_follow() -> None:
         dialect="koordinator",
     )
 
-    now = changed(held, wish(8_192, 30)).lease
+    now = assert_changed(held, wish(8_192, 30)).lease
 
     assert now.shares[0].limit_bytes == 8_192 * MIB
     assert now.shares[0].sharing is SharingPolicy.SHARED
     written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
-    reason, _ = refused(held, wish(V100_MIB))
+    reason, _ = assert_refused(held, wish(V100_MIB))
     assert "would have a share that HAMi-core does not enforce" in reason
 
 
@@ -200,7 +200,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
     ],
 )
 def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: str) -> None:
-    change = changed(running(), wish(8_000, 40))
+    change = assert_changed(running(), wish(8_000, 40))
 
     refusal = no_capacity(full(why), change, NODE)
 
@@ -211,7 +211,9 @@ def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: s
 def test_an_exceeded_quota_is_named() -> None:
     excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
 
-    refusal = no_capacity(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
+    refusal = no_capacity(
+        full("quota", quotas=(excess,)), assert_changed(running(), wish(8_000)), NODE
+    )
 
     assert "namespace default allows 5000 memoryMiB; other leases have 1000" in refusal.reason
     assert "gpuquota default" in refusal.hint
@@ -226,6 +228,6 @@ def test_a_resize_and_its_reverse_restore_the_lease(mib: int, cores: int, to: in
         return
     assert isinstance(there, SizeChange)
 
-    back = changed(structs.replace(there.lease, version=4), wish(mib, cores))
+    back = assert_changed(structs.replace(there.lease, version=4), wish(mib, cores))
 
     assert back.lease == structs.replace(held, version=4)
