@@ -1,1 +1,1 @@
-"""The timekeeper: counts GPU time per namespace from leases, and says what budgets are left."""
+"""The timekeeper: charges GPU time of leases to namespaces, and reports their budgets."""

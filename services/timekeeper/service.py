@@ -1,20 +1,27 @@
-"""The timekeeper: takes in the journal of leases, charges namespaces, says how budgets stand.
+"""The timekeeper: reads the journal of leases, charges namespaces, and publishes budgets.
 
-Any number of replicas may run: every step is decided on a revision and refused on any other, and
-all time is the ledger's own clock, so that neither pauses nor clocks of hosts change a total.
+Any number of replicas may run. Every step is decided on a revision and refused on any other, and
+all times are of the ledger's clock, so neither pauses nor the hosts' clocks change a total.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from services.timekeeper.accounts.accrual import advance, applied, restored, trimmed
-from services.timekeeper.accounts.budget import balance
-from services.timekeeper.accounts.journal import Intake, intake, reconcile, tenure_id
-from services.timekeeper.accounts.weights import Card, Weighed, weigh
-from services.timekeeper.accounts.windows import kept_since_ms
-from services.timekeeper.report.budget_changes import differs, told
+from services.timekeeper.accounts.accrual import advance, apply_update, restore_update, trim_windows
+from services.timekeeper.accounts.balance import balance
+from services.timekeeper.accounts.journal import (
+    JournalChanges,
+    charged_lease_id,
+    journal_changes,
+    reconcile,
+)
+from services.timekeeper.accounts.weights import LeaseWeight, WeighedDevice, weigh
+from services.timekeeper.accounts.windows import retained_since_ms
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from shared.model.budget import (
     Account,
     AccountChange,
@@ -36,22 +43,24 @@ from shared.runtime.service import loops, publishes
 
 logger = logging.getLogger(__name__)
 
-TELL_AGAIN_MS = 60_000
-TAKE_IN = 200
-"""Entries of the journal taken in at once."""
-ALL = 200_000
-NEVER_S = 3600.0
+REPORT_EVERY_MS = 60_000
+JOURNAL_PAGE = 200
+"""Journal entries that are read at once."""
+WHOLE_JOURNAL = 200_000
 
 
-class Store(Protocol):
-    """The accounts; `shared.ledger.budgets.Budgets` is it."""
+Sleep = Callable[[float], Awaitable[None]]
 
-    async def unread_journal(self, most: int = TAKE_IN) -> Journal:
-        """Read what happened to leases since it was taken in last."""
+
+class AccountStore(Protocol):
+    """The accounts."""
+
+    async def unread_journal(self, most: int = JOURNAL_PAGE) -> Journal:
+        """Read the journal entries that are not applied yet."""
         ...
 
-    async def apply_journal(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
-        """Write what that means; False if another did."""
+    async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
+        """Apply the changes of these entries; False if another replica did."""
         ...
 
     async def revisions(self) -> dict[Namespace, int]:
@@ -59,24 +68,24 @@ class Store(Protocol):
         ...
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts, with windows begun since an instant besides the open one."""
+        """Load accounts, each with its open window and those started since an instant."""
         ...
 
-    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
-        """Return up to when tenures that ended lately are charged."""
+    async def charged_until(self, charged_leases: Sequence[str]) -> dict[str, int]:
+        """Return up to when recently ended leases are charged."""
         ...
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; False if the account has moved on."""
+        """Write one step; False if the account has another revision."""
         ...
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        """Return whether the caller is the first to ask by this name within the time."""
+        """Return whether the caller is the first to acquire the name within the time."""
         ...
 
 
-class Ledger(Protocol):
-    """Live leases and the devices they are on."""
+class LiveLeases(Protocol):
+    """Live leases and their devices."""
 
     def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases."""
@@ -87,12 +96,12 @@ class Ledger(Protocol):
         ...
 
 
-class Copy(Protocol):
-    """What an account's last copy outside the store says."""
+class AccountCopy(Protocol):
+    """The last copy of an account outside the store."""
 
     @property
     def window(self) -> BudgetWindow:
-        """The window that was open, with its use and its level."""
+        """The window that was open, with its usage and level."""
         ...
 
     @property
@@ -101,31 +110,31 @@ class Copy(Protocol):
         ...
 
 
-class Configuration(Protocol):
-    """The budgets as configured now."""
+class BudgetConfiguration(Protocol):
+    """The budgets as they are configured now."""
 
     def budget_of(self, namespace: Namespace) -> Budget:
-        """Return a namespace's budget; without any it has no limit."""
+        """Return a namespace's budget; without one it has no limit."""
         ...
 
     def namespaces(self) -> Iterable[Namespace]:
-        """Return the namespaces that have budgets of their own."""
+        """Return the namespaces with budgets of their own."""
         ...
 
-    def copies(self) -> Mapping[Namespace, Copy]:
-        """Return the copies of accounts that were seen."""
+    def status_copies(self) -> Mapping[Namespace, AccountCopy]:
+        """Return the copies of accounts."""
         ...
 
-    async def ready(self) -> None:
-        """Return once everything that can be known is known."""
+    async def wait_until_synced(self) -> None:
+        """Return once the configuration is loaded."""
         ...
 
-    async def follow(self) -> None:
-        """Keep it as it is configured, for ever."""
+    async def watch(self) -> None:
+        """Update the configuration for ever."""
         ...
 
 
-class Publishing(Protocol):
+class BudgetPublisher(Protocol):
     """The bus."""
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -133,76 +142,64 @@ class Publishing(Protocol):
         ...
 
 
-class Telling(Protocol):
-    """Who is told how budgets stand, besides the bus: objects' statuses, metrics."""
+class BudgetStatuses(Protocol):
+    """Where balances are published besides the bus and the metrics."""
 
-    async def tell(self, budget: Budget, account: Account, seen: Balance, *, changed: bool) -> None:
-        """Hear how a budget stands."""
-        ...
-
-    def late(self, behind_ms: int) -> None:
-        """Hear how much later than usual something was charged."""
-        ...
-
-    def mistake(self, kind: str, count: int) -> None:
-        """Hear of something that must not happen."""
-        ...
-
-
-class RenewedCertificate(Protocol):
-    """What the REST interface shows, where it speaks TLS."""
-
-    async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Keep it valid, until cancelled."""
+    async def publish(
+        self, budget: Budget, account: Account, current: Balance, *, changed: bool
+    ) -> None:
+        """Publish the balance of a namespace."""
         ...
 
 
 @publishes(BudgetChanged)
 class Timekeeper:
-    """Keeps a copy of every account, and drops it where another replica has written."""
+    """Caches every account, and drops the copy when another replica has written it."""
 
     def __init__(
         self,
         *,
-        store: Store,
-        ledger: Ledger,
-        configuration: Configuration,
-        bus: Publishing,
-        telling: Telling,
+        store: AccountStore,
+        ledger: LiveLeases,
+        configuration: BudgetConfiguration,
+        bus: BudgetPublisher,
+        statuses: BudgetStatuses,
+        metrics: TimekeeperMetrics,
         clock: Clock,
         factors: Mapping[str, Fraction],
         tick_s: float,
         charge_every_s: float,
         keep_days: int,
-        certificate: RenewedCertificate | None = None,
+        rotate_certificate: Callable[[Sleep], Awaitable[None]] | None = None,
     ) -> None:
         self.store = store
         self.ledger = ledger
         self.configuration = configuration
         self.bus = bus
-        self.telling = telling
+        self.statuses = statuses
+        self.metrics = metrics
         self.clock = clock
         self.factors = factors
         self.tick_s = tick_s
         self.charge_every_ms = round(charge_every_s * 1000)
         self.keep_days = keep_days
-        self.certificate = certificate
+        self.rotate_certificate = rotate_certificate
         self.accounts: dict[Namespace, Account] = {}
-        self.cards: dict[DeviceUuid, Card] = {}
-        self.weighted: set[Namespace] = set()
-        """Namespaces that had another share than 1, so that its end is told, too."""
+        self.devices: dict[DeviceUuid, WeighedDevice] = {}
+        self.with_share: set[Namespace] = set()
+        """Namespaces whose share was not 1, so that its reset is published, too."""
         self.horizon_ms = 0
         self.has_counted = False
 
     @loops
-    async def follow_configuration(self) -> None:
-        """Keep the budgets as they are configured."""
-        await self.configuration.follow()
+    async def watch_configuration(self) -> None:
+        """Update the budgets when their configuration changes."""
+        await self.configuration.watch()
 
     @loops
-    async def keep_time(self) -> None:
-        """Count, again and again."""
-        await self.configuration.ready()
+    async def count_periodically(self) -> None:
+        """Count every `tick_s`."""
+        await self.configuration.wait_until_synced()
         while True:
             events = await self.count()
             if events:
@@ -210,44 +207,45 @@ class Timekeeper:
             await self.clock.sleep(self.tick_s)
 
     @loops
-    async def keep_certificate(self) -> None:
-        """Keep the certificate of the REST interface valid, if there is one."""
-        while self.certificate is None:
-            await self.clock.sleep(NEVER_S)
-        await self.certificate.run(self.clock.sleep)
+    async def maintain_certificate(self) -> None:
+        """Keep the certificate of the REST interface valid, if it has one."""
+        if self.rotate_certificate is None:
+            await asyncio.Event().wait()
+        else:
+            await self.rotate_certificate(self.clock.sleep)
 
     async def count(self) -> list[BudgetChanged]:
-        """Take in what happened, bring every account up to it, return what to say about it."""
+        """Apply the journal, advance every account, and return the events that follow."""
         await self._restore_lost()
-        now_ms = await self._take_in()
+        now_ms = await self._apply_journal()
         await self._load(now_ms)
-        again = await self.store.acquire_lock("tell", every_ms=TELL_AGAIN_MS)
+        report = await self.store.acquire_lock("report", every_ms=REPORT_EVERY_MS)
         events: list[BudgetChanged] = []
         for namespace in sorted(self.accounts):
-            event = await self._advance(namespace, now_ms, again=again)
+            event = await self._advance(namespace, now_ms, report=report)
             if event is not None:
                 events.append(event)
         self.horizon_ms, self.has_counted = now_ms, True
         return events
 
     def balance_of(self, namespace: Namespace) -> Balance:
-        """Return how a namespace stood when it was last counted.
+        """Return a namespace's balance at the last count.
 
         Raises ConflictError before the first count is complete.
         """
         if not self.has_counted:
-            raise ConflictError("nothing was counted yet; ask again in some seconds")
+            raise ConflictError("nothing was counted yet; try again in some seconds")
         budget = self.configuration.budget_of(namespace)
         account = self.accounts.get(namespace)
         if account is None or not account.windows:
             empty = Account(namespace=namespace)
             first = advance(empty, budget, self.horizon_ms, charge_every_ms=self.charge_every_ms)
-            account = applied(empty, first) if first else empty
+            account = apply_update(empty, first) if first else empty
         return balance(account, budget, self.horizon_ms)
 
     async def _restore_lost(self) -> None:
-        """Open accounts that the store has lost as their last copies say."""
-        copies = self.configuration.copies()
+        """Restore accounts that the store has lost from their last copies."""
+        copies = self.configuration.status_copies()
         if not copies:
             return
         known = await self.store.revisions()
@@ -255,58 +253,59 @@ class Timekeeper:
             if namespace in known:
                 continue
             budget = self.configuration.budget_of(namespace)
-            update = restored(
+            update = restore_update(
                 Account(namespace=namespace), budget, window=copy.window, at_ms=copy.at_ms
             )
             if await self.store.save(update):
                 logger.warning(
-                    "the account of %s was lost; it goes on from its status of %d ms",
+                    "the account of %s was lost; it was restored from its status of %d ms",
                     namespace,
                     copy.at_ms,
                 )
 
-    async def _take_in(self) -> int:
-        """Take in the journal to its end; return the instant up to which all is known."""
+    async def _apply_journal(self) -> int:
+        """Apply the journal to its end; return the instant up to which it is complete."""
         while True:
-            journal = await self.store.unread_journal(TAKE_IN)
+            journal = await self.store.unread_journal(JOURNAL_PAGE)
             if journal.lost or journal.known_generation != journal.generation:
-                await self._begin_anew()
+                await self._reconcile_journal()
                 continue
             if journal.entries:
-                await self._take_moments(journal)
+                await self._apply_entries(journal)
             elif journal.horizon_ms is not None:
                 return journal.horizon_ms
 
-    async def _take_moments(self, journal: Journal) -> None:
-        again = [
+    async def _apply_entries(self, journal: Journal) -> None:
+        restored = [
             lease for each in journal.entries if each.kind == "restored" for lease in each.leases
         ]
-        accounts, counted_ms = await self._counted(again) if again else ({}, {})
-        await self._know_cards(lease for each in journal.entries for lease in each.leases)
-        found = intake(journal.entries, self._weigh, counted_ms)
-        await self._write_intake(journal, found, accounts)
+        accounts, counted_ms = await self._charged_so_far(restored) if restored else ({}, {})
+        await self._load_devices(lease for each in journal.entries for lease in each.leases)
+        changes = journal_changes(journal.entries, self._weigh, counted_ms)
+        await self._write_changes(journal, changes, accounts)
 
-    async def _begin_anew(self) -> None:
-        """Compare with all live leases, because the journal began anew or was cut."""
+    async def _reconcile_journal(self) -> None:
+        """Reconcile with all live leases, because the journal was lost or trimmed."""
         live = [lease async for page in self.ledger.load_all() for lease in page]
-        journal = await self.store.unread_journal(ALL)
+        journal = await self.store.unread_journal(WHOLE_JOURNAL)
         if journal.lost:
-            logger.error("the journal was cut before it was taken in: leases that ended are lost")
-            self.telling.mistake("journal-cut", 1)
-        told = [lease for each in journal.entries for lease in each.leases]
-        await self._know_cards([*live, *told])
-        accounts, counted_ms = await self._counted([*live, *told])
-        found = intake(journal.entries, self._weigh, counted_ms)
-        reconcile(found, live, accounts.values(), self._weigh, counted_ms, seen_ms=self.horizon_ms)
-        await self._write_intake(journal, found, accounts)
+            logger.error("the journal was trimmed before it was read: ends of leases are lost")
+            self.metrics.count_violations("journal-cut", 1)
+        journaled = [lease for each in journal.entries for lease in each.leases]
+        await self._load_devices([*live, *journaled])
+        accounts, counted_ms = await self._charged_so_far([*live, *journaled])
+        changes = journal_changes(journal.entries, self._weigh, counted_ms)
+        known_ms = self.horizon_ms
+        reconcile(changes, live, accounts.values(), self._weigh, counted_ms, known_ms=known_ms)
+        await self._write_changes(journal, changes, accounts)
 
-    async def _counted(
+    async def _charged_so_far(
         self, leases: Sequence[Lease]
     ) -> tuple[dict[Namespace, Account], dict[str, int]]:
-        """Return all accounts, and up to when these leases are charged if they come again."""
+        """Return all accounts, and up to when each of these leases is charged already."""
         names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
         accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
-        ids = {tenure_id(lease): lease.namespace for lease in leases}
+        ids = {charged_lease_id(lease): lease.namespace for lease in leases}
         done = await self.store.charged_until(list(ids))
         counted_ms = {
             id_: max(accounts[name].state.restored_ms, done.get(id_, 0))
@@ -314,39 +313,41 @@ class Timekeeper:
         }
         return accounts, counted_ms
 
-    async def _write_intake(
+    async def _write_changes(
         self,
         journal: Journal,
-        found: Mapping[Namespace, Intake],
+        changes: Mapping[Namespace, JournalChanges],
         accounts: Mapping[Namespace, Account],
     ) -> None:
-        taken = [
+        account_changes = [
             AccountChange(
                 namespace=name,
-                held=tuple(each.held.values()),
+                held=tuple(each.charged.values()),
                 ended=each.ended,
                 revision=accounts[name].revision if name in accounts else None,
             )
-            for name, each in found.items()
-            if each.held or each.ended
+            for name, each in changes.items()
+            if each.charged or each.ended
         ]
-        await self.store.apply_journal(journal, taken)
+        await self.store.apply_journal(journal, account_changes)
 
-    async def _know_cards(self, leases: Iterable[Lease]) -> None:
+    async def _load_devices(self, leases: Iterable[Lease]) -> None:
         wanted = {share.device for lease in leases for share in lease.shares}
-        if wanted <= self.cards.keys():
+        if wanted <= self.devices.keys():
             return
         snapshot = await self.ledger.snapshot()
         for node in snapshot.nodes:
             for device, _ in node.devices:
-                self.cards[device.uuid] = Card(memory_mib=device.memory_mib, model=device.model)
+                self.devices[device.uuid] = WeighedDevice(
+                    memory_mib=device.memory_mib, model=device.model
+                )
 
-    def _weigh(self, lease: Lease) -> Weighed:
+    def _weigh(self, lease: Lease) -> LeaseWeight:
         budget = self.configuration.budget_of(lease.namespace)
-        return weigh(lease, self.cards, budget, self.factors)
+        return weigh(lease, self.devices, budget, self.factors)
 
     async def _load(self, now_ms: int) -> None:
-        """Have every account as of its newest revision."""
+        """Load every account whose revision has changed."""
         found = await self.store.revisions()
         names = {*found, *self.configuration.namespaces()}
         stale = {
@@ -365,34 +366,37 @@ class Timekeeper:
         return now_ms - policy.length_ms - policy.bucket_ms
 
     async def _advance(
-        self, namespace: Namespace, now_ms: int, *, again: bool
+        self, namespace: Namespace, now_ms: int, *, report: bool
     ) -> BudgetChanged | None:
         budget, before = self.configuration.budget_of(namespace), self.accounts[namespace]
         account = before
         update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
         if update is not None:
-            self._report_late(account, now_ms)
-            kept = kept_since_ms(budget.policy, now_ms, keep_days=self.keep_days)
-            if not await self.store.save(update, kept_since_ms=kept):
+            self._report_delay(account, now_ms)
+            since_ms = retained_since_ms(budget.policy, now_ms, keep_days=self.keep_days)
+            if not await self.store.save(update, kept_since_ms=since_ms):
                 del self.accounts[namespace]
                 return None
-            account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
-        seen = balance(account, budget, now_ms)
-        changed = differs(before.state, account.state)
-        await self.telling.tell(budget, account, seen, changed=changed)
+            account = self.accounts[namespace] = trim_windows(
+                apply_update(account, update), budget, now_ms
+            )
+        current = balance(account, budget, now_ms)
+        changed = is_reportable_change(before.state, account.state)
+        self.metrics.set_balance(current)
+        await self.statuses.publish(budget, account, current, changed=changed)
         if budget.share != 1:
-            self.weighted.add(namespace)
-        again = again and (budget.limit_units is not None or namespace in self.weighted)
-        reweighted = budget.share != (before.budget.share if before.budget else 1)
-        if changed or reweighted or again:
-            return told(budget, account, seen, previous=before.state)
+            self.with_share.add(namespace)
+        report = report and (budget.limit_units is not None or namespace in self.with_share)
+        share_changed = budget.share != (before.budget.share if before.budget else 1)
+        if changed or share_changed or report:
+            return budget_changed(budget, account, current, previous=before.state)
         return None
 
-    def _report_late(self, account: Account, now_ms: int) -> None:
-        behind = [now_ms - each.charged_ms for each in account.leases]
-        backwards = sum(
+    def _report_delay(self, account: Account, now_ms: int) -> None:
+        delays = [now_ms - each.charged_ms for each in account.leases]
+        ended_early = sum(
             each.ended_ms is not None and each.ended_ms < each.charged_ms for each in account.leases
         )
-        if backwards:
-            self.telling.mistake("ended-before-charged", backwards)
-        self.telling.late(max(0, max(behind, default=0) - self.charge_every_ms))
+        if ended_early:
+            self.metrics.count_violations("ended-before-charged", ended_early)
+        self.metrics.observe_charge_delay(max(0, max(delays, default=0) - self.charge_every_ms))

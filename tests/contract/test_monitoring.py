@@ -23,7 +23,7 @@ SPEAKING = (
     "services.auth.metrics",
     "services.node_agent.metrics",
     "services.placer.metrics",
-    "services.timekeeper.report.status_publisher",
+    "services.timekeeper.metrics",
     "services.webhook.metrics",
     "shared.runtime.runner",
 )

@@ -13,11 +13,11 @@ from uuid import uuid4
 from services.cli import terminal
 from services.cli.formats import timestamp
 from services.cli.snapshot.location import locate, redis_credentials_of
-from services.timekeeper.accounts.budget import balance
-from services.timekeeper.report.showback import GROUPS, Range, Row, add_up, as_csv
-from services.timekeeper.report.showback import shape as row_shape
-from services.timekeeper.report.statuses import minutes
-from services.timekeeper.rest.grants import grant, units_of
+from services.timekeeper.accounts.balance import balance
+from services.timekeeper.report.budget_reports import minutes
+from services.timekeeper.report.showback import GROUPS, EntryRange, ShowbackRow, add_up, as_csv
+from services.timekeeper.report.showback import row_json as row_shape
+from services.timekeeper.rest.grants import add_grant, parse_gpu_minutes
 from shared.ledger.budgets import Budgets
 from shared.model.budget import Account, Balance, Budget, PolicyType
 from shared.model.errors import RequestError, UnavailableError
@@ -59,14 +59,14 @@ def budget(flags: argparse.Namespace) -> int:
 
 def report(flags: argparse.Namespace) -> int:
     """Sum up GPU time by group."""
-    within = Range(
+    within = EntryRange(
         window=flags.window,
         from_ms=_milliseconds("--from", flags.begin),
         to_ms=_milliseconds("--to", flags.end),
     )
     group_by = [name for name in flags.group_by.split(",") if name] or list(GROUPS)
 
-    async def read(store: Budgets) -> list[Row]:
+    async def read(store: Budgets) -> list[ShowbackRow]:
         return await add_up(store, sorted(await store.revisions()), within, group_by)
 
     rows = _run(flags, read)
@@ -125,11 +125,11 @@ def _grant(flags: argparse.Namespace) -> int:
     if len(flags.words) != 3:
         raise RequestError("write `leasehold budget grant NAMESPACE MINUTES --reason TEXT`")
     _, name, amount = flags.words
-    units = units_of(amount)
+    units = parse_gpu_minutes(amount)
     namespace = Namespace(name)
 
     async def write(store: Budgets) -> Sequence[Balance]:
-        await grant(
+        await add_grant(
             store,
             namespace,
             units,

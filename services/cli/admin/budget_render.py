@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.formats import age, timestamp
-from services.timekeeper.report.showback import Row, shape
-from services.timekeeper.report.statuses import minutes
+from services.timekeeper.report.budget_reports import minutes
+from services.timekeeper.report.showback import ShowbackRow
 from shared.model.budget import Balance, BudgetState
 
 BAR_WIDTH = 20
@@ -57,7 +57,7 @@ def bar(balance: Balance) -> str:
     return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
 
 
-def report(rows: Sequence[Row]) -> RenderableType:
+def report(rows: Sequence[ShowbackRow]) -> RenderableType:
     """List GPU time by group."""
     if not rows:
         return Text(
@@ -69,7 +69,7 @@ def report(rows: Sequence[Row]) -> RenderableType:
         *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
     ]
     table = _table(*(name.upper().replace("_", " ") for name in columns))
-    for row in map(shape, rows):
+    for row in map(row_json, rows):
         table.add_row(*(str(row[name]) or "-" for name in columns))
     return table
 

@@ -52,7 +52,7 @@ def up(settings: UpSettings) -> int:
     from services.node_agent.gpus.simulated.gpus import parse_layout
 
     if settings.budgets is not None:
-        from services.timekeeper.config.sources import load_file
+        from services.timekeeper.config.budget_sources import load_file
 
         load_file(settings.budgets)
     if settings.quotas is not None:

@@ -1,1 +1,1 @@
-"""GPU time accounts: accrual, windows, weights and budget state."""
+"""Accounts of GPU time: charges, windows, weights and budget states."""

@@ -1,15 +1,15 @@
-"""The one step of an account: what is charged, which windows close and open, what state follows.
+"""The step of an account: its charges, the windows that close and open, and its state; pure.
 
-Everything in a step is written together or not at all, and only on the revision it was decided on.
-What is charged begins where the last charge of the same tenure ended, so the sum over any steps, by
-any replica, with any pauses between, is weight x (end - begin).
+A step is written atomically, and only on the revision that it was decided on. Each charge begins
+where the last charge of the same lease ended. So the sum of any steps, by any replica, with any
+pauses between them, is weight x (end - begin).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from services.timekeeper.accounts.budget import CLASSES, accrued, balance, level_at
-from services.timekeeper.accounts.windows import open_window, rollover_units, shape_of
+from services.timekeeper.accounts.balance import LEASE_CLASSES, balance, level_at, uncharged_units
+from services.timekeeper.accounts.windows import open_window, rollover_units, window_shape
 from shared.model.budget import (
     HOUR_MS,
     Account,
@@ -24,12 +24,12 @@ from shared.model.budget import (
 )
 
 RESTORED = "restored from"
-"""Begins the reason of the entry with which a lost account goes on."""
+"""Prefix of the reason of the entry that restores a lost account."""
 
 
 @dataclass(slots=True)
-class _Step:
-    """A step while it is put together."""
+class _AccountStep:
+    """A step while it is being built."""
 
     account: Account
     budget: Budget
@@ -37,8 +37,8 @@ class _Step:
     windows: dict[str, BudgetWindow] = field(default_factory=dict)
     entries: list[ChargeEntry] = field(default_factory=list)
 
-    def tenures(self) -> list[ChargedLease]:
-        """Return the tenures as charged so far."""
+    def leases(self) -> list[ChargedLease]:
+        """Return the leases as charged so far."""
         return [
             replace(each, charged_ms=self.charged.get(each.id, each.charged_ms))
             for each in self.account.leases
@@ -48,36 +48,36 @@ class _Step:
 def advance(
     account: Account, budget: Budget, now_ms: int, *, charge_every_ms: int
 ) -> AccountUpdate | None:
-    """Return the step that brings an account to an instant, or None if nothing is due.
+    """Return the step that advances an account to an instant, or None if nothing is due.
 
-    Everything that began or ended until `now_ms` must be in the account. Time that is held goes
-    unwritten for up to `charge_every_ms`, unless a window closes, a tenure ends or a state changes:
-    it is not forgotten, since a tenure says how far it is charged.
+    All leases that began or ended until `now_ms` must be in the account. A running lease is charged
+    every `charge_every_ms`, and when a window closes, the lease ends or the state changes. No time
+    is lost, since each lease records up to when it is charged.
     """
     if not _is_due(account, budget, now_ms, charge_every_ms):
         return None
-    step = _Step(account, budget)
+    step = _AccountStep(account, budget)
     window = account.windows[-1] if account.windows else _first_window(step, now_ms)
     known = account.state.shape
     while True:
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
-        reshaped = bool(known) and known != shape_of(budget.policy)
+        reshaped = bool(known) and known != window_shape(budget.policy)
         if window.end_ms is not None and window.end_ms <= now_ms:
             window = _close(step, window, window.end_ms)
         elif reshaped:
             window = _close(step, window, now_ms)
         else:
             break
-        known = shape_of(budget.policy)
-    _relimit(step, window, now_ms)
-    return _finished(step, now_ms)
+        known = window_shape(budget.policy)
+    _apply_limit(step, window, now_ms)
+    return _finish(step, now_ms)
 
 
 def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int) -> bool:
     if not account.windows or account.budget != budget:
         return True
-    window, standing = account.windows[-1], account.state
+    window, state = account.windows[-1], account.state
     if window.end_ms is not None and window.end_ms <= now_ms:
         return True
     if any(
@@ -85,66 +85,66 @@ def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int)
         for each in account.leases
     ):
         return True
-    seen = balance(account, budget, now_ms)
-    return (seen.state, seen.warned_percent) != (standing.state, standing.warned_percent)
+    current = balance(account, budget, now_ms)
+    return (current.state, current.warned_percent) != (state.state, state.warned_percent)
 
 
-def _first_window(step: _Step, now_ms: int) -> BudgetWindow:
+def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
     first = min([now_ms, *(each.charged_ms for each in step.account.leases)])
     window = open_window(step.budget, first, natural=True)
     step.windows[window.id] = window
     return window
 
 
-def _charge(step: _Step, window: BudgetWindow, until_ms: int) -> BudgetWindow:
-    """Charge every tenure up to an instant to a window, and move the window's level with it."""
-    held = step.tenures()
+def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWindow:
+    """Charge every lease up to an instant to a window, and advance the window's level."""
+    leases = step.leases()
     bucket = step.budget.policy.type is PolicyType.BUCKET and window.limit_units is not None
     if bucket and until_ms > window.level_ms:
-        level = level_at(window, held, step.budget, until_ms)
+        level = level_at(window, leases, step.budget, until_ms)
         window = replace(window, level_scaled=level, level_ms=until_ms)
-    lease_class = CLASSES[_state_in(step.account, window)]
+    lease_class = LEASE_CLASSES[_state_in(step.account, window)]
     used = window.used_units
-    for tenure in held:
-        units = accrued(tenure, until_ms)
-        until = until_ms if tenure.ended_ms is None else min(until_ms, tenure.ended_ms)
-        if until <= tenure.charged_ms:
+    for lease in leases:
+        units = uncharged_units(lease, until_ms)
+        until = until_ms if lease.ended_ms is None else min(until_ms, lease.ended_ms)
+        if until <= lease.charged_ms:
             continue
         used += units
-        step.charged[tenure.id] = until
-        step.entries.append(_charge_entry(tenure, window, until, units, lease_class))
+        step.charged[lease.id] = until
+        step.entries.append(_charge_entry(lease, window, until, units, lease_class))
     window = replace(window, used_units=used)
     step.windows[window.id] = window
     return window
 
 
 def _state_in(account: Account, window: BudgetWindow) -> BudgetState:
-    """Return the state a window's charges are made under: the one known when they began."""
-    standing = account.state
-    return standing.state if standing.window in {window.id, ""} else BudgetState.OK
+    """Return the state that determines the lease class of a window's charges."""
+    state = account.state
+    return state.state if state.window in {window.id, ""} else BudgetState.OK
 
 
 def _charge_entry(
-    tenure: ChargedLease, window: BudgetWindow, until_ms: int, units: int, lease_class: str
+    lease: ChargedLease, window: BudgetWindow, until_ms: int, units: int, lease_class: str
 ) -> ChargeEntry:
     return ChargeEntry(
         window=window.id,
         kind="charge",
         units=units,
-        lease=tenure.id,
-        pod=tenure.name,
-        from_ms=tenure.charged_ms,
+        lease=lease.id,
+        pod=lease.name,
+        from_ms=lease.charged_ms,
         to_ms=until_ms,
-        weight=tenure.weight,
+        weight=lease.weight,
         lease_class=str(lease_class),
-        model=tenure.model,
-        cores_milli=tenure.cores_milli,
-        memory_mib=tenure.memory_mib,
+        model=lease.model,
+        cores_milli=lease.cores_milli,
+        memory_mib=lease.memory_mib,
     )
 
 
-def _close(step: _Step, window: BudgetWindow, at_ms: int) -> BudgetWindow:
-    """Close a window for ever and open the one after it."""
+def _close(step: _AccountStep, window: BudgetWindow, at_ms: int) -> BudgetWindow:
+    """Close a window and open the next one."""
     closed = replace(window, end_ms=at_ms, closed=True)
     step.windows[closed.id] = closed
     step.entries.append(ChargeEntry(window=closed.id, kind="close", units=closed.used_units))
@@ -160,8 +160,8 @@ def _close(step: _Step, window: BudgetWindow, at_ms: int) -> BudgetWindow:
     return fresh
 
 
-def _relimit(step: _Step, window: BudgetWindow, now_ms: int) -> None:
-    """Give an open window the limit that the budget has by now."""
+def _apply_limit(step: _AccountStep, window: BudgetWindow, now_ms: int) -> None:
+    """Set the open window's limit to that of the budget."""
     before, after = window.limit_units, step.budget.limit_units
     if before == after:
         return
@@ -177,11 +177,11 @@ def _relimit(step: _Step, window: BudgetWindow, now_ms: int) -> None:
     step.entries.append(ChargeEntry(window=window.id, kind="adjust", units=units, reason=reason))
 
 
-def _finished(step: _Step, now_ms: int) -> AccountUpdate:
+def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
     account = step.account
     over = {
         each.id: each.charged_ms
-        for each in step.tenures()
+        for each in step.leases()
         if each.ended_ms is not None and each.charged_ms >= each.ended_ms
     }
     update = AccountUpdate(
@@ -193,22 +193,22 @@ def _finished(step: _Step, now_ms: int) -> AccountUpdate:
         entries=tuple(step.entries),
         budget=None if account.budget == step.budget else step.budget,
     )
-    seen = balance(applied(account, update), step.budget, now_ms)
+    current = balance(apply_update(account, update), step.budget, now_ms)
     before = account.state
     known = bool(before.since_ms)
-    standing = StoredBudgetState(
-        state=seen.state,
-        warned_percent=seen.warned_percent,
-        since_ms=before.since_ms if known and seen.state is before.state else now_ms,
-        window=seen.window.id,
-        shape=shape_of(step.budget.policy),
+    state = StoredBudgetState(
+        state=current.state,
+        warned_percent=current.warned_percent,
+        since_ms=before.since_ms if known and current.state is before.state else now_ms,
+        window=current.window.id,
+        shape=window_shape(step.budget.policy),
         restored_ms=before.restored_ms,
     )
-    return replace(update, state=standing)
+    return replace(update, state=state)
 
 
-def applied(account: Account, update: AccountUpdate) -> Account:
-    """Return the account after a step: what the store must hold then."""
+def apply_update(account: Account, update: AccountUpdate) -> Account:
+    """Return the account after a step, as the store must have it."""
     charged: Mapping[str, int] = update.charged
     windows = {window.id: window for window in account.windows}
     windows.update((window.id, window) for window in update.windows)
@@ -226,8 +226,10 @@ def applied(account: Account, update: AccountUpdate) -> Account:
     )
 
 
-def granted(account: Account, units: int, *, actor: str, reason: str, key: str) -> AccountUpdate:
-    """Return the step that adds a grant to the open window. A negative grant takes back."""
+def grant_update(
+    account: Account, units: int, *, actor: str, reason: str, key: str
+) -> AccountUpdate:
+    """Return the step that adds a grant to the open window; a negative grant reduces it."""
     window = account.windows[-1]
     changed = replace(window, granted_units=window.granted_units + units)
     if window.level_ms:
@@ -242,10 +244,10 @@ def granted(account: Account, units: int, *, actor: str, reason: str, key: str) 
     )
 
 
-def restored(
+def restore_update(
     account: Account, budget: Budget, *, window: BudgetWindow, at_ms: int
 ) -> AccountUpdate:
-    """Return the step that opens a lost account anew from what its last copy said."""
+    """Return the step that restores a lost account from its last copy."""
     entry = ChargeEntry(
         window=window.id,
         kind="adjust",
@@ -257,12 +259,14 @@ def restored(
         revision=account.revision,
         windows=(window,),
         entries=(entry,),
-        state=StoredBudgetState(window=window.id, shape=shape_of(budget.policy), restored_ms=at_ms),
+        state=StoredBudgetState(
+            window=window.id, shape=window_shape(budget.policy), restored_ms=at_ms
+        ),
     )
 
 
-def trimmed(account: Account, budget: Budget, now_ms: int) -> Account:
-    """Return the account without the windows that nothing is decided from any more."""
+def trim_windows(account: Account, budget: Budget, now_ms: int) -> Account:
+    """Return the account without the windows that no decision needs."""
     since = now_ms
     if budget.policy.type is PolicyType.SLIDING:
         since -= budget.policy.length_ms

@@ -1,44 +1,44 @@
-"""What the journal of tenures means for the accounts; pure.
+"""How the journal of leases changes the accounts; pure.
 
-A tenure is one lease, at one size, from the moment it was bound or resized until it was resized or
-ended. Its id is the pod and the moment its reservation was made, which nothing changes: not a
-rebuild, and not the pod's next lease; and once it was resized, the moment of that.
+A charged lease is one lease at one size: from when it was bound or resized until it was resized or
+ended. Its id consists of the pod and the time of its reservation, which neither a rebuild nor the
+pod's next lease changes; and of the time of its resize, if it was resized.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from services.timekeeper.accounts.weights import Weighed
+from services.timekeeper.accounts.weights import LeaseWeight
 from shared.model.budget import Account, ChargedLease, JournalEntry
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace
 
-HELD_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
+CHARGED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 
-Weigh = Callable[[Lease], Weighed]
+Weigh = Callable[[Lease], LeaseWeight]
 
 
 @dataclass(slots=True)
-class Intake:
-    """What is to be written of one namespace."""
+class JournalChanges:
+    """The changes of one namespace's account."""
 
-    held: dict[str, ChargedLease] = field(default_factory=dict)
+    charged: dict[str, ChargedLease] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
 
 
-def tenure_id(lease: Lease) -> str:
-    """Name the tenure of a lease."""
+def charged_lease_id(lease: Lease) -> str:
+    """Return the id of the charged lease."""
     size = f"/{resized_ms(lease)}" if lease.resized_at else ""
     return f"{lease.pod}/{created_ms(lease)}{size}"
 
 
-def family_of(tenure: str) -> str:
-    """Return what the tenures of one lease have in common, whatever its sizes."""
-    return "/".join(tenure.split("/")[:2])
+def lease_family(charged_lease: str) -> str:
+    """Return the part of the id that all sizes of one lease share."""
+    return "/".join(charged_lease.split("/")[:2])
 
 
 def resized_ms(lease: Lease) -> int:
-    """Return when the lease got its size, if it was resized."""
+    """Return when the lease was last resized; 0 if it was not."""
     return round(lease.resized_at * 1000)
 
 
@@ -47,32 +47,34 @@ def created_ms(lease: Lease) -> int:
     return round(lease.created_at * 1000)
 
 
-def intake(
-    happened: Iterable[JournalEntry], weigh: Weigh, counted_ms: Mapping[str, int]
-) -> dict[Namespace, Intake]:
-    """Read the journal. `counted_ms`: up to when tenures that come again are charged already."""
-    found: dict[Namespace, Intake] = {}
-    for moment in happened:
-        for lease in moment.leases:
-            taken = found.setdefault(lease.namespace, Intake())
-            if moment.kind == "ended":
-                taken.ended[tenure_id(lease)] = moment.at_ms
+def journal_changes(
+    entries: Iterable[JournalEntry], weigh: Weigh, counted_ms: Mapping[str, int]
+) -> dict[Namespace, JournalChanges]:
+    """Read the journal. `counted_ms`: up to when restored leases are charged already."""
+    changes: dict[Namespace, JournalChanges] = {}
+    for entry in entries:
+        for lease in entry.leases:
+            change = changes.setdefault(lease.namespace, JournalChanges())
+            if entry.kind == "ended":
+                change.ended[charged_lease_id(lease)] = entry.at_ms
                 continue
-            since = moment.at_ms
-            if moment.kind == "restored":
+            since = entry.at_ms
+            if entry.kind == "restored":
                 since = _restored_since(lease, counted_ms)
-            taken.ended.pop(tenure_id(lease), None)
-            taken.held.setdefault(tenure_id(lease), _tenure(lease, weigh(lease), since))
-    return found
+            change.ended.pop(charged_lease_id(lease), None)
+            change.charged.setdefault(
+                charged_lease_id(lease), _charged_lease(lease, weigh(lease), since)
+            )
+    return changes
 
 
 def _restored_since(lease: Lease, counted_ms: Mapping[str, int]) -> int:
-    return max(created_ms(lease), resized_ms(lease), counted_ms.get(tenure_id(lease), 0))
+    return max(created_ms(lease), resized_ms(lease), counted_ms.get(charged_lease_id(lease), 0))
 
 
-def _tenure(lease: Lease, weighed: Weighed, since_ms: int) -> ChargedLease:
+def _charged_lease(lease: Lease, weighed: LeaseWeight, since_ms: int) -> ChargedLease:
     return ChargedLease(
-        id=tenure_id(lease),
+        id=charged_lease_id(lease),
         pod=lease.pod,
         name=lease.name,
         weight=weighed.milli_gpu,
@@ -85,47 +87,58 @@ def _tenure(lease: Lease, weighed: Weighed, since_ms: int) -> ChargedLease:
 
 
 def reconcile(
-    found: dict[Namespace, Intake],
+    changes: dict[Namespace, JournalChanges],
     live: Iterable[Lease],
     accounts: Iterable[Account],
     weigh: Weigh,
     counted_ms: Mapping[str, int],
     *,
-    seen_ms: int,
+    known_ms: int,
 ) -> None:
-    """Add to an intake what a journal that began anew, or was cut, does not say.
+    """Complete the changes of a journal that was lost or trimmed, by comparing live leases.
 
-    Leases that nobody has told of are held since they were reserved or resized. Tenures whose lease
-    is gone ended when this was last known to be otherwise: at `seen_ms`, or where they are charged
-    up to; those of a lease that has another size by now, when it got that. None of one lease begins
-    before another of it has ended.
+    Live leases without an account entry are charged since they were reserved or resized. Charged
+    leases that no longer live ended at `known_ms`, when they were last known to live, or where they
+    are charged up to if that is later; those of a lease with a new size ended when it was resized.
+    No charged lease begins before an earlier one of the same lease has ended.
     """
-    holding = {tenure_id(lease): lease for lease in live if lease.state in HELD_STATES}
-    sized = {family_of(id_): resized_ms(lease) for id_, lease in holding.items()}
-    known: set[str] = set()
-    over: dict[str, int] = {}
+    charged = {charged_lease_id(lease): lease for lease in live if lease.state in CHARGED_STATES}
+    accounts = tuple(accounts)
+    family_ends = _end_missing(changes, charged, accounts, known_ms)
+    known = {each.id for account in accounts for each in account.leases}
+    for id_, lease in charged.items():
+        change = changes.setdefault(lease.namespace, JournalChanges())
+        since = max(_restored_since(lease, counted_ms), family_ends.get(lease_family(id_), 0))
+        if id_ in change.charged:
+            change.charged[id_] = _started_at_least(change.charged[id_], since)
+        elif id_ not in known and id_ not in change.ended:
+            change.charged[id_] = _charged_lease(lease, weigh(lease), since)
+
+
+def _end_missing(
+    changes: dict[Namespace, JournalChanges],
+    charged: Mapping[str, Lease],
+    accounts: Iterable[Account],
+    known_ms: int,
+) -> dict[str, int]:
+    """End the accounts' leases that no longer live; return the last end by family."""
+    resized = {lease_family(id_): resized_ms(lease) for id_, lease in charged.items()}
+    family_ends: dict[str, int] = {}
     for account in accounts:
-        taken = found.setdefault(account.namespace, Intake())
-        for tenure in account.leases:
-            known.add(tenure.id)
-            if tenure.id in holding:
+        change = changes.setdefault(account.namespace, JournalChanges())
+        for lease in account.leases:
+            if lease.id in charged:
                 continue
-            if tenure.ended_ms is None:
-                until = sized.get(family_of(tenure.id)) or seen_ms
-                taken.ended.setdefault(tenure.id, max(until, tenure.charged_ms))
-            ended_ms = taken.ended.get(tenure.id, tenure.ended_ms or 0)
-            family = family_of(tenure.id)
-            over[family] = max(ended_ms, over.get(family, 0))
-    for id_, lease in holding.items():
-        taken = found.setdefault(lease.namespace, Intake())
-        since = max(_restored_since(lease, counted_ms), over.get(family_of(id_), 0))
-        if id_ in taken.held:
-            taken.held[id_] = _begun(taken.held[id_], since)
-        elif id_ not in known and id_ not in taken.ended:
-            taken.held[id_] = _tenure(lease, weigh(lease), since)
+            family = lease_family(lease.id)
+            if lease.ended_ms is None:
+                until = resized.get(family) or known_ms
+                change.ended.setdefault(lease.id, max(until, lease.charged_ms))
+            ended_ms = change.ended.get(lease.id, lease.ended_ms or 0)
+            family_ends[family] = max(ended_ms, family_ends.get(family, 0))
+    return family_ends
 
 
-def _begun(tenure: ChargedLease, since_ms: int) -> ChargedLease:
-    """Return a tenure that begins at an instant at the earliest."""
-    since = max(tenure.since_ms, since_ms)
-    return replace(tenure, since_ms=since, charged_ms=max(tenure.charged_ms, since))
+def _started_at_least(lease: ChargedLease, since_ms: int) -> ChargedLease:
+    """Return a charged lease that begins at an instant or later."""
+    since = max(lease.since_ms, since_ms)
+    return replace(lease, since_ms=since, charged_ms=max(lease.charged_ms, since))

@@ -1,7 +1,7 @@
-"""How much of a GPU a lease counts as, in milli-GPU, exactly.
+"""The weight of a lease, in milli-GPU, exactly; pure.
 
-Per device the parts of its cores and of its memory that the lease books become one weight; the
-sum over devices, times each model's factor, is rounded up once.
+The shares of a device's cores and memory become one weight per device. The sum over devices, times
+each model's factor, is rounded up once.
 """
 
 import math
@@ -18,36 +18,36 @@ WHOLE = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What weighing needs to know of a device."""
+class WeighedDevice:
+    """A device, as far as its weight depends on it."""
 
     memory_mib: int
     model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """What a lease counts as."""
+class LeaseWeight:
+    """The weight of a lease."""
 
     milli_gpu: int
     model: str
-    """Of the devices; several are joined with `+`."""
+    """The devices' model; several are joined with `+`."""
     cores_milli: int
     memory_mib: int
 
 
 def weigh(
     lease: Lease,
-    cards: Mapping[DeviceUuid, Card],
+    known_devices: Mapping[DeviceUuid, WeighedDevice],
     budget: Budget,
     factors: Mapping[str, Fraction],
-) -> Weighed:
+) -> LeaseWeight:
     """Weigh a lease.
 
-    `factors` multiply devices whose model contains the name, whatever the letter case; the
-    longest such name counts. Containers run side by side and init containers one by one before
-    them, so a device counts with the larger of their sum and the largest of these. A device that
-    is not known (any more) counts as if the share had all of its memory, unless its terms say.
+    A factor applies to devices whose model contains its name, in any letter case; the longest such
+    name counts. Containers run in parallel and init containers one by one before them, so the sum
+    of the containers or the largest init container counts, whichever is more. A share of an unknown
+    device counts as all of its memory, unless the share records the device's memory.
     """
     devices: dict[DeviceUuid, list[Share]] = {}
     for share in lease.shares:
@@ -55,14 +55,14 @@ def weigh(
     total = cores_total = Fraction(0)
     models: list[str] = []
     for uuid, shares in devices.items():
-        card = cards.get(uuid)
-        cores, memory = _parts(shares, card, budget)
-        model = card.model if card else ""
+        device = known_devices.get(uuid)
+        cores, memory = _parts(shares, device, budget)
+        model = device.model if device else ""
         if model not in models:
             models.append(model)
         cores_total += cores
         total += _weight(cores, memory, budget.weight_mode) * _factor(model, factors)
-    return Weighed(
+    return LeaseWeight(
         milli_gpu=math.ceil(1000 * total),
         model="+".join(models),
         cores_milli=math.ceil(1000 * cores_total),
@@ -70,31 +70,33 @@ def weigh(
     )
 
 
-def _parts(shares: list[Share], card: Card | None, budget: Budget) -> tuple[Fraction, Fraction]:
+def _parts(
+    shares: list[Share], device: WeighedDevice | None, budget: Budget
+) -> tuple[Fraction, Fraction]:
     if any(share.whole or share.sharing is SharingPolicy.EXCLUSIVE for share in shares):
         return WHOLE, WHOLE
-    memory = _most(shares, lambda share: _memory(share, card))
-    cores = _most(shares, lambda share: _cores(share, card, budget))
+    memory = _most(shares, lambda share: _memory(share, device))
+    cores = _most(shares, lambda share: _cores(share, device, budget))
     return min(cores, WHOLE), min(memory, WHOLE)
 
 
-def _memory(share: Share, card: Card | None) -> Fraction:
+def _memory(share: Share, device: WeighedDevice | None) -> Fraction:
     size = (
         share.requested_units.device_mib
         if share.requested_units
-        else card.memory_mib
-        if card
+        else device.memory_mib
+        if device
         else 0
     )
     return Fraction(share.memory_mib, size) if size > 0 else WHOLE
 
 
-def _cores(share: Share, card: Card | None, budget: Budget) -> Fraction:
+def _cores(share: Share, device: WeighedDevice | None, budget: Budget) -> Fraction:
     if share.cores_percent > 0:
         return Fraction(share.cores_percent, 100)
     if budget.uncapped_core_percent is not None:
         return Fraction(budget.uncapped_core_percent, 100)
-    return _memory(share, card)
+    return _memory(share, device)
 
 
 def _weight(cores: Fraction, memory: Fraction, mode: WeightMode) -> Fraction:
@@ -114,8 +116,8 @@ def _factor(model: str, factors: Mapping[str, Fraction]) -> Fraction:
 
 def _most(shares: Iterable[Share], part: Callable[[Share], Fraction]) -> Fraction:
     shares = tuple(shares)
-    beside = sum((part(share) for share in shares if not share.init), Fraction(0))
-    return max([beside, *(part(share) for share in shares if share.init)])
+    containers = sum((part(share) for share in shares if not share.init), Fraction(0))
+    return max([containers, *(part(share) for share in shares if share.init)])
 
 
 def _memory_mib(shares: Iterable[Share]) -> int:

@@ -1,7 +1,7 @@
-"""Where windows begin and end.
+"""When windows begin and end; pure.
 
-A boundary is computed once, when its window is opened, and stored as an instant: what a time zone
-does later (daylight saving, new tables) moves no window that is there.
+A boundary is computed once, when its window is opened, and stored as an instant. Later changes of a
+time zone (daylight saving, new tables) do not move existing windows.
 """
 
 from dataclasses import dataclass
@@ -15,31 +15,33 @@ _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """A natural period: the one that holds an instant."""
+class WindowPeriod:
+    """A natural period, such as a calendar month."""
 
     id: str
     start_ms: int
     end_ms: int | None
 
 
-def span_at(policy: BudgetPolicy, at_ms: int) -> Span:
-    """Return the period of the policy that holds the instant."""
+def period_at(policy: BudgetPolicy, at_ms: int) -> WindowPeriod:
+    """Return the policy's period that contains the instant."""
     if policy.type is PolicyType.NONE:
-        return Span(id="lifetime", start_ms=0, end_ms=None)
+        return WindowPeriod(id="lifetime", start_ms=0, end_ms=None)
     if policy.type is PolicyType.BUCKET:
-        return Span(id="bucket", start_ms=0, end_ms=None)
+        return WindowPeriod(id="bucket", start_ms=0, end_ms=None)
     if policy.type is PolicyType.SLIDING:
         start = at_ms - at_ms % policy.bucket_ms
         stamp = datetime.fromtimestamp(start / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return Span(id=stamp, start_ms=start, end_ms=start + policy.bucket_ms)
+        return WindowPeriod(id=stamp, start_ms=start, end_ms=start + policy.bucket_ms)
     zone = ZoneInfo(policy.time_zone)
     local = datetime.fromtimestamp(at_ms // 1000, zone)
     if policy.period is Period.HOUR:
         start = at_ms - (local.minute * 60 + local.second) * 1000 - at_ms % 1000
-        return Span(id=local.strftime("%Y-%m-%dT%H%z"), start_ms=start, end_ms=start + HOUR_MS)
+        return WindowPeriod(
+            id=local.strftime("%Y-%m-%dT%H%z"), start_ms=start, end_ms=start + HOUR_MS
+        )
     first, after = _days(policy.period, local.date())
-    return Span(
+    return WindowPeriod(
         id=first.strftime(_IDS[policy.period]),
         start_ms=_midnight_ms(first, zone),
         end_ms=_midnight_ms(after, zone),
@@ -58,7 +60,7 @@ def _days(period: Period, day: date) -> tuple[date, date]:
 
 
 def _midnight_ms(day: date, zone: ZoneInfo) -> int:
-    """Return when a day begins; where midnight is skipped, that is the moment of skipping."""
+    """Return when a day begins; if midnight is skipped, when it is skipped."""
     return int(datetime.combine(day, time(), zone).timestamp()) * 1000
 
 
@@ -67,16 +69,16 @@ def open_window(
 ) -> BudgetWindow:
     """Return a new window that begins at the instant; a `natural` one begins with its period.
 
-    One that begins inside its period has the instant in its id, so that no id comes twice.
+    A window that begins inside its period has the instant in its id, so that ids are unique.
     """
     policy = budget.policy
-    span = span_at(policy, at_ms)
-    start = span.start_ms if natural else at_ms
+    period = period_at(policy, at_ms)
+    start = period.start_ms if natural else at_ms
     full = policy.type is PolicyType.BUCKET and budget.limit_units is not None
     return BudgetWindow(
-        id=span.id if start == span.start_ms else f"{span.id}+{start}",
+        id=period.id if start == period.start_ms else f"{period.id}+{start}",
         start_ms=start,
-        end_ms=span.end_ms,
+        end_ms=period.end_ms,
         limit_units=budget.limit_units,
         rolled_units=rolled_units,
         level_scaled=(budget.limit_units or 0) * HOUR_MS if full else 0,
@@ -84,8 +86,8 @@ def open_window(
     )
 
 
-def shape_of(policy: BudgetPolicy) -> str:
-    """Return what of a policy decides its windows: a window goes on while this stays."""
+def window_shape(policy: BudgetPolicy) -> str:
+    """Return what determines a policy's windows: a window continues while it is the same."""
     if policy.type is PolicyType.FIXED:
         return f"fixed {policy.period} {policy.time_zone}"
     if policy.type is PolicyType.SLIDING:
@@ -94,7 +96,7 @@ def shape_of(policy: BudgetPolicy) -> str:
 
 
 def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
-    """Return how much of what a window left unused is granted to the next one."""
+    """Return how much of a window's unused units rolls over to the next one."""
     if policy.type is not PolicyType.FIXED or closed.allowed_units is None:
         return 0
     unused = max(0, closed.allowed_units - closed.used_units)
@@ -103,8 +105,8 @@ def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
     return granted if most is None else min(granted, most)
 
 
-def kept_since_ms(policy: BudgetPolicy, now_ms: int, *, keep_days: int) -> int:
-    """Return the instant before which entries and windows go: nobody looks back beyond it."""
+def retained_since_ms(policy: BudgetPolicy, now_ms: int, *, keep_days: int) -> int:
+    """Return the instant before which entries and windows are deleted."""
     reach_ms = keep_days * DAY_MS
     if policy.type is PolicyType.SLIDING:
         reach_ms = max(reach_ms, policy.length_ms + policy.bucket_ms)

@@ -1,1 +1,1 @@
-"""Where GPUBudget objects are read from."""
+"""GPUBudget objects: where they come from, and how they are parsed."""

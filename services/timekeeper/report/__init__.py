@@ -1,1 +1,1 @@
-"""Reports about budgets: object statuses, Events, metrics, showback."""
+"""Reports about budgets: statuses, Events and showback."""

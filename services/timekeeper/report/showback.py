@@ -1,4 +1,4 @@
-"""Showback: who used what, added up from ledger entries alone, to the unit."""
+"""Showback: usage by window, namespace, model and class, added up from the ledger."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.timekeeper.report.statuses import minutes
+from services.timekeeper.report.budget_reports import minutes
 from shared.model.budget import UNITS_PER_GPU_MINUTE, ChargeEntry, LeaseClass
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -14,17 +14,17 @@ from shared.model.names import Namespace
 GROUPS = ("namespace", "model", "class")
 
 
-class Entries(Protocol):
-    """The ledgers."""
+class EntrySource(Protocol):
+    """The ledgers of all namespaces."""
 
     async def entries(self, namespace: Namespace, *, after: str = "") -> list[ChargeEntry]:
-        """Return a page of the entries after the one named, oldest first."""
+        """Return a page of the entries after the one with this id, oldest first."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
-    """Sums of one group. All amounts are whole units until they are written."""
+class ShowbackRow:
+    """Sums of one group, in whole units."""
 
     window: str
     namespace: str = ""
@@ -46,8 +46,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Which entries count: those of one window, or the parts of charges between two instants."""
+class EntryRange:
+    """The entries that count: those of one window, or the parts of charges in an interval."""
 
     window: str = ""
     from_ms: int | None = None
@@ -61,7 +61,7 @@ class Range:
         end = min(entry.to_ms, self.to_ms if self.to_ms is not None else entry.to_ms)
         return (begin, end) if begin < end else None
 
-    def holds(self, entry: ChargeEntry) -> bool:
+    def contains(self, entry: ChargeEntry) -> bool:
         """Return whether an entry without an interval counts."""
         if self.window:
             return entry.window == self.window
@@ -69,17 +69,17 @@ class Range:
         return after and (self.to_ms is None or entry.ts_ms < self.to_ms)
 
 
-class Sums:
-    """Adds up ledgers, a part at a time: of entries it keeps nothing but the leases' names."""
+class ShowbackSums:
+    """Adds up ledgers page by page; of the entries it stores only the ids of leases."""
 
-    def __init__(self, within: Range, group_by: Sequence[str] = GROUPS) -> None:
-        """Raise RequestError for a group that there is not."""
+    def __init__(self, entry_range: EntryRange, group_by: Sequence[str] = GROUPS) -> None:
+        """Raise RequestError for an unknown group."""
         unknown = [name for name in group_by if name not in GROUPS]
         if unknown:
-            raise RequestError(f"groupBy={unknown[0]} is none of {', '.join(GROUPS)}")
-        self._within = within
+            raise RequestError(f"groupBy={unknown[0]} is not one of {', '.join(GROUPS)}")
+        self._entry_range = entry_range
         self._group_by = group_by
-        self._rows: dict[tuple[str, ...], Row] = {}
+        self._rows: dict[tuple[str, ...], ShowbackRow] = {}
         self._leases: dict[tuple[str, ...], set[str]] = {}
 
     def add(self, namespace: str, entries: Iterable[ChargeEntry]) -> None:
@@ -87,30 +87,33 @@ class Sums:
         for entry in entries:
             key = _key(entry, namespace, self._group_by)
             if entry.kind == "charge":
-                part = self._within.cut(entry)
+                part = self._entry_range.cut(entry)
                 if part is not None:
                     _add_charge(self._row(key), entry, part[1] - part[0])
                     self._leases.setdefault(key, set()).add(entry.lease)
-            elif entry.kind != "close" and self._within.holds(entry):
+            elif entry.kind != "close" and self._entry_range.contains(entry):
                 row = self._row(key)
                 name = f"{entry.kind}_units"
                 setattr(row, name, getattr(row, name) + entry.units)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ShowbackRow]:
         """Return the sums, sorted, so that equal ledgers give equal text."""
         for key, leases in self._leases.items():
             self._rows[key].leases = len(leases)
         return [self._rows[key] for key in sorted(self._rows)]
 
-    def _row(self, key: tuple[str, ...]) -> Row:
+    def _row(self, key: tuple[str, ...]) -> ShowbackRow:
         return self._rows.setdefault(key, _row(key))
 
 
 async def add_up(
-    store: Entries, namespaces: Iterable[Namespace], within: Range, group_by: Sequence[str] = GROUPS
-) -> list[Row]:
-    """Add up the ledgers of namespaces, of which no more than a page is held at once."""
-    sums = Sums(within, group_by)
+    store: EntrySource,
+    namespaces: Iterable[Namespace],
+    entry_range: EntryRange,
+    group_by: Sequence[str] = GROUPS,
+) -> list[ShowbackRow]:
+    """Add up the ledgers of namespaces, with one page in memory at a time."""
+    sums = ShowbackSums(entry_range, group_by)
     for namespace in namespaces:
         after = ""
         while page := await store.entries(namespace, after=after):
@@ -124,12 +127,12 @@ def _key(entry: ChargeEntry, namespace: str, group_by: Sequence[str]) -> tuple[s
     return (entry.window, *(by[name] if name in group_by else "" for name in GROUPS))
 
 
-def _row(key: tuple[str, ...]) -> Row:
+def _row(key: tuple[str, ...]) -> ShowbackRow:
     window, namespace, model, lease_class = key
-    return Row(window=window, namespace=namespace, model=model, lease_class=lease_class)
+    return ShowbackRow(window=window, namespace=namespace, model=model, lease_class=lease_class)
 
 
-def _add_charge(row: Row, entry: ChargeEntry, length_ms: int) -> None:
+def _add_charge(row: ShowbackRow, entry: ChargeEntry, length_ms: int) -> None:
     units = entry.weight * length_ms
     row.units += units
     row.core_units += entry.cores_milli * length_ms
@@ -141,8 +144,8 @@ def _add_charge(row: Row, entry: ChargeEntry, length_ms: int) -> None:
         row.out_of_budget_units += units
 
 
-def shape(row: Row) -> dict[str, object]:
-    """Return a row as a program reads it: exact units as text, and minutes to the thousandth."""
+def row_json(row: ShowbackRow) -> dict[str, object]:
+    """Return a row as JSON: exact units as text, and minutes with three decimals."""
     return {
         "window": row.window,
         "namespace": row.namespace,
@@ -162,19 +165,19 @@ def shape(row: Row) -> dict[str, object]:
     }
 
 
-def as_csv(rows: Iterable[Row]) -> str:
-    """Write rows as CSV with a header."""
-    shapes = [shape(row) for row in rows]
+def as_csv(rows: Iterable[ShowbackRow]) -> str:
+    """Return rows as CSV with a header."""
+    shapes = [row_json(row) for row in rows]
     text = io.StringIO()
-    header = list(shapes[0]) if shapes else list(shape(Row(window="")))
+    header = list(shapes[0]) if shapes else list(row_json(ShowbackRow(window="")))
     writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
     writer.writerows(shapes)
     return text.getvalue()
 
 
-def entry_shape(entry: ChargeEntry, namespace: str) -> dict[str, object]:
-    """Return a ledger line in its fixed order; units are text, what does not apply is left out."""
+def entry_json(entry: ChargeEntry, namespace: str) -> dict[str, object]:
+    """Return an entry with its fields in a fixed order; those that do not apply are omitted."""
     line: dict[str, object] = {
         "id": entry.id,
         "ts": entry.ts_ms,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.timekeeper.config.sources import PATH
+from services.timekeeper.config.budget_sources import PATH
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"

@@ -12,7 +12,7 @@ from shared.model.names import Namespace
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import device, facts, report, reserve, share, wish
 from tests.support.servers.valkey import ValkeyServer, valkey_server
-from tests.support.timekeeper.accounts import T0, TEAM, Books, books, budget, lease
+from tests.support.timekeeper.accounts import T0, TEAM, AccountLedger, account_ledger, budget, lease
 
 DEFAULT = Namespace("default")
 WHOLE, HALF, QUARTER = 1_000, 500, 250
@@ -26,8 +26,8 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-async def opened(server: ValkeyServer) -> AsyncIterator[Books]:
-    async with books(server.url, budget(None)) as found:
+async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
+    async with account_ledger(server.url, budget(None)) as found:
         yield found
 
 
@@ -41,7 +41,7 @@ def sized(was: Lease, mib: int, resized_ms: int) -> Lease:
     )
 
 
-async def rebuilt(found: Books, *leases: Lease, at_ms: int) -> None:
+async def rebuilt(found: AccountLedger, *leases: Lease, at_ms: int) -> None:
     """Have the ledger lose everything, and be built anew from these."""
     token = await found.leases.begin_rebuild(now=at_ms / 1000, force=True)
     assert token
@@ -51,13 +51,13 @@ async def rebuilt(found: Books, *leases: Lease, at_ms: int) -> None:
     assert await found.leases.finish_rebuild(token)
 
 
-async def total(found: Books, namespace: Namespace = TEAM) -> int:
+async def total(found: AccountLedger, namespace: Namespace = TEAM) -> int:
     return sum(entry.units for entry in await found.charges(namespace))
 
 
 @pytest.mark.parametrize("ticks", [1, 7, 300])
 async def test_each_size_is_charged_to_the_millisecond_whatever_the_ticks(
-    opened: Books, ticks: int
+    opened: AccountLedger, ticks: int
 ) -> None:
     small = lease("p")
     large = sized(small, 16_000, T0 + 61_337)
@@ -82,7 +82,7 @@ async def test_each_size_is_charged_to_the_millisecond_whatever_the_ticks(
     assert await total(opened) == 61_337 * HALF + 1 * WHOLE + (100_001 - 61_338) * QUARTER
 
 
-async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Books) -> None:
+async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: AccountLedger) -> None:
     keeper = opened.timekeeper(charge_every_s=0)
     keeper.store, keeper.clock = opened.store, FakeClock()
     [reserved] = await reserve(opened.leases, wish("p", share("a", 0, 8_000)))
@@ -111,7 +111,7 @@ async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Book
 
 
 async def test_a_resize_that_only_the_ledger_remembers_splits_the_time_where_it_was(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     """The journal is gone with what it said, and the lease itself says when."""
     [reserved] = await reserve(opened.leases, wish("p", share("a", 0, 8_000)), now=T0 / 1000)
@@ -129,7 +129,9 @@ async def test_a_resize_that_only_the_ledger_remembers_splits_the_time_where_it_
     assert await total(opened, DEFAULT) == half + 30_000 * WHOLE
 
 
-async def test_a_resize_that_is_lost_with_the_ledger_is_charged_until_then(opened: Books) -> None:
+async def test_a_resize_that_is_lost_with_the_ledger_is_charged_until_then(
+    opened: AccountLedger,
+) -> None:
     """What comes back is the lease before its resize: no time of it is charged twice."""
     was = lease("p")
     await opened.journal("held", T0, was)

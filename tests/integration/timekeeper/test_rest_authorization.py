@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.timekeeper.rest.client_trust import AuthorityMap, NoMap
-from services.timekeeper.rest.server import Pages
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.rest.api import BudgetApi
+from services.timekeeper.rest.certificate import AuthorityConfigMap, NoTrustDistribution
 from services.timekeeper.settings import TimekeeperSettings
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.credentials.certificate_rotation import ServingCertificate
@@ -29,7 +30,14 @@ from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 from tests.support.simcluster.apiserver import api_server
-from tests.support.timekeeper.accounts import MINUTE_MS, T0, Books, books, budget, lease
+from tests.support.timekeeper.accounts import (
+    MINUTE_MS,
+    T0,
+    AccountLedger,
+    account_ledger,
+    budget,
+    lease,
+)
 
 OWN, OTHER = Namespace("default"), Namespace("team-b")
 NAMES = ("127.0.0.1", "localhost")
@@ -47,14 +55,22 @@ async def served(
     server: ValkeyServer, door: Authenticator, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
     """Serve two namespaces that have used GPUs."""
-    async with books(server.url, budget(10, OWN), budget(20, OTHER)) as found:
+    async with account_ledger(server.url, budget(10, OWN), budget(20, OTHER)) as found:
         keeper = await counted(found)
-        pages = Pages(keeper, found.store, found.config, door, kube=None, old_reports="answer")
+        pages = BudgetApi(
+            keeper,
+            found.store,
+            found.config,
+            door,
+            metrics=TimekeeperMetrics(),
+            client=None,
+            old_reports="answer",
+        )
         async with health.served(pages.application(), "127.0.0.1:0", tls=tls) as address:
             yield f"{'https' if tls else 'http'}://{address}"
 
 
-async def counted(found: Books) -> Any:
+async def counted(found: AccountLedger) -> Any:
     keeper = found.timekeeper(charge_every_s=0)
     leases = (lease("own", namespace=OWN), lease("other", namespace=OTHER))
     await found.journal("held", T0, *leases)
@@ -125,7 +141,7 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
 ) -> None:
     today = datetime.now(UTC)
     now = today - timedelta(days=LIFE_DAYS / 2 + 1)
-    shown = ServingCertificate(DirectoryStore(tmp_path), NoMap(), NAMES, lambda: now)
+    shown = ServingCertificate(DirectoryStore(tmp_path), NoTrustDistribution(), NAMES, lambda: now)
     assert shown.unready_reason() is not None
     await shown.refresh()
     trusted = ssl.create_default_context(cadata=(tmp_path / "ca.crt").read_text())
@@ -166,7 +182,7 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
         replicas = [
             ServingCertificate(
                 SecretStore(kube, "lh", "shared"),
-                AuthorityMap(kube, "lh", "for-clients"),
+                AuthorityConfigMap(kube, "lh", "for-clients"),
                 NAMES,
                 lambda: datetime.now(UTC),
             )
@@ -186,14 +202,15 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
 
 
 async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer) -> None:
-    async with books(server.url, budget(10, OWN)) as found:
+    async with account_ledger(server.url, budget(10, OWN)) as found:
         keeper = found.timekeeper()
-        pages = Pages(
+        pages = BudgetApi(
             keeper,
             found.store,
             found.config,
             AnonymousAuthenticator(),
-            kube=None,
+            metrics=TimekeeperMetrics(),
+            client=None,
             old_reports="gone",
         )
         async with (
@@ -213,12 +230,12 @@ async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"api": "0.0.0.0:8090"}, "would show every budget to anybody"),
-        ({"auth": "tokens"}, "need each other"),
-        ({"auth": "kube", "tokens": Path("t")}, "need each other"),
+        ({"api": "0.0.0.0:8090"}, "shows every budget to every caller"),
+        ({"auth": "tokens"}, "must be set together"),
+        ({"auth": "kube", "tokens": Path("t")}, "must be set together"),
         ({"auth": "friends"}, "none, tokens, kube"),
         ({"secret": "no-namespace"}, "NAMESPACE/NAME"),
-        ({"authority": "map"}, "without --secret"),
+        ({"authority": "map"}, "needs --secret"),
     ],
 )
 def test_settings_that_would_let_anybody_in_or_contradict_each_other_are_refused(

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 import yaml
 
-from services.timekeeper.config.sources import PATH, BudgetObjects, Configured
-from services.timekeeper.report.status_publisher import Told
-from services.timekeeper.rest.server import Pages
+from services.timekeeper.config.budget_sources import PATH, BudgetObjects, ConfiguredBudgets
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.report.status_publisher import StatusPublisher
+from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator
 from shared.credentials.tokens import load_access_tokens
@@ -36,8 +37,8 @@ from tests.support.timekeeper.accounts import (
     MINUTE_MS,
     T0,
     TEAM,
-    Books,
-    books,
+    AccountLedger,
+    account_ledger,
     budget,
     lease,
     units,
@@ -56,8 +57,8 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-async def opened(server: ValkeyServer) -> AsyncIterator[Books]:
-    async with books(server.url, budget(10)) as found:
+async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
+    async with account_ledger(server.url, budget(10)) as found:
         yield found
 
 
@@ -76,19 +77,20 @@ def tokens(folder: Path) -> Path:
 
 @asynccontextmanager
 async def served(
-    found: Books,
+    found: AccountLedger,
     keeper: Timekeeper,
     *,
     tokens: Path | None = None,
     kube: KubernetesClient | None = None,
     old_reports: str = "answer",
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    pages = Pages(
+    pages = BudgetApi(
         keeper,
         found.store,
         found.config,
         TokenAuthenticator(load_access_tokens(tokens)) if tokens else AnonymousAuthenticator(),
-        kube=kube,
+        metrics=TimekeeperMetrics(),
+        client=kube,
         old_reports=old_reports,
     )
     async with (
@@ -131,7 +133,7 @@ def pod(**containers: str) -> dict[str, Any]:
     ["cursor=1-2-3", "cursor=1-99999999999999999999", "cursor=-", f"from={'9' * 30}", "from=soon"],
 )
 async def test_a_place_in_the_ledger_that_there_cannot_be_is_refused(
-    opened: Books, query: str
+    opened: AccountLedger, query: str
 ) -> None:
     async with served(opened, opened.timekeeper()) as http:
         told = await answer(await http.get(f"/v1/budgets/team-a/ledger?{query}"), 400)
@@ -141,7 +143,9 @@ async def test_a_place_in_the_ledger_that_there_cannot_be_is_refused(
     assert early == {"entries": [], "cursor": None}
 
 
-async def test_the_proof_of_concepts_question_is_answered_with_more_fields(opened: Books) -> None:
+async def test_the_proof_of_concepts_question_is_answered_with_more_fields(
+    opened: AccountLedger,
+) -> None:
     keeper = opened.timekeeper()
     async with served(opened, keeper) as http:
         await answer(await http.get("/budget/team-a"), 503)
@@ -159,7 +163,7 @@ async def test_the_proof_of_concepts_question_is_answered_with_more_fields(opene
         "state": "ok",
         "window": "2031-04",
         "resetAt": "2031-05-01T00:00:00Z",
-        "burn": 500,
+        "currentRateMilliGPU": 500,
     }
     assert (later["budget_available"], later["budget_remaining"]) == (False, 0.0)
     assert (unknown["budget_available"], unknown["budget"]) == (True, None)
@@ -176,7 +180,7 @@ async def test_the_proof_of_concepts_question_is_answered_with_more_fields(opene
     ],
 )
 async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
-    opened: Books, api: ApiUnderTest, body: Any
+    opened: AccountLedger, api: ApiUnderTest, body: Any
 ) -> None:
     keeper = opened.timekeeper()
     await opened.journal("held", T0, lease("p"))
@@ -208,7 +212,7 @@ async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
     ],
 )
 async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
-    opened: Books, api: ApiUnderTest, containers: dict[str, str], over: bool
+    opened: AccountLedger, api: ApiUnderTest, containers: dict[str, str], over: bool
 ) -> None:
     api.store.create(
         "namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}}
@@ -227,7 +231,7 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
         assert await answer(gone) == {"terminate": True}
 
 
-async def test_old_reports_can_be_told_that_they_are_gone(opened: Books) -> None:
+async def test_old_reports_can_be_told_that_they_are_gone(opened: AccountLedger) -> None:
     async with served(opened, opened.timekeeper(), old_reports="gone") as http:
         said = await answer(await http.post("/budget/team-a/report", json={}), 410)
 
@@ -235,7 +239,7 @@ async def test_old_reports_can_be_told_that_they_are_gone(opened: Books) -> None
 
 
 async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_other(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     sidecar = share("a", 0, mib=8_000, container="gpu-sidecar")
     await opened.journal("held", T0, lease("p", shares=(sidecar,)))
@@ -246,7 +250,9 @@ async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_o
     assert sum(entry.units for entry in await opened.charges()) == units(1)
 
 
-async def test_tokens_say_who_may_read_and_who_may_grant(opened: Books, tmp_path: Path) -> None:
+async def test_tokens_say_who_may_read_and_who_may_grant(
+    opened: AccountLedger, tmp_path: Path
+) -> None:
     keeper = opened.timekeeper()
     await opened.count(T0, keeper=keeper)
     grants, body = "/v1/budgets/team-a/grants", {"minutes": 30, "reason": "deadline"}
@@ -281,7 +287,7 @@ async def test_a_line_that_is_no_token_is_named_and_never_shown(tmp_path: Path) 
     assert "secret" not in str(refused.value)
 
 
-async def test_the_ledger_is_read_in_pages_and_added_up(opened: Books) -> None:
+async def test_the_ledger_is_read_in_pages_and_added_up(opened: AccountLedger) -> None:
     keeper = opened.timekeeper(charge_every_s=0)
     await opened.journal("held", T0, lease("p"))
     for minute in range(1, 8):
@@ -303,16 +309,16 @@ async def test_the_ledger_is_read_in_pages_and_added_up(opened: Books) -> None:
 
 
 async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
-    opened: Books, api: ApiUnderTest
+    opened: AccountLedger, api: ApiUnderTest
 ) -> None:
     async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
         objects = BudgetObjects(kube)
-        configured = Configured(objects=objects)
+        configured = ConfiguredBudgets(objects=objects)
         keeper = opened.timekeeper()
-        keeper.configuration, keeper.telling = configured, Told(objects)
-        following = asyncio.create_task(configured.follow())
+        keeper.configuration, keeper.statuses = configured, StatusPublisher(objects)
+        following = asyncio.create_task(configured.watch())
         try:
-            await configured.ready()
+            await configured.wait_until_synced()
             await kube.create("/api/v1/namespaces", {"metadata": {"name": TEAM}})
             await kube.create(PATH, manifest(limitGPUMinutes=10))
             await until(lambda: configured.budget_of(TEAM).limit_units == units(10))
@@ -363,7 +369,7 @@ async def until(wanted: Any, limit_s: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_changes_are_told_on_the_bus_by_the_running_service(opened: Books) -> None:
+async def test_changes_are_told_on_the_bus_by_the_running_service(opened: AccountLedger) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
         inbox = await bus.subscribe([BudgetChanged], durable="test")
         keeper = opened.timekeeper()

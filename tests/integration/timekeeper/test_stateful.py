@@ -24,10 +24,10 @@ from tests.support.servers.valkey import ValkeyServer, valkey_server
 from tests.support.timekeeper.accounts import (
     T0,
     TEAM,
-    Books,
+    AccountLedger,
     CrashedError,
     Timeline,
-    books,
+    account_ledger,
     budget,
     lease,
 )
@@ -54,7 +54,9 @@ class Accounts(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.books: Books = self.run(self.stack.enter_async_context(books(self.url)))
+        self.books: AccountLedger = self.run(
+            self.stack.enter_async_context(account_ledger(self.url))
+        )
         self.now = T0 - 3 * HOUR_MS
         self.live: dict[str, tuple[Lease, int]] = {}
         self.over: dict[str, tuple[Lease, int, int]] = {}

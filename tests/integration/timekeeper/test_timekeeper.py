@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.timekeeper.accounts.accrual import advance
-from services.timekeeper.report.showback import Range, add_up, as_csv
-from services.timekeeper.report.statuses import minutes, read_status, status_of
-from services.timekeeper.rest.grants import grant
+from services.timekeeper.report.budget_reports import budget_status, minutes, parse_status
+from services.timekeeper.report.showback import EntryRange, add_up, as_csv
+from services.timekeeper.rest.grants import add_grant
 from services.timekeeper.service import Timekeeper
 from shared.model.budget import HOUR_MS, Account, Period, PolicyType
 from shared.model.clock import SystemClock
@@ -25,10 +25,10 @@ from tests.support.timekeeper.accounts import (
     MINUTE_MS,
     T0,
     TEAM,
-    Books,
-    Heard,
+    AccountLedger,
+    RecordingBus,
     Timeline,
-    books,
+    account_ledger,
     budget,
     lease,
     units,
@@ -45,12 +45,12 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-async def opened(server: ValkeyServer) -> AsyncIterator[Books]:
-    async with books(server.url, budget(100)) as found:
+async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
+    async with account_ledger(server.url, budget(100)) as found:
         yield found
 
 
-def real(found: Books) -> Timekeeper:
+def real(found: AccountLedger) -> Timekeeper:
     """A replica that lives in the server's own time."""
     keeper = found.timekeeper()
     keeper.store = found.store
@@ -58,13 +58,13 @@ def real(found: Books) -> Timekeeper:
     return keeper
 
 
-async def total(found: Books, namespace: Namespace = TEAM) -> int:
+async def total(found: AccountLedger, namespace: Namespace = TEAM) -> int:
     return sum(entry.units for entry in await found.charges(namespace))
 
 
 @pytest.mark.parametrize("ticks", [1, 40, 1000])
 async def test_gpusharing_12_any_number_of_ticks_by_any_replica_charges_the_same(
-    opened: Books, ticks: int
+    opened: AccountLedger, ticks: int
 ) -> None:
     await opened.journal("held", T0, lease("p"))
     replicas = [opened.timekeeper(charge_every_s=0) for _ in range(3)]
@@ -77,7 +77,7 @@ async def test_gpusharing_12_any_number_of_ticks_by_any_replica_charges_the_same
 
 
 async def test_gpusharing_13_a_timekeeper_away_for_ten_minutes_changes_no_total(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     ends_meanwhile, goes_on = lease("a"), lease("b")
     await opened.journal("held", T0, ends_meanwhile, goes_on)
@@ -95,7 +95,9 @@ async def test_gpusharing_13_a_timekeeper_away_for_ten_minutes_changes_no_total(
     assert by_pod == {"a": 300_000 * 500, "b": 700_000 * 500, "c": 1_500 * 500}
 
 
-async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(opened: Books) -> None:
+async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(
+    opened: AccountLedger,
+) -> None:
     await opened.count(T0)
     await opened.journal("held", T0 + 1_000, lease("p"))
     await opened.journal("ended", T0 + 1_337, lease("p"))
@@ -105,7 +107,7 @@ async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(opened
 
 
 async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are_released(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     keeper = real(opened)
     wanted = [wish("only-reserved", share("a", 0)), wish("bound", share("a", 1, mib=16_000))]
@@ -133,7 +135,9 @@ async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are
     assert (await opened.account(DEFAULT)).leases == ()
 
 
-async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(opened: Books) -> None:
+async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(
+    opened: AccountLedger,
+) -> None:
     (bound,) = await reserve(opened.leases, wish("old", share("a", 0)))
     await opened.leases.bind([bound])
     await opened.leases._connection._redis.delete(f"{opened.ledger_prefix}tenures")
@@ -144,7 +148,7 @@ async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(opene
     assert (tenure.pod, tenure.since_ms) == ("old", round(bound.created_at * 1000))
 
 
-async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: Books) -> None:
+async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: AccountLedger) -> None:
     keeper = real(opened)
     stays, goes = await reserve(
         opened.leases, wish("stays", share("a", 0)), wish("goes", share("a", 1))
@@ -166,7 +170,9 @@ async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: Books) -> Non
     assert "name-of-goes" in {entry.pod for entry in await opened.charges(DEFAULT)}
 
 
-async def test_gpusharing_19_a_namespace_made_anew_finds_its_use_as_it_was(opened: Books) -> None:
+async def test_gpusharing_19_a_namespace_made_anew_finds_its_use_as_it_was(
+    opened: AccountLedger,
+) -> None:
     await opened.journal("held", T0, lease("p"))
     await opened.journal("ended", T0 + 60_000, lease("p"))
     await opened.count(T0 + 70_000)
@@ -182,13 +188,13 @@ async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
     server: ValkeyServer,
 ) -> None:
     wanted = budget(100, time_zone="Europe/Berlin")
-    async with books(server.url, wanted) as before:
+    async with account_ledger(server.url, wanted) as before:
         keeper = before.timekeeper()
         await before.journal("held", T0, lease("p"))
         await before.count(T0 + 10 * MINUTE_MS, keeper=keeper)
         account, seen = keeper.accounts[TEAM], keeper.balance_of(TEAM)
-        copy = read_status(status_of(account, seen), wanted)
-    async with books(server.url, wanted) as after:  # other keys: everything is lost
+        copy = parse_status(budget_status(account, seen), wanted)
+    async with account_ledger(server.url, wanted) as after:  # other keys: everything is lost
         after.config.statuses = {TEAM: copy}
         keeper = after.timekeeper()
         await after.journal("restored", T0 + 12 * MINUTE_MS, lease("p"))
@@ -200,7 +206,7 @@ async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
 
 
 async def test_a_journal_that_was_cut_is_noticed_and_live_leases_are_counted_on(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     keeper = real(opened)
     (bound,) = await reserve(opened.leases, wish("p", share("a", 0)))
@@ -217,7 +223,7 @@ async def test_a_journal_that_was_cut_is_noticed_and_live_leases_are_counted_on(
 
 
 async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_never_changes(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     opened.config.given[TEAM] = budget(5, period=Period.DAY, time_zone="Europe/Berlin")
     await opened.journal("held", T0 + 7, lease("p"), lease("q", mib=5_333, gpu=1))
@@ -227,14 +233,14 @@ async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_neve
         await opened.count(T0 + hour * 3_600_000)
 
     async def report() -> str:
-        return as_csv(await add_up(opened.store, [TEAM], Range(window="2031-05-01")))
+        return as_csv(await add_up(opened.store, [TEAM], EntryRange(window="2031-05-01")))
 
-    everything = await add_up(opened.store, [TEAM], Range())
+    everything = await add_up(opened.store, [TEAM], EntryRange())
     assert sum(row.units for row in everything) == await total(opened)
     assert sum(r.in_budget_units + r.out_of_budget_units for r in everything) == await total(opened)
     windows = {window.id: window.used_units for window in await opened.store.windows(TEAM)}
     for name, used in windows.items():
-        rows = await add_up(opened.store, [TEAM], Range(window=name))
+        rows = await add_up(opened.store, [TEAM], EntryRange(window=name))
         assert sum(row.units for row in rows) == used
     closed = await report()
     assert "reclaimable" in closed
@@ -242,13 +248,15 @@ async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_neve
     assert await report() == closed
 
     half = T0 + 12 * 3_600_000
-    parts = [Range(to_ms=half), Range(from_ms=half)]
-    everything = await add_up(opened.store, [TEAM], Range())
+    parts = [EntryRange(to_ms=half), EntryRange(from_ms=half)]
+    everything = await add_up(opened.store, [TEAM], EntryRange())
     rows = [row for part in parts for row in await add_up(opened.store, [TEAM], part)]
     assert sum(row.units for row in rows) == sum(row.units for row in everything)
 
 
-async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(opened: Books) -> None:
+async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(
+    opened: AccountLedger,
+) -> None:
     opened.config.given[TEAM] = budget(10)
     first, second = opened.timekeeper(), opened.timekeeper()
     await opened.count(T0, keeper=first)
@@ -266,12 +274,14 @@ async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(opene
     assert said[1].current_rate_milli_gpu == 500
 
 
-async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(opened: Books) -> None:
+async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(
+    opened: AccountLedger,
+) -> None:
     opened.config.given[TEAM] = budget(10)
     await opened.journal("held", T0, lease("p"))
     await opened.count(T0 + 20 * MINUTE_MS)
     for _ in range(3):
-        await grant(opened.store, TEAM, units(30), actor="me", reason="deadline", key="one")
+        await add_grant(opened.store, TEAM, units(30), actor="me", reason="deadline", key="one")
     said = await opened.count(T0 + 20 * MINUTE_MS)
 
     window = (await opened.account()).windows[-1]
@@ -283,14 +293,16 @@ async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(opened: Bo
 
 @pytest.mark.parametrize(("amount", "reason"), [(0, "why"), (1, " ")])
 async def test_a_grant_of_nothing_or_without_a_reason_is_refused(
-    opened: Books, amount: int, reason: str
+    opened: AccountLedger, amount: int, reason: str
 ) -> None:
     await opened.count(T0)
     with pytest.raises(RequestError):
-        await grant(opened.store, TEAM, amount, actor="me", reason=reason, key="")
+        await add_grant(opened.store, TEAM, amount, actor="me", reason=reason, key="")
 
 
-async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(opened: Books) -> None:
+async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(
+    opened: AccountLedger,
+) -> None:
     other = Namespace("other")
     keeper = opened.timekeeper()
     in_may = T0 + 120 * MINUTE_MS
@@ -300,7 +312,7 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(opene
     seen = keeper.balance_of(other)
     assert (minutes(seen.used_units), seen.state, seen.remaining_units) == ("300.000", "ok", None)
     with pytest.raises(RequestError, match="no budget"):
-        await grant(opened.store, other, 1, actor="me", reason="r", key="")
+        await add_grant(opened.store, other, 1, actor="me", reason="r", key="")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +325,7 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(opene
     ],
 )
 async def test_windows_that_nobody_looks_back_to_go(
-    opened: Books, policy: dict[str, Any], looks_back_h: int | None
+    opened: AccountLedger, policy: dict[str, Any], looks_back_h: int | None
 ) -> None:
     opened.config.given[TEAM] = budget(100, **policy)
     keeper = opened.timekeeper()
@@ -329,7 +341,7 @@ async def test_windows_that_nobody_looks_back_to_go(
 
 
 async def test_what_was_left_of_a_limit_is_no_metric_any_more_when_the_limit_is_gone(
-    opened: Books,
+    opened: AccountLedger,
 ) -> None:
     left = partial(
         REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_minutes", {"namespace": TEAM}
@@ -344,7 +356,7 @@ async def test_what_was_left_of_a_limit_is_no_metric_any_more_when_the_limit_is_
     assert (limited, left()) == (100.0, None)
 
 
-async def test_an_idle_timekeeper_writes_nothing(opened: Books) -> None:
+async def test_an_idle_timekeeper_writes_nothing(opened: AccountLedger) -> None:
     keeper = opened.timekeeper()
     await opened.count(T0, keeper=keeper)
     before = await opened.store.revisions()
@@ -354,7 +366,7 @@ async def test_an_idle_timekeeper_writes_nothing(opened: Books) -> None:
     assert await opened.store.revisions() == before
 
 
-async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: Books) -> None:
+async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: AccountLedger) -> None:
     await opened.journal("held", T0, lease("p"))
     await opened.count(T0)
     old = await opened.account()
@@ -367,12 +379,14 @@ async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: Books)
     assert (await opened.account()).leases[0].charged_ms == T0 + 1_000_000
 
 
-async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(opened: Books) -> None:
+async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(
+    opened: AccountLedger,
+) -> None:
     keeper = opened.timekeeper()
-    assert isinstance(keeper.bus, Heard)
+    assert isinstance(keeper.bus, RecordingBus)
     assert isinstance(keeper.store, Timeline)
     keeper.store.now_ms = T0
-    task = asyncio.create_task(keeper.keep_time())
+    task = asyncio.create_task(keeper.count_periodically())
     try:
         async with asyncio.timeout(30):
             while not keeper.has_counted or not keeper.bus.events:

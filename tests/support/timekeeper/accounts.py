@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from services.timekeeper.config.sources import Configured
-from services.timekeeper.report.status_publisher import Told
+from services.timekeeper.config.budget_sources import ConfiguredBudgets
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.service import Timekeeper
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -53,7 +54,7 @@ def budget(limit: float | None = 10, namespace: str = TEAM, **fields: Any) -> Bu
     )
 
 
-def tenure(
+def charged_lease(
     since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any
 ) -> ChargedLease:
     """Half a GPU, held since an instant and not charged yet."""
@@ -133,7 +134,7 @@ class Timeline:
 
 
 @dataclass
-class Fixed(Configured):
+class FixedBudgets(ConfiguredBudgets):
     """Budgets as a test gives them."""
 
     given: dict[Namespace, Budget] = field(default_factory=dict)
@@ -145,11 +146,11 @@ class Fixed(Configured):
     def namespaces(self) -> set[Namespace]:
         return set(self.given)
 
-    def copies(self) -> Mapping[Namespace, Any]:
+    def status_copies(self) -> Mapping[Namespace, Any]:
         return self.statuses
 
 
-class Heard:
+class RecordingBus:
     """A bus that keeps what is published."""
 
     def __init__(self) -> None:
@@ -160,13 +161,13 @@ class Heard:
 
 
 @dataclass
-class Books:
+class AccountLedger:
     """A ledger of leases, budgets beside it, and what the test configures."""
 
     url: str
     leases: RedisLeases
     store: Budgets
-    config: Fixed = field(default_factory=Fixed)
+    config: FixedBudgets = field(default_factory=FixedBudgets)
     now_ms: int = T0
 
     @property
@@ -179,8 +180,9 @@ class Books:
             store=Timeline(self.store, self.now_ms, **crash),
             ledger=self.leases,
             configuration=self.config,
-            bus=Heard(),
-            telling=Told(),
+            bus=RecordingBus(),
+            statuses=StatusPublisher(),
+            metrics=TimekeeperMetrics(),
             clock=FakeClock(),
             factors={},
             tick_s=5,
@@ -222,12 +224,12 @@ _books = iter(range(1 << 30))
 
 
 @asynccontextmanager
-async def books(url: str, *budgets: Budget) -> AsyncIterator[Books]:
+async def account_ledger(url: str, *budgets: Budget) -> AsyncIterator[AccountLedger]:
     """Open a ledger with four T4 of 16,000 MiB, and budgets beside it."""
     async with ledger(url, {"a": 4}) as leases:
         prefix = leases._connection.prefix
         async with Budgets.connect(
             url, ledger_prefix=prefix, prefix=f"b{next(_books)}-{prefix}"
         ) as store:
-            config = Fixed(given={each.namespace: each for each in budgets})
-            yield Books(url, leases, store, config)
+            config = FixedBudgets(given={each.namespace: each for each in budgets})
+            yield AccountLedger(url, leases, store, config)

@@ -3,7 +3,7 @@
 import tracemalloc
 from dataclasses import dataclass
 
-from services.timekeeper.report.showback import Range, add_up
+from services.timekeeper.report.showback import EntryRange, add_up
 from shared.model.budget import ChargeEntry
 from shared.model.names import Namespace
 
@@ -37,7 +37,7 @@ class Endless:
 async def test_a_long_ledger_is_added_up_in_the_memory_of_a_page() -> None:
     tracemalloc.start()
     try:
-        (row,) = await add_up(Endless(pages=40), [Namespace("team-a")], Range())
+        (row,) = await add_up(Endless(pages=40), [Namespace("team-a")], EntryRange())
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

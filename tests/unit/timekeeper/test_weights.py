@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.timekeeper.accounts.weights import Card, weigh
+from services.timekeeper.accounts.weights import WeighedDevice, weigh
 from shared.model.budget import WeightMode
 from shared.model.lease import RequestedUnits, Share
 from shared.model.names import DeviceUuid
@@ -13,9 +13,9 @@ from tests.support.build import share
 from tests.support.timekeeper.accounts import budget, lease
 
 CARDS = {
-    DeviceUuid("T4"): Card(memory_mib=16_384, model="Tesla T4"),
-    DeviceUuid("A100"): Card(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
-    DeviceUuid("A100b"): Card(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
+    DeviceUuid("T4"): WeighedDevice(memory_mib=16_384, model="Tesla T4"),
+    DeviceUuid("A100"): WeighedDevice(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
+    DeviceUuid("A100b"): WeighedDevice(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
 }
 
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.timekeeper.accounts.accrual import advance, applied, granted
-from services.timekeeper.accounts.budget import balance, consequence, hysteresis_units, level_at
-from services.timekeeper.accounts.windows import open_window, rollover_units, span_at
-from services.timekeeper.report.budget_changes import told
-from services.timekeeper.report.statuses import status_of
+from services.timekeeper.accounts.accrual import advance, apply_update, grant_update
+from services.timekeeper.accounts.balance import balance, consequence, hysteresis_units, level_at
+from services.timekeeper.accounts.windows import open_window, period_at, rollover_units
+from services.timekeeper.report.budget_reports import budget_changed, budget_status
 from shared.model.budget import (
     HOUR_MS,
     Account,
@@ -29,7 +28,7 @@ from shared.model.budget import (
 )
 from shared.model.events.pod_events import BudgetChanged
 from shared.nats import wire
-from tests.support.timekeeper.accounts import MINUTE_MS, T0, account, budget, tenure, units
+from tests.support.timekeeper.accounts import MINUTE_MS, T0, account, budget, charged_lease, units
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DAY_MS = 24 * HOUR_MS
@@ -41,12 +40,12 @@ def ms(*when: int, zone: ZoneInfo = BERLIN) -> int:
 
 def stepped(before: Account, wanted: Budget, now_ms: int) -> Account:
     update = advance(before, wanted, now_ms, charge_every_ms=0)
-    return applied(before, update) if update else before
+    return apply_update(before, update) if update else before
 
 
 def states(wanted: Budget, *at_min: float, **fields: Any) -> list[str]:
     """The states of an account that holds half a GPU from T0 on, counted at these minutes."""
-    now, found = account(tenure(**fields)), []
+    now, found = account(charged_lease(**fields)), []
     for minute in at_min:
         now = stepped(now, wanted, T0 + round(minute * MINUTE_MS))
         found.append(str(now.state.state))
@@ -56,7 +55,7 @@ def states(wanted: Budget, *at_min: float, **fields: Any) -> list[str]:
 def test_gpusharing_21_an_interval_across_midnight_is_split_to_the_millisecond() -> None:
     wanted = budget(100, period=Period.DAY, time_zone="Europe/Berlin")
     since = T0 - 1_234
-    update = advance(account(tenure(since)), wanted, T0 + 766, charge_every_ms=0)
+    update = advance(account(charged_lease(since)), wanted, T0 + 766, charge_every_ms=0)
 
     assert update is not None
     charges = [entry for entry in update.entries if entry.kind == "charge"]
@@ -72,7 +71,7 @@ def test_gpusharing_21_an_interval_across_midnight_is_split_to_the_millisecond()
 
 def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boundaries() -> None:
     policy = BudgetPolicy(period=Period.MONTH, time_zone="Europe/Berlin")
-    march = span_at(policy, ms(2031, 3, 15))
+    march = period_at(policy, ms(2031, 3, 15))
 
     assert (march.id, march.start_ms, march.end_ms) == (
         "2031-03",
@@ -84,7 +83,7 @@ def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boun
 
     # The zone's rules change while the window is open: what is stored stays.
     wanted = budget(100, period=Period.MONTH, time_zone="Europe/Berlin")
-    began = stepped(account(tenure(ms(2031, 3, 15))), wanted, ms(2031, 3, 16))
+    began = stepped(account(charged_lease(ms(2031, 3, 15))), wanted, ms(2031, 3, 16))
     moved = replace(began, windows=(replace(began.windows[0], end_ms=ms(2031, 4, 1) + 1),))
     after = stepped(moved, wanted, ms(2031, 4, 2))
 
@@ -107,7 +106,7 @@ def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boun
 def test_periods_follow_the_local_calendar(
     period: Period, at: tuple[int, ...], id_: str, length_ms: int
 ) -> None:
-    span = span_at(BudgetPolicy(period=period, time_zone="Europe/Berlin"), ms(*at))
+    span = period_at(BudgetPolicy(period=period, time_zone="Europe/Berlin"), ms(*at))
 
     assert span.end_ms is not None
     assert (span.id, span.end_ms - span.start_ms) == (id_, length_ms)
@@ -124,7 +123,7 @@ def test_every_instant_is_in_its_period_and_the_next_begins_where_it_ends(
     at_ms: int, period: Period, zone: str
 ) -> None:
     policy = BudgetPolicy(period=period, time_zone=zone)
-    span = span_at(policy, at_ms)
+    span = period_at(policy, at_ms)
 
     assert span.end_ms is not None
     assert span.start_ms <= at_ms < span.end_ms
@@ -162,7 +161,7 @@ def test_a_buckets_level_does_not_depend_on_when_it_is_written(
     ticks: list[int], held: list[tuple[int, int]], start: int
 ) -> None:
     tenures = [
-        tenure(T0 + since, id_=f"p/{n}", weight=300, ended_ms=T0 + since + length)
+        charged_lease(T0 + since, id_=f"p/{n}", weight=300, ended_ms=T0 + since + length)
         for n, (since, length) in enumerate(held)
     ]
     first = BudgetWindow(
@@ -205,16 +204,18 @@ def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() ->
 
     assert states(wanted, 15, 16, 19, 20, 24) == ["ok", "warning", "warning", *["exhausted"] * 2]
 
-    spent = stepped(account(tenure()), wanted, T0 + 24 * MINUTE_MS)
+    spent = stepped(account(charged_lease()), wanted, T0 + 24 * MINUTE_MS)
     for grant, state in ((2.5, "exhausted"), (0.5, "warning")):
-        spent = applied(spent, granted(spent, units(grant), actor="a", reason="r", key=""))
+        spent = apply_update(
+            spent, grant_update(spent, units(grant), actor="a", reason="r", key="")
+        )
         spent = stepped(spent, wanted, T0 + 24 * MINUTE_MS)
         assert spent.state.state == state
 
 
 def test_gpusharing_25_nothing_flaps_when_the_burn_equals_the_refill() -> None:
     wanted = budget(60, type=PolicyType.BUCKET, refill_units_per_hour=units(30))
-    now, found = account(tenure()), []
+    now, found = account(charged_lease()), []
     now = stepped(now, wanted, T0)
     now = replace(now, windows=(replace(now.windows[0], level_scaled=0),))
     for minute in range(600):
@@ -226,13 +227,13 @@ def test_gpusharing_25_nothing_flaps_when_the_burn_equals_the_refill() -> None:
 
 
 def test_gpusharing_26_use_beyond_the_budget_is_charged_as_such() -> None:
-    wanted, now = budget(10), account(tenure())
+    wanted, now = budget(10), account(charged_lease())
     entries = []
     for minute in (20, 24):
         update = advance(now, wanted, T0 + minute * MINUTE_MS, charge_every_ms=0)
         assert update is not None
         entries += [entry for entry in update.entries if entry.kind == "charge"]
-        now = applied(now, update)
+        now = apply_update(now, update)
 
     assert [(entry.units, entry.lease_class) for entry in entries] == [
         (units(10), "guaranteed"),
@@ -242,7 +243,7 @@ def test_gpusharing_26_use_beyond_the_budget_is_charged_as_such() -> None:
 
 def test_a_new_window_makes_leases_guaranteed_again() -> None:
     wanted = budget(10, period=Period.DAY, time_zone="Europe/Berlin")
-    spent = stepped(account(tenure(T0 - HOUR_MS)), wanted, T0 - 1)
+    spent = stepped(account(charged_lease(T0 - HOUR_MS)), wanted, T0 - 1)
     after = stepped(spent, wanted, T0 + 1)
 
     assert (spent.state.state, after.state.state) == (BudgetState.EXHAUSTED, BudgetState.OK)
@@ -276,7 +277,7 @@ def test_a_heavy_user_can_come_back_although_its_burn_is_large() -> None:
 
 def test_projection_divides_what_is_left_by_the_burn() -> None:
     wanted = budget(10)
-    now = stepped(account(tenure()), wanted, T0 + 4 * MINUTE_MS)
+    now = stepped(account(charged_lease()), wanted, T0 + 4 * MINUTE_MS)
 
     assert balance(now, wanted, T0 + 4 * MINUTE_MS).exhausted_at_ms == T0 + 20 * MINUTE_MS
 
@@ -285,19 +286,21 @@ def test_projection_divides_what_is_left_by_the_burn() -> None:
 def test_a_limit_that_will_never_be_reached_is_told_like_any_other(kind: PolicyType) -> None:
     refill: dict[str, Any] = {"refill_units_per_hour": 1} if kind is PolicyType.BUCKET else {}
     wanted = budget(10**12, type=kind, **refill)
-    now = stepped(account(tenure(weight=1)), wanted, T0 + MINUTE_MS)
+    now = stepped(account(charged_lease(weight=1)), wanted, T0 + MINUTE_MS)
 
     seen = balance(now, wanted, T0 + MINUTE_MS)
-    event = told(wanted, now, seen, previous=StoredBudgetState())
+    event = budget_changed(wanted, now, seen, previous=StoredBudgetState())
 
     assert seen.exhausted_at_ms is None
-    assert status_of(now, seen)["remainingGPUMinutes"].startswith("99999999999")
+    assert str(budget_status(now, seen)["remainingGPUMinutes"]).startswith("99999999999")
     assert wire.decode(wire.encode([event]), BudgetChanged) == [event]
 
 
 def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:
     wanted = budget(100, type=PolicyType.SLIDING, length_ms=3 * HOUR_MS, bucket_ms=HOUR_MS)
-    now = stepped(account(tenure(weight=1000, ended_ms=T0 + 30 * MINUTE_MS)), wanted, T0 + HOUR_MS)
+    now = stepped(
+        account(charged_lease(weight=1000, ended_ms=T0 + 30 * MINUTE_MS)), wanted, T0 + HOUR_MS
+    )
 
     used = []
     for hour in range(1, 6):
@@ -309,7 +312,7 @@ def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:
 
 def test_held_time_is_written_rarely_and_counted_always() -> None:
     wanted = budget(100)
-    now = stepped(account(tenure()), wanted, T0)
+    now = stepped(account(charged_lease()), wanted, T0)
 
     assert advance(now, wanted, T0 + MINUTE_MS, charge_every_ms=900_000) is None
     assert balance(now, wanted, T0 + MINUTE_MS).used_units == units(0.5)
@@ -317,7 +320,7 @@ def test_held_time_is_written_rarely_and_counted_always() -> None:
 
 
 def test_a_new_limit_is_adjusted_in_the_open_window_and_a_new_shape_closes_it() -> None:
-    now = stepped(account(tenure()), budget(100), T0 + 20 * MINUTE_MS)
+    now = stepped(account(charged_lease()), budget(100), T0 + 20 * MINUTE_MS)
     raised = stepped(now, budget(200), T0 + 20 * MINUTE_MS)
     daily = budget(200, period=Period.DAY)
     update = advance(raised, daily, T0 + 30 * MINUTE_MS, charge_every_ms=0)

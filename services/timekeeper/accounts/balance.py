@@ -1,4 +1,4 @@
-"""How a namespace stands, and what follows from that. All amounts exact; no clock, no store."""
+"""The balance and state of a budget, and their consequences, in exact amounts; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ from shared.model.budget import (
 )
 
 LATEST_MS = 253_402_300_799_000
-"""The last second of which a date can be written; what would end later does not end."""
+"""The last second that has a date; no budget is exhausted later."""
 HYSTERESIS_PERCENT = 5
-HYSTERESIS_BURN_MS = 10 * 60_000
+HYSTERESIS_RATE_MS = 10 * 60_000
 
-CLASSES = {
+LEASE_CLASSES = {
     BudgetState.OK: LeaseClass.GUARANTEED,
     BudgetState.WARNING: LeaseClass.GUARANTEED,
     BudgetState.EXHAUSTED: LeaseClass.RECLAIMABLE,
     BudgetState.OVERDRAWN: LeaseClass.EXPIRED,
 }
-OUT = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
+OUT_OF_BUDGET = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """What follows from a state; who acts on it is not said here."""
+    """What follows from a state."""
 
     lease_class: LeaseClass
     new_pods: str
     """admit, queue or deny."""
     evict_after_minutes: int | None = None
-    """Running leases end so long after the state was entered; None: they do not."""
+    """When running leases end after the state was entered; None: they do not."""
 
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
-    """Return what a state means under a budget."""
+    """Return the consequence of a state under a budget."""
     new_pods, evict_after = "admit", None
-    if state in OUT:
+    if state in OUT_OF_BUDGET:
         if budget.on_exhausted in {OnExhausted.QUEUE, OnExhausted.DENY}:
             new_pods = str(budget.on_exhausted)
         if budget.on_exhausted is OnExhausted.EVICT:
@@ -55,52 +55,42 @@ def consequence(budget: Budget, state: BudgetState) -> Consequence:
             budget.debt_grace_minutes if evict_after is None else evict_after,
         )
     return Consequence(
-        lease_class=CLASSES[state], new_pods=new_pods, evict_after_minutes=evict_after
+        lease_class=LEASE_CLASSES[state], new_pods=new_pods, evict_after_minutes=evict_after
     )
 
 
-def accrued(tenure: ChargedLease, until_ms: int) -> int:
-    """Return the units of a tenure's time before an instant that is not charged yet."""
-    until = until_ms if tenure.ended_ms is None else min(until_ms, tenure.ended_ms)
-    return tenure.weight * max(0, until - tenure.charged_ms)
+def uncharged_units(lease: ChargedLease, until_ms: int) -> int:
+    """Return the units of a lease before an instant that are not charged yet."""
+    until = until_ms if lease.ended_ms is None else min(until_ms, lease.ended_ms)
+    return lease.weight * max(0, until - lease.charged_ms)
 
 
-def burn_at(tenures: Iterable[ChargedLease], at_ms: int) -> int:
-    """Return the milli-GPU held at an instant."""
+def rate_at(leases: Iterable[ChargedLease], at_ms: int) -> int:
+    """Return the milli-GPU in use at an instant."""
     return sum(
         each.weight
-        for each in tenures
+        for each in leases
         if each.since_ms <= at_ms and (each.ended_ms is None or each.ended_ms > at_ms)
     )
 
 
 def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
-    """Return how an account stands at an instant, the time not charged yet included."""
+    """Return an account's balance at an instant, including the time that is not charged yet."""
     window = account.windows[-1]
     end = at_ms if window.end_ms is None else min(at_ms, window.end_ms)
-    uncharged = sum(accrued(each, end) for each in account.leases)
-    burn = burn_at(account.leases, at_ms)
-    here = used = window.used_units + uncharged
-    allowed = window.allowed_units
-    if budget.policy.type is PolicyType.SLIDING:
-        inside = [
-            each
-            for each in account.windows[:-1]
-            if (each.end_ms or 0) > at_ms - budget.policy.length_ms
-        ]
-        used += sum(each.used_units for each in inside)
-        if allowed is not None:
-            allowed += sum(each.granted_units for each in inside)
+    window_used = window.used_units + sum(uncharged_units(each, end) for each in account.leases)
+    rate = rate_at(account.leases, at_ms)
+    used, allowed = _used_and_allowed(account, budget, window_used, at_ms)
     remaining = None if allowed is None else allowed - used
     if budget.policy.type is PolicyType.BUCKET and window.limit_units is not None:
         remaining = level_at(window, account.leases, budget, at_ms) // HOUR_MS
-    state = state_of(
+    state = next_state(
         _state_before(account, budget),
         budget,
         used=used,
         allowed=allowed,
         remaining=remaining,
-        burn=burn,
+        rate=rate,
     )
     return Balance(
         namespace=account.namespace,
@@ -109,37 +99,51 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         state=state,
         warned_percent=warned_percent(budget, used=used, allowed=allowed, remaining=remaining),
         used_units=used,
-        window_used_units=here,
+        window_used_units=window_used,
         allowed_units=allowed,
         remaining_units=remaining,
-        current_rate_milli_gpu=burn,
+        current_rate_milli_gpu=rate,
         leases=len([each for each in account.leases if each.ended_ms is None]),
-        exhausted_at_ms=projected_ms(budget, window, remaining, burn, at_ms),
+        exhausted_at_ms=exhaustion_ms(budget, window, remaining, rate, at_ms),
     )
 
 
+def _used_and_allowed(
+    account: Account, budget: Budget, window_used: int, at_ms: int
+) -> tuple[int, int | None]:
+    """Return the units used and allowed; a sliding policy adds those of its earlier windows."""
+    allowed = account.windows[-1].allowed_units
+    if budget.policy.type is not PolicyType.SLIDING:
+        return window_used, allowed
+    since_ms = at_ms - budget.policy.length_ms
+    earlier = [each for each in account.windows[:-1] if (each.end_ms or 0) > since_ms]
+    if allowed is not None:
+        allowed += sum(each.granted_units for each in earlier)
+    return window_used + sum(each.used_units for each in earlier), allowed
+
+
 def _state_before(account: Account, budget: Budget) -> BudgetState:
-    """Return the state to go on from: a new calendar window forgets the one before."""
+    """Return the previous state: a new calendar window starts with OK."""
     sliding = budget.policy.type is PolicyType.SLIDING
     same = account.state.window == account.windows[-1].id
     return account.state.state if sliding or same else BudgetState.OK
 
 
-def state_of(
+def next_state(
     before: BudgetState,
     budget: Budget,
     *,
     used: int,
     allowed: int | None,
     remaining: int | None,
-    burn: int,
+    rate: int,
 ) -> BudgetState:
-    """Return the state that follows; out of budget is left only above the hysteresis."""
+    """Return the next state; a namespace is back in budget only above the hysteresis."""
     if remaining is None:
         return BudgetState.OK
     if budget.debt_limit_units is not None and remaining <= min(-budget.debt_limit_units, 0):
         return BudgetState.OVERDRAWN
-    if before in OUT and remaining < hysteresis_units(budget, burn):
+    if before in OUT_OF_BUDGET and remaining < hysteresis_units(budget, rate):
         return before
     if remaining <= 0:
         return BudgetState.EXHAUSTED
@@ -148,23 +152,23 @@ def state_of(
     return BudgetState.OK
 
 
-def hysteresis_units(budget: Budget, burn_milli_gpu: int) -> int:
-    """Return what must be left before an exhausted budget counts as refilled.
+def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
+    """Return the units that must remain before an exhausted budget counts as refilled.
 
-    Unless the budget says otherwise, 5 % of the limit or ten minutes of the present burn, whichever
-    is more, but never above half of the limit, or a heavy user could never come back.
+    The default is 5 % of the limit or ten minutes at the current rate, whichever is more. It is at
+    most half of the limit, so that a heavy user can get back in budget.
     """
     if budget.hysteresis_units is not None:
         return max(1, budget.hysteresis_units)
     limit = budget.limit_units or 0
-    wanted = max(limit * HYSTERESIS_PERCENT // 100, burn_milli_gpu * HYSTERESIS_BURN_MS)
+    wanted = max(limit * HYSTERESIS_PERCENT // 100, rate_milli_gpu * HYSTERESIS_RATE_MS)
     return max(1, min(wanted, limit // 2))
 
 
 def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining: int | None) -> int:
-    """Return the highest threshold that was reached, 0 for none.
+    """Return the highest threshold that is reached, 0 for none.
 
-    A bucket has no use since a beginning: what is missing from its limit counts instead.
+    For a bucket, what is missing from its limit counts as used.
     """
     if allowed is None or remaining is None:
         return 0
@@ -175,13 +179,13 @@ def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining:
     return max(reached, default=0)
 
 
-def projected_ms(
-    budget: Budget, window: BudgetWindow, remaining: int | None, burn: int, at_ms: int
+def exhaustion_ms(
+    budget: Budget, window: BudgetWindow, remaining: int | None, rate: int, at_ms: int
 ) -> int | None:
-    """Return when nothing will be left at the present burn; None: not in this window."""
+    """Return when the budget is exhausted at the current rate; None: not in this window."""
     if remaining is None or remaining <= 0:
         return None if remaining is None else at_ms
-    slope = burn * HOUR_MS
+    slope = rate * HOUR_MS
     if budget.policy.type is PolicyType.BUCKET:
         slope -= budget.policy.refill_units_per_hour
     if slope <= 0:
@@ -196,35 +200,35 @@ def _ends(budget: Budget) -> bool:
 
 
 def level_at(
-    window: BudgetWindow, tenures: Iterable[ChargedLease], budget: Budget, at_ms: int
+    window: BudgetWindow, leases: Iterable[ChargedLease], budget: Budget, at_ms: int
 ) -> int:
-    """Return what a bucket holds at an instant, in units times HOUR_MS, so that nothing is rounded.
+    """Return the level of a bucket at an instant, in units times HOUR_MS to avoid rounding.
 
-    Between two changes of what is held, the level moves in a straight line, and stops rising at the
-    limit. What a grant put on top of the limit stays until it is used.
+    Between two changes of the rate the level is linear, and it stops rising at the limit. A grant
+    above the limit remains until it is used.
     """
-    tenures = tuple(tenures)
-    late = sum(accrued(each, window.level_ms) for each in tenures)
+    leases = tuple(leases)
+    late = sum(uncharged_units(each, window.level_ms) for each in leases)
     level, now = window.level_scaled - late * HOUR_MS, window.level_ms
     moments = {at_ms} | {
         moment
-        for each in tenures
+        for each in leases
         for moment in (each.since_ms, each.ended_ms)
         if moment is not None and now < moment < at_ms
     }
     full, refill = (budget.limit_units or 0) * HOUR_MS, budget.policy.refill_units_per_hour
     for moment in sorted(moments):
         length = max(0, moment - now)
-        burn = burn_at(tenures, now) * HOUR_MS
-        level = _moved(level, full, refill=refill * length, burnt=burn * length)
+        rate = rate_at(leases, now) * HOUR_MS
+        level = _advance_level(level, full, refill=refill * length, used=rate * length)
         now += length
     return level
 
 
-def _moved(level: int, full: int, *, refill: int, burnt: int) -> int:
-    """Move a level over a time in which nothing changes; above the limit nothing is refilled."""
+def _advance_level(level: int, full: int, *, refill: int, used: int) -> int:
+    """Advance a level over a time with a constant rate; above the limit nothing is refilled."""
     if level <= full:
-        return min(full, level + refill - burnt)
-    if level - burnt >= full:
-        return level - burnt
-    return min(full, level + refill - burnt - refill * (level - full) // burnt)
+        return min(full, level + refill - used)
+    if level - used >= full:
+        return level - used
+    return min(full, level + refill - used - refill * (level - full) // used)

@@ -1,6 +1,6 @@
-"""Where budgets are configured: GPUBudget objects of the cluster, and a file with the same objects.
+"""Sources of budgets: GPUBudget objects of the cluster, and a file with the same objects.
 
-What cannot be read is said once, and the last good one stays in force.
+An invalid object is logged once, and its last valid version stays in force.
 """
 
 import asyncio
@@ -9,20 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
 
-from services.timekeeper.config.configuration import (
+from services.timekeeper.config.budget_spec import (
+    ALL_OTHERS,
     API_VERSION,
-    EVERYBODY,
     KIND,
-    Fields,
-    read_budget,
-    read_spec,
+    SpecFields,
+    parse_budget,
+    parse_spec,
 )
-from services.timekeeper.report.statuses import StatusCopy, read_status
+from services.timekeeper.report.budget_reports import StatusCopy, parse_status
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
@@ -35,59 +34,59 @@ from shared.model.names import Namespace
 logger = logging.getLogger(__name__)
 
 PATH = f"/apis/{API_VERSION}/gpubudgets"
-LOOK_EVERY_S = 2.0
-MISSING_S = 5.0
-READY_S = 30.0
+FILE_POLL_S = 2.0
+RETRY_S = 5.0
+SYNC_TIMEOUT_S = 30.0
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
-    """Read the budgets of a file. Raises RequestError naming the file and what is wrong in it."""
+    """Load the budgets of a file. Raises RequestError naming the file and the error in it."""
     try:
         items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
-        return _by_namespace(map(read_budget, items))
+        return _by_namespace(map(parse_budget, items))
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}; give a file of {KIND} objects") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is no YAML: {error}") from error
+        raise RequestError(f"{path} is not valid YAML: {error}") from error
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from error
 
 
-def _by_namespace(read: Iterable[Budget]) -> dict[Namespace, Budget]:
+def _by_namespace(parsed: Iterable[Budget]) -> dict[Namespace, Budget]:
     budgets: dict[Namespace, Budget] = {}
-    for budget in read:
+    for budget in parsed:
         if budget.namespace in budgets:
-            raise RequestError(f"{KIND} {budget.namespace} is there twice")
+            raise RequestError(f"{KIND} {budget.namespace} is defined twice")
         budgets[budget.namespace] = budget
     return budgets
 
 
 @dataclass(slots=True)
 class BudgetFile:
-    """Budgets of a file, read again when it changes."""
+    """Budgets of a file, loaded again when it changes."""
 
     path: Path
     budgets: Mapping[Namespace, Budget] = field(default_factory=dict)
-    _seen: tuple[int, int] = (0, 0)
+    _loaded_stamp: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
-        """Read the file. Raises RequestError if it cannot be read."""
-        self._seen = self._stamp()
+        """Load the file. Raises RequestError if it is invalid."""
+        self._loaded_stamp = self._file_stamp()
         self.budgets = load_file(self.path)
 
-    async def follow(self) -> None:
-        """Read it again whenever it changes; a file that cannot be read changes nothing."""
+    async def watch(self) -> None:
+        """Load the file whenever it changes; an invalid file changes nothing."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            if self._stamp() == self._seen:
+            await asyncio.sleep(FILE_POLL_S)
+            if self._file_stamp() == self._loaded_stamp:
                 continue
             try:
                 self.load()
-                logger.info("%s was read again: %d budgets", self.path, len(self.budgets))
+                logger.info("%s was loaded again: %d budgets", self.path, len(self.budgets))
             except RequestError as error:
-                logger.error("%s; what it said before stays in force", error)  # noqa: TRY400
+                logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
 
-    def _stamp(self) -> tuple[int, int]:
+    def _file_stamp(self) -> tuple[int, int]:
         try:
             found = self.path.stat()
         except OSError:
@@ -96,111 +95,111 @@ class BudgetFile:
 
 
 class BudgetObject(msgspec.Struct, frozen=True):
-    """A GPUBudget, as far as it is known whatever it says."""
+    """A GPUBudget; its content is not validated yet."""
 
     metadata: ObjectMeta = ObjectMeta()
-    spec: Any = None
-    status: Any = None
+    spec: object = None
+    status: object = None
 
 
 @dataclass(slots=True)
 class BudgetObjects:
     """GPUBudget objects of a cluster."""
 
-    kube: KubernetesClient
+    client: KubernetesClient
     budgets: dict[Namespace, Budget] = field(default_factory=dict)
     statuses: dict[Namespace, StatusCopy] = field(default_factory=dict)
     uids: dict[Namespace, str] = field(default_factory=dict)
     problems: dict[Namespace, str] = field(default_factory=dict)
-    known: asyncio.Event = field(default_factory=asyncio.Event)
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def follow(self) -> None:
-        """Follow the objects for ever; a cluster that does not know the kind is asked again."""
+    async def watch(self) -> None:
+        """Watch the objects for ever; an unknown kind is requested every `RETRY_S`."""
         while True:
             try:
-                await self._watch()
+                await self._reflect()
             except NotFoundError:
-                if not self.known.is_set():
-                    logger.info("the cluster has no %s; `kubectl apply` its definition", KIND)
-                self.known.set()
-                await asyncio.sleep(MISSING_S)
+                if not self.synced.is_set():
+                    logger.info("the cluster has no %s; apply its CustomResourceDefinition", KIND)
+                self.synced.set()
+                await asyncio.sleep(RETRY_S)
 
-    async def _watch(self) -> None:
-        reflector = Reflector(self.kube, PATH, BudgetObject)
+    async def _reflect(self) -> None:
+        reflector = Reflector(self.client, PATH, BudgetObject)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            self._take(item)
+                            self._apply(item)
                         case ObjectDeleted(item=item):
-                            self._forget(Namespace(item.metadata.name))
+                            self._remove(Namespace(item.metadata.name))
                         case ListSynced():
-                            self.known.set()
+                            self.synced.set()
 
-    def _take(self, item: BudgetObject) -> None:
+    def _apply(self, item: BudgetObject) -> None:
         name = Namespace(item.metadata.name)
         self.uids[name] = item.metadata.uid
         try:
-            spec = Fields({"spec": item.spec}, f"{KIND} {name}").inner("spec")
-            self.budgets[name] = read_spec(name, spec)
+            spec = SpecFields({"spec": item.spec}, f"{KIND} {name}").mapping("spec")
+            self.budgets[name] = parse_spec(name, spec)
             self.problems.pop(name, None)
         except RequestError as error:
             if self.problems.get(name) != str(error):
-                logger.error("%s; what it said before stays in force", error)  # noqa: TRY400
+                logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
             self.problems[name] = str(error)
-        copy = read_status(item.status, self.budgets.get(name))
+        copy = parse_status(item.status, self.budgets.get(name))
         if copy is not None:
             self.statuses[name] = copy
 
-    def _forget(self, name: Namespace) -> None:
+    def _remove(self, name: Namespace) -> None:
         for known in (self.budgets, self.statuses, self.uids, self.problems):
             known.pop(name, None)
 
 
 @dataclass(slots=True)
-class Configured:
-    """All budgets: objects come before the file, and that before its budget for everybody."""
+class ConfiguredBudgets:
+    """All budgets: objects come before the file, and that before its budget named `*`."""
 
     file: BudgetFile | None = None
     objects: BudgetObjects | None = None
 
     def budget_of(self, namespace: Namespace) -> Budget:
-        """Return a namespace's budget; without any it has no limit."""
+        """Return a namespace's budget; without one it has no limit."""
         for budgets in self._sources():
             if namespace in budgets:
                 return budgets[namespace]
         for budgets in self._sources():
-            if EVERYBODY in budgets:
-                return replace(budgets[EVERYBODY], namespace=namespace)
+            if ALL_OTHERS in budgets:
+                return replace(budgets[ALL_OTHERS], namespace=namespace)
         return Budget(namespace=namespace)
 
     def namespaces(self) -> Iterable[Namespace]:
-        """Return the namespaces that have budgets of their own."""
-        return {name for budgets in self._sources() for name in budgets}.difference({EVERYBODY})
+        """Return the namespaces with budgets of their own."""
+        return {name for budgets in self._sources() for name in budgets}.difference({ALL_OTHERS})
 
-    def copies(self) -> Mapping[Namespace, StatusCopy]:
+    def status_copies(self) -> Mapping[Namespace, StatusCopy]:
         """Return the statuses of the objects."""
         return {} if self.objects is None else self.objects.statuses
 
-    async def ready(self) -> None:
-        """Return once the objects were listed; after half a minute without an answer, anyway."""
+    async def wait_until_synced(self) -> None:
+        """Wait until the objects are listed, but at most `SYNC_TIMEOUT_S`."""
         if self.objects is None:
             return
         try:
-            async with asyncio.timeout(READY_S):
-                await self.objects.known.wait()
+            async with asyncio.timeout(SYNC_TIMEOUT_S):
+                await self.objects.synced.wait()
         except TimeoutError:
-            logger.warning("the API server is silent; counting goes on without its %ss", KIND)
+            logger.warning("the API server does not respond; counting starts without its %ss", KIND)
 
-    async def follow(self) -> None:
-        """Follow file and objects for ever."""
+    async def watch(self) -> None:
+        """Watch the file and the objects for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.Event().wait())
             if self.file is not None:
-                tasks.create_task(self.file.follow())
+                tasks.create_task(self.file.watch())
             if self.objects is not None:
-                tasks.create_task(self.objects.follow())
+                tasks.create_task(self.objects.watch())
 
     def _sources(self) -> Sequence[Mapping[Namespace, Budget]]:
         return [each.budgets for each in (self.objects, self.file) if each is not None]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from services.timekeeper.accounts.accrual import advance, applied
-from services.timekeeper.accounts.budget import balance
-from services.timekeeper.config.configuration import read_budget, read_factors
-from services.timekeeper.config.sources import BudgetFile, Configured, load_file
-from services.timekeeper.report.statuses import minutes, read_status, status_of
+from services.timekeeper.accounts.accrual import advance, apply_update
+from services.timekeeper.accounts.balance import balance
+from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
+from services.timekeeper.config.budget_spec import parse_budget, parse_factors
+from services.timekeeper.report.budget_reports import budget_status, minutes, parse_status
 from shared.model.budget import (
     Budget,
     BudgetPolicy,
@@ -51,7 +51,7 @@ def item(**spec: Any) -> dict[str, Any]:
 
 
 def test_every_field_is_read() -> None:
-    assert read_budget(yaml.safe_load(WHOLE)) == Budget(
+    assert parse_budget(yaml.safe_load(WHOLE)) == Budget(
         namespace=Namespace("team-a"),
         limit_units=units(1200),
         policy=BudgetPolicy(
@@ -71,8 +71,8 @@ def test_every_field_is_read() -> None:
 
 
 def test_what_is_not_said_is_as_usual() -> None:
-    assert read_budget(item()) == Budget(namespace=Namespace("team-a"))
-    bucket = read_budget(
+    assert parse_budget(item()) == Budget(namespace=Namespace("team-a"))
+    bucket = parse_budget(
         item(limitGPUMinutes=60, policy={"type": "bucket", "refillGPUMinutesPerHour": 10})
     )
     assert bucket.policy.type is PolicyType.BUCKET
@@ -84,13 +84,13 @@ def test_what_is_not_said_is_as_usual() -> None:
     [
         ({"limitGPUMinutes": -1}, "spec.limitGPUMinutes"),
         ({"limitGPUMinutes": "many"}, "'many'"),
-        ({"limit": 5}, "spec.limit is no field"),
+        ({"limit": 5}, "spec.limit is unknown"),
         ({"policy": {"type": "lunar"}}, "fixed, sliding, bucket, none"),
         ({"policy": {"timeZone": "Europe/Atlantis"}}, "Europe/Atlantis"),
         ({"policy": {"timeZone": 7}}, "timeZone"),
         ({"policy": {"type": "bucket"}}, "refillGPUMinutesPerHour"),
         ({"policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}, "limitGPUMinutes"),
-        ({"policy": {"refillGPUMinutesPerHour": 5}}, "need each other"),
+        ({"policy": {"refillGPUMinutesPerHour": 5}}, "go together"),
         ({"policy": {"rollover": {"percent": 101}}}, "rollover.percent"),
         ({"policy": {"type": "sliding", "lengthHours": 1, "bucketMinutes": 90}}, "lengthHours"),
         ({"policy": "fixed"}, "spec.policy must be a mapping"),
@@ -101,7 +101,7 @@ def test_what_is_not_said_is_as_usual() -> None:
 )
 def test_what_cannot_be_is_refused_with_its_place(spec: dict[str, Any], named: str) -> None:
     with pytest.raises(RequestError, match=named):
-        read_budget(item(**spec))
+        parse_budget(item(**spec))
 
 
 def test_a_file_gives_budgets_to_namespaces_and_to_everybody_else(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_file_gives_budgets_to_namespaces_and_to_everybody_else(tmp_path: Path
     path.write_text(f"{WHOLE}---\n{yaml.safe_dump(everybody)}")
     file = BudgetFile(path)
     file.load()
-    configured = Configured(file=file)
+    configured = ConfiguredBudgets(file=file)
 
     assert configured.budget_of(Namespace("team-a")).share == 2
     assert configured.budget_of(Namespace("else")) == budget(5, "else")
@@ -120,9 +120,9 @@ def test_a_file_gives_budgets_to_namespaces_and_to_everybody_else(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "is no YAML"),
+        ("{", "is not valid YAML"),
         ("kind: Pod", "GPUBudget"),
-        (f"{WHOLE}---{WHOLE}", "there twice"),
+        (f"{WHOLE}---{WHOLE}", "defined twice"),
         (WHOLE.replace("1200", "x"), "limitGPUMinutes"),
         (WHOLE.replace("v1alpha1", "v9"), "v9"),
     ],
@@ -154,12 +154,12 @@ def test_a_file_that_became_unreadable_leaves_the_last_good_budgets(tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["A100", "A100=x", "=2", "A100=0.0001", "A100=-1"])
 def test_factors_have_three_decimals_at_most(text: str) -> None:
-    assert read_factors(("A100=2.5", "T4=0.125")) == {
+    assert parse_factors(("A100=2.5", "T4=0.125")) == {
         "A100": Fraction(5, 2),
         "T4": Fraction(1, 8),
     }
     with pytest.raises(RequestError, match="FACTOR"):
-        read_factors((text,))
+        parse_factors((text,))
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,15 @@ def test_a_status_of_another_making_is_no_copy() -> None:
 
     strange: list[Any] = [None, [], {}, {"checkpointAt": 1}, {"checkpointAt": "x", "window": {}}]
     for status in strange:
-        assert read_status(status, wanted) is None
+        assert parse_status(status, wanted) is None
 
 
 def test_a_status_and_its_copy_agree() -> None:
     wanted = budget(10)
     step = advance(account(), wanted, T0, charge_every_ms=0)
     assert step is not None
-    after = applied(account(), step)
-    copy = read_status(status_of(after, balance(after, wanted, T0)), wanted)
+    after = apply_update(account(), step)
+    copy = parse_status(budget_status(after, balance(after, wanted, T0)), wanted)
 
     assert copy is not None
     assert (copy.window, copy.at_ms) == (after.windows[-1], T0)

@@ -1,0 +1,64 @@
+"""The timekeeper's Prometheus metrics."""
+
+from contextlib import suppress
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState
+
+REMAINING = Gauge(
+    "leasehold_budget_remaining_gpu_minutes",
+    "GPU-minutes left in the budget; no sample without a limit.",
+    ["namespace"],
+)
+USED = Gauge("leasehold_budget_used_gpu_minutes", "GPU-minutes used.", ["namespace"])
+CURRENT_RATE = Gauge(
+    "leasehold_budget_current_rate_milli_gpu",
+    "The rate at which GPU time is used now, in milli-GPU.",
+    ["namespace"],
+)
+STATE = Gauge(
+    "leasehold_budget_state", "1 for the budget's state, 0 for others.", ["namespace", "state"]
+)
+CHARGE_DELAY = Histogram(
+    "leasehold_budget_charge_delay_seconds",
+    "How much later than due GPU time was charged.",
+    buckets=(1, 5, 15, 60, 300, 900, 3600),
+)
+VIOLATIONS = Counter(
+    "leasehold_ledger_invariant_violations", "Violated invariants of the accounts.", ["kind"]
+)
+for _kind in ("ended-before-charged", "journal-cut"):
+    VIOLATIONS.labels(_kind)  # 0 from the start: Prometheus sees no increase in a new series
+IGNORED_REPORTS = Counter(
+    "leasehold_budget_ignored_reports", "Usage reports of GPUSharing's sidecars, which are ignored."
+)
+
+
+class TimekeeperMetrics:
+    """Metrics of budgets and of charging."""
+
+    def set_balance(self, balance: Balance) -> None:
+        """Set the gauges of a namespace."""
+        name = balance.namespace
+        USED.labels(name).set(balance.used_units / UNITS_PER_GPU_MINUTE)
+        CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu)
+        if balance.remaining_units is not None:
+            REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_MINUTE)
+        else:
+            with suppress(KeyError):  # it may never have had a limit
+                REMAINING.remove(name)
+        for state in BudgetState:
+            STATE.labels(name, state).set(int(state is balance.state))
+
+    def observe_charge_delay(self, delay_ms: int) -> None:
+        """Observe how much later than due GPU time was charged."""
+        CHARGE_DELAY.observe(delay_ms / 1000)
+
+    def count_violations(self, kind: str, count: int) -> None:
+        """Count violated invariants."""
+        VIOLATIONS.labels(kind).inc(count)
+
+    def count_ignored_report(self) -> None:
+        """Count a usage report of a sidecar."""
+        IGNORED_REPORTS.inc()

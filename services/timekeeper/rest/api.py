@@ -1,0 +1,328 @@
+"""The REST interface: /v1, and the safe ones of the proof of concept's paths.
+
+Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.report.showback import (
+    GROUPS,
+    EntryRange,
+    add_up,
+    as_csv,
+    entry_json,
+    row_json,
+)
+from services.timekeeper.rest.budget_json import Json, budget_json, proof_of_concept_json
+from services.timekeeper.rest.grants import GrantStore, add_grant, parse_gpu_minutes
+from services.timekeeper.service import BudgetConfiguration, Timekeeper
+from shared.credentials.authorization import Authenticator, Viewer
+from shared.credentials.tokens import EVERYTHING, AccessDeniedError
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import NotFoundError
+from shared.model.budget import Balance, ChargeEntry
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.names import Namespace
+
+PAGE_MAX = 1000
+GONE = (
+    "GPU time is counted from leases, and usage reports are ignored. Remove the container "
+    "gpu-sidecar from the pod's template"
+)
+SIDECAR = "gpu-sidecar"
+_CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+"""The id of a ledger entry."""
+_MILLISECONDS = re.compile(r"[0-9]{1,18}")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class RestStore(GrantStore, Protocol):
+    """The accounts and their ledgers."""
+
+    async def revisions(self) -> dict[Namespace, int]:
+        """Return every account's revision."""
+        ...
+
+    async def entries(
+        self, namespace: Namespace, *, after: str = "", most: int = PAGE_MAX
+    ) -> list[ChargeEntry]:
+        """Return entries after the one with this id."""
+        ...
+
+
+class BudgetApi:
+    """The handlers of all paths."""
+
+    def __init__(
+        self,
+        timekeeper: Timekeeper,
+        store: RestStore,
+        configuration: BudgetConfiguration,
+        authenticator: Authenticator,
+        *,
+        metrics: TimekeeperMetrics,
+        client: KubernetesClient | None,
+        old_reports: str,
+    ) -> None:
+        if old_reports not in {"answer", "gone"}:
+            raise RequestError(f"--old-reports {old_reports!r} is neither answer nor gone")
+        self.timekeeper = timekeeper
+        self.store = store
+        self.configuration = configuration
+        self.authenticator = authenticator
+        self.metrics = metrics
+        self.client = client
+        self.answers_reports = old_reports == "answer" and client is not None
+
+    def application(self) -> web.Application:
+        """Return the application."""
+        routes = web.Application(middlewares=[_with_json_errors])
+        routes.router.add_get("/budget/{namespace}", self.old_budget)
+        routes.router.add_post("/budget/{namespace}/report", self.old_report)
+        routes.router.add_post("/budget/{namespace}/increase", self.old_increase)
+        routes.router.add_get("/v1/budgets", self.budgets)
+        routes.router.add_get("/v1/budgets/{namespace}", self.budget)
+        routes.router.add_post("/v1/budgets/{namespace}/grants", self.grants)
+        routes.router.add_get("/v1/budgets/{namespace}/ledger", self.ledger)
+        routes.router.add_get("/v1/reports/showback", self.showback)
+        return routes
+
+    def reports(self) -> web.Application:
+        """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
+        routes = web.Application(middlewares=[_with_json_errors])
+        routes.router.add_post("/budget/{namespace}/report", self.old_report)
+        return routes
+
+    async def old_budget(self, request: web.Request) -> web.Response:
+        """Show a budget as the proof of concept did, with more fields."""
+        return web.json_response(proof_of_concept_json(await self._balance(request)))
+
+    async def old_report(self, request: web.Request) -> web.Response:
+        """Charge nothing. Reply to a sidecar whether it may terminate."""
+        self.metrics.count_ignored_report()
+        if not self.answers_reports:
+            return _error(410, GONE)
+        body = await _body(request)
+        name = body.get("pod_name")
+        if not isinstance(name, str) or not name:
+            raise RequestError("pod_name is required")
+        return web.json_response(
+            {"terminate": await self._is_terminated(_namespace(request), name)}
+        )
+
+    async def old_increase(self, request: web.Request) -> web.Response:
+        """Add a grant."""
+        return web.json_response(proof_of_concept_json(await self._grant(request)))
+
+    async def budgets(self, request: web.Request) -> web.Response:
+        """List the namespaces with a budget or with usage that the caller may read."""
+        names = {*await self.store.revisions(), *self.configuration.namespaces()}
+        seen = [self.timekeeper.balance_of(name) for name in await self._visible(request, names)]
+        return web.json_response({"budgets": [self._json(each) for each in seen]})
+
+    async def budget(self, request: web.Request) -> web.Response:
+        """Show one namespace's budget."""
+        return web.json_response(self._json(await self._balance(request)))
+
+    async def grants(self, request: web.Request) -> web.Response:
+        """Add a grant; requests with the same Idempotency-Key add it once."""
+        return web.json_response(self._json(await self._grant(request)), status=201)
+
+    async def ledger(self, request: web.Request) -> web.Response:
+        """Show ledger entries, oldest first; `cursor` is the last id of the previous page."""
+        namespace = _namespace(request)
+        await self._check(request, namespace)
+        query = request.query
+        begin, end = _instant(query, "from"), _instant(query, "to")
+        cursor = query.get("cursor", "")
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise RequestError(f"cursor={cursor!r} is not a cursor of this API")
+        after = cursor or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
+        page = await self.store.entries(namespace, after=after, most=PAGE_MAX)
+        shown = [each for each in page if end is None or each.ts_ms < end]
+        more = len(page) == PAGE_MAX and len(shown) == len(page)
+        return web.json_response(
+            {
+                "entries": [entry_json(each, namespace) for each in shown],
+                "cursor": page[-1].id if more else None,
+            }
+        )
+
+    async def showback(self, request: web.Request) -> web.Response:
+        """Show usage by namespace, model and lease class."""
+        query = request.query
+        wanted = query.get("namespace", EVERYTHING)
+        if wanted == EVERYTHING:
+            names = await self._visible(request, await self.store.revisions())
+        else:
+            await self._check(request, Namespace(wanted))
+            names = [Namespace(wanted)]
+        within = EntryRange(
+            window=query.get("window", ""),
+            from_ms=_instant(query, "from"),
+            to_ms=_instant(query, "to"),
+        )
+        group_by = [part for part in query.get("groupBy", "").split(",") if part] or GROUPS
+        rows = await add_up(self.store, names, within, group_by)
+        if query.get("format", "json") == "csv":
+            return web.Response(text=as_csv(rows), content_type="text/csv")
+        return web.json_response({"rows": [row_json(row) for row in rows]})
+
+    def _json(self, balance: Balance) -> Json:
+        return budget_json(balance, self.configuration.budget_of(balance.namespace))
+
+    async def _balance(self, request: web.Request) -> Balance:
+        namespace = _namespace(request)
+        await self._check(request, namespace)
+        return self.timekeeper.balance_of(namespace)
+
+    async def _viewer(self, request: web.Request) -> Viewer:
+        """Return the caller. Raises AccessDeniedError without a known token."""
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        viewer = await self.authenticator.authenticate(
+            token.strip() if kind.lower() == "bearer" else ""
+        )
+        if viewer is None:
+            raise AccessDeniedError(
+                "a known token is required: Authorization: Bearer ...", known=False
+            )
+        return viewer
+
+    async def _visible(
+        self, request: web.Request, names: Iterable[Namespace]
+    ) -> Sequence[Namespace]:
+        """Return those of the namespaces that the caller may read, sorted."""
+        names = tuple(names)
+        seen = await (await self._viewer(request)).visible(names)
+        return sorted(names if seen is None else seen)
+
+    async def _check(self, request: web.Request, namespace: Namespace) -> None:
+        """Raise AccessDeniedError unless the caller may read the namespace."""
+        viewer = await self._viewer(request)
+        seen = await viewer.visible([namespace])
+        if seen is not None and namespace not in seen:
+            text = f"{viewer.name} may not read namespace {namespace}"
+            raise AccessDeniedError(text, known=True)
+
+    async def _granter(self, request: web.Request, namespace: Namespace) -> str:
+        """Return the caller's name. Raises AccessDeniedError unless it may grant."""
+        viewer = await self._viewer(request)
+        if self.authenticator.is_anonymous:
+            text = "granting needs a token; start the timekeeper with --auth tokens or --auth kube"
+            raise AccessDeniedError(text, known=False)
+        if not await viewer.may_grant(namespace):
+            text = (
+                f"{viewer.name} may not grant to namespace {namespace}: use a token for *, or in a "
+                "cluster the right to create gpubudgets/grants in leasehold.dev"
+            )
+            raise AccessDeniedError(text, known=True)
+        return viewer.name
+
+    async def _grant(self, request: web.Request) -> Balance:
+        namespace = _namespace(request)
+        actor = await self._granter(request, namespace)
+        body = await _body(request)
+        await add_grant(
+            self.store,
+            namespace,
+            parse_gpu_minutes(body.get("minutes")),
+            actor=actor,
+            reason=str(body.get("reason", "")),
+            key=request.headers.get("Idempotency-Key", ""),
+        )
+        (account,) = await self.store.load({namespace: None})
+        self.timekeeper.accounts[namespace] = account
+        return self.timekeeper.balance_of(namespace)
+
+    async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
+        """Return whether all other containers have terminated, or the pod is deleted."""
+        if self.client is None:
+            raise AssertionError("reports are answered only with a Kubernetes client")
+        path = pod_path(quote(namespace, safe=""), quote(name, safe=""))
+        try:
+            pod = await self.client.read(path, _SidecarPod)
+        except NotFoundError:
+            return True
+        others = {each.name for each in pod.spec.containers}.difference({SIDECAR})
+        ended = {each.name for each in pod.status.container_statuses if each.state.terminated}
+        return others <= ended
+
+
+class _SidecarContainer(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _SidecarContainerState(msgspec.Struct, frozen=True):
+    terminated: dict[str, object] | None = None
+
+
+class _SidecarContainerStatus(msgspec.Struct, frozen=True):
+    name: str = ""
+    state: _SidecarContainerState = _SidecarContainerState()
+
+
+class _SidecarPodSpec(msgspec.Struct, frozen=True):
+    containers: tuple[_SidecarContainer, ...] = ()
+
+
+class _SidecarPodStatus(msgspec.Struct, frozen=True, rename="camel"):
+    container_statuses: tuple[_SidecarContainerStatus, ...] = ()
+
+
+class _SidecarPod(msgspec.Struct, frozen=True):
+    spec: _SidecarPodSpec = _SidecarPodSpec()
+    status: _SidecarPodStatus = _SidecarPodStatus()
+
+
+@web.middleware
+async def _with_json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Convert our errors into responses."""
+    try:
+        return await handler(request)
+    except AccessDeniedError as error:
+        return _error(403 if error.known else 401, str(error))
+    except RequestError as error:
+        return _error(400, str(error))
+    except (ConflictError, UnavailableError) as error:
+        return _error(503, str(error))
+    except LeaseholdError as error:
+        return _error(500, str(error))
+
+
+def _error(status: int, reason: str) -> web.Response:
+    return web.json_response({"error": reason}, status=status)
+
+
+def _namespace(request: web.Request) -> Namespace:
+    return Namespace(request.match_info["namespace"])
+
+
+async def _body(request: web.Request) -> Mapping[str, object]:
+    try:
+        body = msgspec.json.decode(await request.read())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    return body
+
+
+def _instant(query: Mapping[str, str], name: str) -> int | None:
+    """Parse an instant: milliseconds, or RFC 3339. Instants before 1970 become 0."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    try:
+        return max(0, round(datetime.fromisoformat(text).timestamp() * 1000))
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"{name}={text!r} is neither milliseconds nor RFC 3339") from error
