@@ -8,7 +8,7 @@ from rich.text import Text
 
 from services.cli.formats import age, timestamp
 from services.timekeeper.report.budget_reports import minutes
-from services.timekeeper.report.showback import ShowbackRow
+from services.timekeeper.report.showback import ShowbackRow, row_json
 from shared.model.budget import Balance, BudgetState
 
 BAR_WIDTH = 20
