@@ -58,7 +58,7 @@ async def test_an_agent_publishes_requests_and_subscribes_as_the_node_that_its_t
         Bus.connect(world.url, name="binder", keys=binder) as binder_bus,
         Bus.connect(world.url, name="agent", keys=keys, keeps_stream=False) as agent,
     ):
-        inbox = await binder_bus.subscribe([DeviceReported], durable="binder-keep-devices")
+        inbox = await binder_bus.subscribe([DeviceReported], durable="binder-save-devices")
         await binder_bus.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.publish([DeviceReported(node=B, devices=(), served=())])
         async with asyncio.timeout(20):

@@ -182,7 +182,7 @@ async def test_work_questions_and_answers_pass_between_users(
         bus_of(nats_url, written, "binder") as binder,
         bus_of(nats_url, written, "node-agent.node.b") as agent,
     ):
-        inbox = await binder.subscribe([DeviceReported], durable="binder-keep-devices")
+        inbox = await binder.subscribe([DeviceReported], durable="binder-save-devices")
         await binder.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.reply(TerminationRequest, "node-agent", "node.b", _ended)
 
@@ -211,7 +211,7 @@ async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_he
         bus_of(nats_url, written, "binder") as binder,
         bus_of(nats_url, written, "node-agent.node-a") as agent,
     ):
-        inbox = await binder.subscribe([DeviceReported], durable="binder-keep-devices")
+        inbox = await binder.subscribe([DeviceReported], durable="binder-save-devices")
         forged = DeviceReported(node=NodeName("node.b"), devices=(), served=())
         own = DeviceReported(node=NodeName("node-a"), devices=(), served=())
         said = subjects.publish_subject(DeviceReported, "node-a")
