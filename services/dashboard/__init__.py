@@ -1,1 +1,1 @@
-"""The page: which devices there are, who holds what of them, who waits and why, as it happens."""
+"""The dashboard: a page and an API of devices, their leases, waiting pods, and recent events."""

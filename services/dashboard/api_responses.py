@@ -1,129 +1,130 @@
-"""What `/api/v1` answers: plain dictionaries, whose names of other tenants are left out.
+"""The JSON of `/api/v1`, without the names of namespaces that the viewer may not see; pure.
 
-A viewer's sight says of which namespaces it may see names. Of others it learns that something is in
-use, how much of a device, and in which state; never whose, since when, or why something waits.
-Amounts are MiB, percent of one device and Unix seconds.
+For a namespace that a viewer may not see, it contains only how much of a device is in use and the
+state of the lease: no names, no times, no reasons. Amounts are MiB, percent of one device and Unix
+seconds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from services.dashboard.missing_components import Silent
+from services.dashboard.missing_components import MissingComponent
 from services.dashboard.projection import (
-    DeviceShown,
-    HeldShare,
-    Key,
-    NamespaceShown,
-    NodeShown,
+    ChangeKey,
+    DeviceView,
+    NamespaceView,
+    NodeView,
     Projection,
+    ShareView,
 )
-from services.dashboard.recent_events import Tick
-from shared.model.budget import UNITS_PER_GPU_MINUTE
+from services.dashboard.recent_events import RecentEvent
+from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
 from shared.model.device import DeviceMode
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, MigPlacement
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
-Shape = dict[str, Any]
-Sight = Callable[[Namespace], bool]
-WAITING_SHOWN = 200
+Json = dict[str, Any]
+NamespaceFilter = Callable[[Namespace], bool]
+MAX_WAITING = 200
+HISTORY_POINTS = 60
 
 
-def everything(_: Namespace) -> bool:
-    """See all namespaces."""
+def all_namespaces(_: Namespace) -> bool:
+    """Allow all namespaces."""
     return True
 
 
-def node_shape(node: NodeShown) -> Shape:
+def node_json(node: NodeView) -> Json:
     """Return a node without its devices."""
     return {
         "node": node.name,
         "devices": list(node.devices),
         "unschedulable": node.unschedulable,
-        "gone": node.gone,
+        "deleted": node.deleted,
     }
 
 
-def device_shape(shown: DeviceShown, sight: Sight) -> Shape:
+def device_json(view: DeviceView, visible: NamespaceFilter) -> Json:
     """Return a device and its shares."""
-    device, use = shown.device, shown.use
+    device, use = view.device, view.use
     return {
         "uuid": device.uuid,
-        "node": shown.node,
+        "node": view.node,
         "index": device.index,
         "model": device.model,
         "mode": str(device.mode),
         "healthy": device.healthy,
-        "closed": shown.closed,
+        "excluded": view.excluded,
         "memory_mib": device.memory_mib,
         "used_mib": use.memory_mib,
         "used_cores": use.cores_percent,
-        "slots": _places(shown),
+        "slots": _capacity(view),
         "used_shares": use.shares,
         "layout": use.layout,
         "numa": device.numa,
-        "shares": [_share(held, sight) for held in shown.shares],
+        "shares": [_share(share, visible) for share in view.shares],
     }
 
 
-def _places(shown: DeviceShown) -> int:
+def _capacity(view: DeviceView) -> int:
     """Return how many shares, or instances of the live layout, fit on the device."""
-    device = shown.device
+    device = view.device
     if device.mode is not DeviceMode.MIG:
         return device.slots
-    live = [layout for layout in device.layouts if layout.name == shown.use.layout]
+    live = [layout for layout in device.layouts if layout.name == view.use.layout]
     return max((len(layout.positions) for layout in live or device.layouts), default=0)
 
 
-def _share(held: HeldShare, sight: Sight) -> Shape:
-    share = held.share
-    amounts: Shape = {
-        "state": held.state,
+def _share(view: ShareView, visible: NamespaceFilter) -> Json:
+    share = view.share
+    amounts: Json = {
+        "state": view.state,
         "memory_mib": share.memory_mib,
         "cores_percent": share.booked_cores,
         "slot": share.slot,
         "init": share.init,
     }
-    if not sight(held.namespace):
+    if not visible(view.namespace):
         return amounts
     return amounts | {
-        "pod": held.pod,
-        "namespace": held.namespace,
-        "name": held.name,
+        "pod": view.pod,
+        "namespace": view.namespace,
+        "name": view.name,
         "container": share.container,
-        "created_at": held.created_at,
-        "expires_at": held.expires_at,
-        "dialect": held.dialect,
-        "gang": held.gang,
-        "version": held.version,
+        "created_at": view.created_at,
+        "expires_at": view.expires_at,
+        "dialect": view.dialect,
+        "gang": view.gang,
+        "version": view.version,
         "fence": share.fence,
         "mig": _mig(share.mig),
     }
 
 
-def _mig(place: MigPlacement | None) -> Shape | None:
-    if place is None:
+def _mig(mig: MigPlacement | None) -> Json | None:
+    if mig is None:
         return None
-    return {"layout": place.layout, "position": place.position, "profile": place.profile}
+    return {"layout": mig.layout, "position": mig.position, "profile": mig.profile}
 
 
-def waiting_shape(queue: Sequence[WaitingPod], sight: Sight) -> Shape:
-    """Return how many wait, and the first of them that the viewer may know, with their places."""
-    seen: list[Shape] = []
+def waiting_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:
+    """Count the waiting pods, and list the first visible ones with their positions."""
+    pods: list[Json] = []
     hidden = 0
-    for place, waiting in enumerate(queue, start=1):
-        if not sight(waiting.queued.namespace):
+    for position, waiting in enumerate(queue, start=1):
+        if not visible(waiting.queued.namespace):
             hidden += 1
-        elif len(seen) < WAITING_SHOWN:
-            seen.append(_waiting(waiting, place))
-    return {"total": len(queue), "hidden": hidden, "pods": seen}
+        elif len(pods) < MAX_WAITING:
+            pods.append(_waiting(waiting, position))
+    return {"total": len(queue), "hidden": hidden, "pods": pods}
 
 
-def _waiting(waiting: WaitingPod, place: int) -> Shape:
+def _waiting(waiting: WaitingPod, position: int) -> Json:
     queued, refusal = waiting.queued, waiting.refusal
     return {
-        "place": place,
+        "position": position,
         "pod": queued.pod,
         "namespace": queued.namespace,
         "name": queued.name,
@@ -135,39 +136,41 @@ def _waiting(waiting: WaitingPod, place: int) -> Shape:
     }
 
 
-def ticker_shape(ticks: Iterable[Tick], sight: Sight, *, after: int = 0) -> list[Shape]:
-    """Return the lines after a number, oldest first."""
+def events_json(
+    events: Iterable[RecentEvent], visible: NamespaceFilter, *, after: int = 0
+) -> list[Json]:
+    """Return the visible events after a number, oldest first."""
     return [
         {
-            "number": tick.number,
-            "at": tick.at,
-            "kind": tick.kind,
-            "namespace": tick.namespace,
-            "name": tick.name,
-            "pod": tick.pod,
-            "node": tick.node,
-            "text": tick.text,
-            "latency_s": tick.latency_s,
+            "number": event.number,
+            "at": event.at,
+            "kind": event.kind,
+            "namespace": event.namespace,
+            "name": event.name,
+            "pod": event.pod,
+            "node": event.node,
+            "text": event.text,
+            "latency_s": event.latency_s,
         }
-        for tick in ticks
-        if tick.number > after and sight(tick.namespace)
+        for event in events
+        if event.number > after and visible(event.namespace)
     ]
 
 
-def namespace_shape(shown: NamespaceShown) -> Shape:
-    """Return what one namespace holds, and how its budget stands."""
+def namespace_json(view: NamespaceView) -> Json:
+    """Return one namespace's leases, waiting pods and budget."""
     return {
-        "namespace": shown.namespace,
-        "leases": shown.leases,
-        "devices": shown.devices,
-        "memory_mib": shown.memory_mib,
-        "cores_percent": shown.cores_percent,
-        "waiting": shown.waiting,
-        "budget": None if shown.budget is None else _budget(shown.budget),
+        "namespace": view.namespace,
+        "leases": view.leases,
+        "devices": view.devices,
+        "memory_mib": view.memory_mib,
+        "cores_percent": view.cores_percent,
+        "waiting": view.waiting,
+        "budget": None if view.budget is None else _budget(view.budget),
     }
 
 
-def _budget(event: BudgetChanged) -> Shape:
+def _budget(event: BudgetChanged) -> Json:
     remaining = event.remaining_units
     return {
         "state": event.state,
@@ -176,63 +179,73 @@ def _budget(event: BudgetChanged) -> Shape:
         "window": event.window,
         "used_minutes": event.used_units / UNITS_PER_GPU_MINUTE,
         "remaining_minutes": None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
-        "burn_milli_gpu": event.current_rate_milli_gpu,
+        "current_rate_milli_gpu": event.current_rate_milli_gpu,
         "exhausted_at": event.exhausted_at,
         "at": event.at,
     }
 
 
-def namespaces_shape(found: Iterable[NamespaceShown], sight: Sight) -> list[Shape]:
-    """Return the namespaces that the viewer may know."""
-    return [namespace_shape(shown) for shown in found if sight(shown.namespace)]
+def namespaces_json(views: Iterable[NamespaceView], visible: NamespaceFilter) -> list[Json]:
+    """Return the namespaces that the viewer may see."""
+    return [namespace_json(view) for view in views if visible(view.namespace)]
 
 
-def silent_shape(silent: Iterable[Silent]) -> list[Shape]:
-    """Return who is missed."""
+def missing_json(missing: Iterable[MissingComponent]) -> list[Json]:
+    """Return the missing components."""
     return [
-        {"service": one.service, "instance": one.instance, "since": one.since, "text": one.text}
-        for one in silent
+        {"service": each.service, "instance": each.instance, "since": each.since, "text": each.text}
+        for each in missing
     ]
 
 
-def delta_shape(
+def delta_json(
     projection: Projection,
-    silent: Iterable[Silent],
-    keys: Iterable[Key],
-    sight: Sight,
+    missing: Iterable[MissingComponent],
+    keys: Iterable[ChangeKey],
+    visible: NamespaceFilter,
     *,
-    after_tick: int,
-) -> Shape:
-    """Return what is behind the keys, as it is now; what is gone only by its name."""
-    kinds: dict[str, list[str]] = {}
+    after_event: int,
+) -> Json:
+    """Return the current values of these keys; of what was removed, only the names."""
+    names: dict[str, list[str]] = {}
     for kind, name in sorted(keys):
-        kinds.setdefault(kind, []).append(name)
-    devices, nodes = kinds.get("device", []), kinds.get("node", [])
-    known, named = projection.devices, projection.nodes
-    found: Shape = {
-        "devices": [
-            device_shape(known[DeviceUuid(uuid)], sight) for uuid in devices if uuid in known
-        ],
-        "gone_devices": [uuid for uuid in devices if uuid not in known],
-        "nodes": [node_shape(named[NodeName(name)]) for name in nodes if name in named],
-        "gone_nodes": [name for name in nodes if name not in named],
+        names.setdefault(kind, []).append(name)
+    lists: dict[str, Callable[[], Any]] = {
+        "waiting": lambda: waiting_json(projection.queue(), visible),
+        "namespaces": lambda: namespaces_json(projection.namespaces(), visible),
+        "events": lambda: events_json(projection.events.latest, visible, after=after_event),
+        "missing_components": lambda: missing_json(missing),
     }
-    if "waiting" in kinds:
-        found["waiting"] = waiting_shape(projection.queue(), sight)
-    if "namespaces" in kinds:
-        found["namespaces"] = namespaces_shape(projection.namespaces(), sight)
-    if "ticker" in kinds:
-        found["ticker"] = ticker_shape(projection.ticker.lines, sight, after=after_tick)
-    if "silent" in kinds:
-        found["silent"] = silent_shape(silent)
-    return {key: value for key, value in found.items() if value or key not in _LISTS}
+    delta = _changed_devices(projection, names.get("device", []), visible)
+    delta |= _changed_nodes(projection, names.get("node", []))
+    delta |= {kind: value() for kind, value in lists.items() if kind in names}
+    return delta
 
 
-_LISTS = frozenset({"devices", "gone_devices", "nodes", "gone_nodes"})
+def _changed_devices(
+    projection: Projection, uuids: Sequence[str], visible: NamespaceFilter
+) -> Json:
+    devices = projection.devices
+    changed: Json = {
+        "devices": [
+            device_json(devices[DeviceUuid(uuid)], visible) for uuid in uuids if uuid in devices
+        ],
+        "removed_devices": [uuid for uuid in uuids if uuid not in devices],
+    }
+    return {key: value for key, value in changed.items() if value}
 
 
-def lease_shape(lease: Lease) -> Shape:
-    """Return one lease whole; only for those who may see its namespace."""
+def _changed_nodes(projection: Projection, names: Sequence[str]) -> Json:
+    nodes = projection.nodes
+    changed: Json = {
+        "nodes": [node_json(nodes[NodeName(name)]) for name in names if name in nodes],
+        "removed_nodes": [name for name in names if name not in nodes],
+    }
+    return {key: value for key, value in changed.items() if value}
+
+
+def lease_json(lease: Lease) -> Json:
+    """Return one complete lease; only for viewers who may see its namespace."""
     return {
         "pod": lease.pod,
         "namespace": lease.namespace,
@@ -261,9 +274,9 @@ def lease_shape(lease: Lease) -> Shape:
     }
 
 
-def verdict_shape(waiting: WaitingPod, place: int) -> Shape:
-    """Return why one pod waits, with the nodes that came nearest."""
-    return _waiting(waiting, place) | {
+def waiting_pod_json(waiting: WaitingPod, position: int) -> Json:
+    """Return why one pod is waiting, with the nearest nodes."""
+    return _waiting(waiting, position) | {
         "nearest": [
             {"node": verdict.node, "reason": verdict.reason}
             for verdict in waiting.refusal.nearest_nodes
@@ -271,17 +284,49 @@ def verdict_shape(waiting: WaitingPod, place: int) -> Shape:
     }
 
 
-def state_shape(
-    projection: Projection, silent: Iterable[Silent], sight: Sight, *, id_: str, now: float
-) -> Shape:
-    """Return everything."""
+def state_json(
+    projection: Projection,
+    missing: Iterable[MissingComponent],
+    visible: NamespaceFilter,
+    *,
+    position: str,
+    now: float,
+) -> Json:
+    """Return everything, and the position in the change feed."""
     return {
-        "id": id_,
+        "id": position,
         "now": now,
-        "nodes": [node_shape(projection.nodes[name]) for name in sorted(projection.nodes)],
-        "devices": [device_shape(shown, sight) for shown in projection.devices.values()],
-        "waiting": waiting_shape(projection.queue(), sight),
-        "namespaces": namespaces_shape(projection.namespaces(), sight),
-        "ticker": ticker_shape(projection.ticker.lines, sight),
-        "silent": silent_shape(silent),
+        "nodes": [node_json(projection.nodes[name]) for name in sorted(projection.nodes)],
+        "devices": [device_json(view, visible) for view in projection.devices.values()],
+        "waiting": waiting_json(projection.queue(), visible),
+        "namespaces": namespaces_json(projection.namespaces(), visible),
+        "events": events_json(projection.events.latest, visible),
+        "missing_components": missing_json(missing),
     }
+
+
+def budget_history(
+    window: BudgetWindow, entries: Iterable[ChargeEntry], *, at_ms: int
+) -> list[Json]:
+    """Return the remaining GPU-minutes at up to `HISTORY_POINTS` instants until `at_ms`.
+
+    A charge counts at the end of its interval. Without a limit, return the used GPU-minutes.
+    """
+    allowed = window.allowed_units
+    charges = sorted(
+        (max(entry.to_ms, window.start_ms), entry.units)
+        for entry in entries
+        if entry.kind == "charge" and entry.window == window.id
+    )
+    span_ms = max(at_ms - window.start_ms, 1)
+    points: list[Json] = []
+    used, following = 0, iter(charges)
+    charge = next(following, None)
+    for number in range(HISTORY_POINTS + 1):
+        until_ms = window.start_ms + span_ms * number // HISTORY_POINTS
+        while charge is not None and charge[0] <= until_ms:
+            used += charge[1]
+            charge = next(following, None)
+        units = used if allowed is None else allowed - used
+        points.append({"at": until_ms / 1000, "minutes": units / UNITS_PER_GPU_MINUTE})
+    return points

@@ -1,6 +1,6 @@
-"""The dashboard's doors: the page, its files, /api/v1, and signing in with a token.
+"""The dashboard's HTTP server: the page, its files, /api/v1, and login with a token.
 
-Errors of /api/v1 are JSON `{"error": ...}`. Nothing here changes anything but the viewer's cookie.
+Errors of /api/v1 are JSON `{"error": ...}`. The server is read-only but for the viewer's cookie.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from aiohttp import web
 
 from services.dashboard import static_page
 from services.dashboard.api_responses import (
-    Shape,
-    Sight,
-    device_shape,
-    lease_shape,
-    namespace_shape,
-    state_shape,
-    verdict_shape,
+    Json,
+    NamespaceFilter,
+    budget_history,
+    device_json,
+    lease_json,
+    namespace_json,
+    state_json,
+    waiting_pod_json,
 )
-from services.dashboard.budget_history import burn_down
-from services.dashboard.event_stream import encode, sight_of, stream
+from services.dashboard.event_stream import encode, namespace_filter, stream
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
 from shared.model.budget import Account, ChargeEntry
@@ -32,9 +32,9 @@ from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.telemetry import trace_id_of
 
 COOKIE = "leasehold_token"
-ENTRIES_A_PAGE = 1000
-PAGES_OF_ENTRIES = 5
-"""A picture of a budget is drawn from so many charges at the most."""
+ENTRIES_PER_PAGE = 1000
+MAX_ENTRY_PAGES = 5
+"""Upper limit of the charges that a budget's chart is made from."""
 FILES = {
     "icon.svg": "image/svg+xml",
     "page.css": "text/css",
@@ -43,7 +43,7 @@ FILES = {
     "block.js": "text/javascript",
     "drawer.js": "text/javascript",
     "panels.js": "text/javascript",
-    "words.js": "text/javascript",
+    "dom.js": "text/javascript",
 }
 HEADERS = {
     "Content-Security-Policy": (
@@ -58,39 +58,44 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Store(Protocol):
-    """What is read of the budgets; `shared.ledger.budgets.Budgets` is it."""
+class BudgetReader(Protocol):
+    """Reads budgets; `shared.ledger.budgets.Budgets` implements it."""
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
         """Load accounts with their open windows."""
         ...
 
     async def entries(
-        self, namespace: Namespace, *, after: str = "", most: int = ENTRIES_A_PAGE
+        self, namespace: Namespace, *, after: str = "", most: int = ENTRIES_PER_PAGE
     ) -> list[ChargeEntry]:
         """Return entries after the one named, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Who looks, and what of."""
+class ViewerScope:
+    """A viewer, and the namespaces that it may see."""
 
     viewer: Viewer
-    sight: Sight
+    visible: NamespaceFilter
 
 
-class Pages:
+class DashboardServer:
     """The handlers of all paths."""
 
     def __init__(
-        self, board: Dashboard, door: Authenticator, store: Store, *, trace_url: str = ""
+        self,
+        dashboard: Dashboard,
+        authenticator: Authenticator,
+        budgets: BudgetReader,
+        *,
+        trace_url: str = "",
     ) -> None:
-        self.board = board
-        self.door = door
-        self.store = store
+        self.dashboard = dashboard
+        self.authenticator = authenticator
+        self.budgets = budgets
         self.trace_url = trace_url
-        self.files = {name: _file(name) for name in FILES}
+        self.files = {name: _load_file(name) for name in FILES}
 
     def application(self) -> web.Application:
         """Return the application."""
@@ -110,39 +115,39 @@ class Pages:
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse names that are not this machine's where no token is wanted; harden answers."""
-        if self.door.is_anonymous and not is_loopback(request.host):
-            return _error(403, f"{request.host} is not this machine, and no token is wanted here")
+        """Without authentication, refuse other hosts than loopback; set security headers."""
+        if self.authenticator.is_anonymous and not is_loopback(request.host):
+            return _error(403, f"authentication is off, and {request.host} is not loopback")
         try:
-            answer = await handler(request)
+            response = await handler(request)
         except web.HTTPException as error:
-            answer = _error(error.status, error.reason)
+            response = _error(error.status, error.reason)
         except UnavailableError as error:
-            answer = _error(503, str(error))
+            response = _error(503, str(error))
         except LeaseholdError as error:
-            answer = _error(400, str(error))
-        if not answer.prepared:
-            answer.headers.update(HEADERS)
-            answer.headers.setdefault("Cache-Control", "no-store")
-        return answer
+            response = _error(400, str(error))
+        if not response.prepared:
+            response.headers.update(HEADERS)
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
 
     # The page
 
     async def page(self, request: web.Request) -> web.StreamResponse:
-        """Show everything as tables; with scripts they become the live page."""
-        look = await self._look(request)
-        if look is None:
+        """Return the page as tables; its scripts replace them with the live view."""
+        scope = await self._scope(request)
+        if scope is None:
             return web.Response(status=303, headers={"Location": "/login"})
-        if self.board.missing():
-            return _html(static_page.waiting_page(str(self.board.missing())), status=503)
+        if reason := self.dashboard.unready_reason():
+            return _html(static_page.unready_page(reason), status=503)
         text = static_page.page(
-            self.board.projection,
-            self.board.silent,
-            look.sight,
-            number=_number(request.query.get("page", "")),
+            self.dashboard.projection,
+            self.dashboard.missing,
+            scope.visible,
+            number=_page_number(request.query.get("page", "")),
             only_table=request.query.get("view") == "table",
-            signed_in=not self.door.is_anonymous,
-            now=self.board.clock.now(),
+            signed_in=not self.authenticator.is_anonymous,
+            now=self.dashboard.clock.now(),
         )
         return _html(text, compress=True)
 
@@ -150,60 +155,62 @@ class Pages:
         """Return one of the page's files."""
         name = request.match_info["name"]
         if name not in self.files:
-            return _error(404, "there is no such file")
+            return _error(404, "no such file")
         body, tag = self.files[name]
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == tag:
             return web.Response(status=304, headers=headers)
-        answer = web.Response(body=body, content_type=FILES[name], charset="utf-8", headers=headers)
-        answer.enable_compression()
-        return answer
+        response = web.Response(
+            body=body, content_type=FILES[name], charset="utf-8", headers=headers
+        )
+        response.enable_compression()
+        return response
 
     async def login(self, _: web.Request) -> web.StreamResponse:
-        """Ask for a token."""
-        if self.door.is_anonymous:
+        """Return the login form."""
+        if self.authenticator.is_anonymous:
             return web.Response(status=303, headers={"Location": "/"})
         return _html(static_page.login_page(""))
 
     async def sign_in(self, request: web.Request) -> web.StreamResponse:
-        """Keep a token in a cookie that scripts and other sites cannot use, if it is known."""
+        """Store a valid token in a cookie that scripts and other sites cannot use."""
         token = str((await request.post()).get("token", "")).strip()
-        if await self.door.authenticate(token) is None:
-            return _html(static_page.login_page("This token is not known here."), status=401)
-        answer = web.Response(status=303, headers={"Location": "/"})
+        if await self.authenticator.authenticate(token) is None:
+            return _html(static_page.login_page("This token is not valid."), status=401)
+        response = web.Response(status=303, headers={"Location": "/"})
         is_https = request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
-        answer.set_cookie(
+        response.set_cookie(
             COOKIE, token, httponly=True, samesite="Strict", secure=is_https, path="/"
         )
-        return answer
+        return response
 
     async def sign_out(self, _: web.Request) -> web.StreamResponse:
-        """Forget the token."""
-        answer = web.Response(status=303, headers={"Location": "/login"})
-        answer.del_cookie(COOKIE, path="/")
-        return answer
+        """Delete the cookie."""
+        response = web.Response(status=303, headers={"Location": "/login"})
+        response.del_cookie(COOKIE, path="/")
+        return response
 
     # /api/v1
 
     async def state(self, request: web.Request) -> web.StreamResponse:
-        """Return everything, and the place from which to go on in /api/v1/events."""
-        look = await self._must_look(request)
-        if self.board.missing():
-            raise UnavailableError(f"{self.board.missing()}; ask again in a second")
-        shape = state_shape(
-            self.board.projection,
-            self.board.silent,
-            look.sight,
-            id_=self.board.hub.place,
-            now=self.board.clock.now(),
+        """Return everything, and the position from which /api/v1/events continues."""
+        scope = await self._require_scope(request)
+        if reason := self.dashboard.unready_reason():
+            raise UnavailableError(f"{reason}; retry in a second")
+        state = state_json(
+            self.dashboard.projection,
+            self.dashboard.missing,
+            scope.visible,
+            position=self.dashboard.feed.position,
+            now=self.dashboard.clock.now(),
         )
-        return _json(shape)
+        return _json(state)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Stream what changes after the header Last-Event-ID, or else `?after=`."""
-        await self._must_look(request)
+        """Stream changes after the header Last-Event-ID, or else `?after=`."""
+        await self._require_scope(request)
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "")
-        answer = web.StreamResponse(
+        response = web.StreamResponse(
             headers={
                 **HEADERS,
                 "Content-Type": "text/event-stream",
@@ -211,114 +218,120 @@ class Pages:
                 "X-Accel-Buffering": "no",
             }
         )
-        await answer.prepare(request)
+        await response.prepare(request)
         token = _token(request)
+
+        async def authenticate() -> Viewer | None:
+            return await self.authenticator.authenticate(token)
+
         try:
-            async for data in stream(self.board, lambda: self.door.authenticate(token), after):
-                await answer.write(data)
+            async for data in stream(self.dashboard, authenticate, after):
+                await response.write(data)
         except (ConnectionResetError, UnavailableError):
-            pass  # the page comes again, with the place it has reached
-        return answer
+            pass  # the page reconnects with its position
+        return response
 
     async def device(self, request: web.Request) -> web.StreamResponse:
         """Return one device and its shares."""
-        look = await self._must_look(request)
-        shown = self.board.projection.devices.get(DeviceUuid(request.match_info["uuid"]))
-        if shown is None:
-            return _error(404, "no node reports such a device")
-        return _json(device_shape(shown, look.sight))
+        scope = await self._require_scope(request)
+        view = self.dashboard.projection.devices.get(DeviceUuid(request.match_info["uuid"]))
+        if view is None:
+            return _error(404, "no node reports this device")
+        return _json(device_json(view, scope.visible))
 
     async def lease(self, request: web.Request) -> web.StreamResponse:
-        """Return one pod's lease, or why it waits, and where its trace is."""
-        look = await self._must_look(request)
+        """Return one pod's lease, or why it is waiting, and the URL of its trace."""
+        scope = await self._require_scope(request)
         pod = PodUid(request.match_info["pod"])
-        projection = self.board.projection
+        projection = self.dashboard.projection
         lease, waiting = projection.lease_of(pod), projection.waiting.get(pod)
         namespace = lease.namespace if lease else waiting.queued.namespace if waiting else None
-        if namespace is None or not look.sight(namespace):
-            return _error(404, "no pod of a namespace that you may see holds or awaits this lease")
-        shape: Shape = {"lease": lease_shape(lease) if lease else None, "trace": self._trace(pod)}
+        if namespace is None or not scope.visible(namespace):
+            return _error(404, "no lease or waiting pod that you may see has this UID")
+        body: Json = {"lease": lease_json(lease) if lease else None, "trace": self._trace(pod)}
         if waiting is not None:
-            place = 1 + [one.queued.pod for one in projection.queue()].index(pod)
-            shape["waiting"] = verdict_shape(waiting, place)
-        return _json(shape)
+            position = 1 + [each.queued.pod for each in projection.queue()].index(pod)
+            body["waiting"] = waiting_pod_json(waiting, position)
+        return _json(body)
 
     async def namespace(self, request: web.Request) -> web.StreamResponse:
-        """Return what a namespace holds, and how its budget went down in the open window."""
-        look = await self._must_look(request)
+        """Return a namespace, and the history of its budget in the open window."""
+        scope = await self._require_scope(request)
         name = Namespace(request.match_info["namespace"])
-        found = [one for one in self.board.projection.namespaces() if one.namespace == name]
-        if not found or not look.sight(name):
-            return _error(404, "no namespace of this name that you may see holds or awaits leases")
-        return _json(namespace_shape(found[0]) | {"burn": await self._burn(name)})
+        views = [each for each in self.dashboard.projection.namespaces() if each.namespace == name]
+        if not views or not scope.visible(name):
+            return _error(404, "no such namespace that you may see has leases or waiting pods")
+        return _json(
+            namespace_json(views[0]) | {"budget_history": await self._budget_history(name)}
+        )
 
-    async def _burn(self, namespace: Namespace) -> Shape | None:
-        (account,) = await self.store.load({namespace: None})
+    async def _budget_history(self, namespace: Namespace) -> Json | None:
+        (account,) = await self.budgets.load({namespace: None})
         if not account.windows:
             return None
         window = account.windows[-1]
         entries: list[ChargeEntry] = []
         after = f"{window.start_ms}-0"
-        for _ in range(PAGES_OF_ENTRIES):
-            page = await self.store.entries(namespace, after=after, most=ENTRIES_A_PAGE)
+        for _ in range(MAX_ENTRY_PAGES):
+            page = await self.budgets.entries(namespace, after=after, most=ENTRIES_PER_PAGE)
             entries += page
-            if len(page) < ENTRIES_A_PAGE:
+            if len(page) < ENTRIES_PER_PAGE:
                 break
             after = page[-1].id
-        now = self.board.clock.now()
+        now = self.dashboard.clock.now()
         return {
             "window": window.id,
             "start": window.start_ms / 1000,
             "end": None if window.end_ms is None else window.end_ms / 1000,
             "has_limit": window.allowed_units is not None,
-            "points": burn_down(window, entries, at_ms=round(now * 1000)),
+            "points": budget_history(window, entries, at_ms=round(now * 1000)),
         }
 
-    def _trace(self, pod: PodUid) -> Shape:
+    def _trace(self, pod: PodUid) -> Json:
         id_ = trace_id_of(pod)
         return {"id": id_, "url": self.trace_url.replace("{trace}", quote(id_, safe=""))}
 
-    # Who looks
+    # Viewers
 
-    async def _look(self, request: web.Request) -> Look | None:
-        viewer = await self.door.authenticate(_token(request))
+    async def _scope(self, request: web.Request) -> ViewerScope | None:
+        viewer = await self.authenticator.authenticate(_token(request))
         if viewer is None:
             return None
-        visible = await viewer.visible(self.board.projection.known_namespaces())
-        return Look(viewer, sight_of(visible))
+        visible = await viewer.visible(self.dashboard.projection.known_namespaces())
+        return ViewerScope(viewer, namespace_filter(visible))
 
-    async def _must_look(self, request: web.Request) -> Look:
-        look = await self._look(request)
-        if look is None:
-            raise web.HTTPUnauthorized(reason="a known token is wanted: Authorization: Bearer ...")
-        return look
+    async def _require_scope(self, request: web.Request) -> ViewerScope:
+        scope = await self._scope(request)
+        if scope is None:
+            raise web.HTTPUnauthorized(reason="send a valid token: Authorization: Bearer ...")
+        return scope
 
 
 def _token(request: web.Request) -> str:
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
-    return given.strip() if kind.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
 
 
-def _file(name: str) -> tuple[bytes, str]:
+def _load_file(name: str) -> tuple[bytes, str]:
     body = (resources.files("services.dashboard") / "static" / name).read_bytes()
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
-def _number(text: str) -> int:
+def _page_number(text: str) -> int:
     return max(int(text), 1) if text.isdecimal() and len(text) < 6 else 1
 
 
-def _json(shape: Any) -> web.Response:
-    answer = web.Response(body=encode(shape), content_type="application/json")
-    answer.enable_compression()
-    return answer
+def _json(body: Any) -> web.Response:
+    response = web.Response(body=encode(body), content_type="application/json")
+    response.enable_compression()
+    return response
 
 
 def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Response:
-    answer = web.Response(text=text, content_type="text/html", status=status)
+    response = web.Response(text=text, content_type="text/html", status=status)
     if compress:
-        answer.enable_compression()
-    return answer
+        response.enable_compression()
+    return response
 
 
 def _error(status: int, reason: str) -> web.Response:

@@ -1,7 +1,7 @@
-"""`/metrics` under the names of vendors' schedulers, made from leases at each scrape.
+"""`/metrics` with the names of vendors' schedulers, computed from leases at each scrape.
 
-The names are in tables of the dialects; `leasehold_share_*` is ours. Shares whose labels are equal
-are added up. A series ends with its lease, its device or its node.
+The names are in tables of the dialects; `leasehold_share_*` is Leasehold's own. Shares with equal
+labels are added up. A series ends with its lease, device or node.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from services.dashboard.projection import DeviceShown, Projection
+from services.dashboard.projection import DeviceView, Projection
 from shared.dialects.metrics import (
     DeviceAllocation,
     Labels,
@@ -54,9 +54,9 @@ _CONTAINERS = (
 )
 
 
-def families(projection: Projection) -> Iterator[Metric]:
-    """Return every family; values of equal labels are added up."""
-    devices = {uuid: _device(shown) for uuid, shown in projection.devices.items()}
+def metric_families(projection: Projection) -> Iterator[Metric]:
+    """Return every metric family; values with equal labels are added up."""
+    devices = {uuid: _device(view) for uuid, view in projection.devices.items()}
     for of_devices in _DEVICES:
         yield _family(of_devices, devices.values())
     leases = [lease for of_node in projection.leases.values() for lease in of_node]
@@ -69,10 +69,10 @@ def families(projection: Projection) -> Iterator[Metric]:
         yield _family(of_shares, shares)
 
 
-def _device(shown: DeviceShown) -> DeviceAllocation:
-    device, use = shown.device, shown.use
+def _device(view: DeviceView) -> DeviceAllocation:
+    device, use = view.device, view.use
     return DeviceAllocation(
-        node=shown.node,
+        node=view.node,
         uuid=device.uuid,
         index=device.index,
         model=device.model,
@@ -130,19 +130,19 @@ def _family(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Me
     return family
 
 
-class _Collector:
+class _LegacyMetricsCollector:
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
 
     def collect(self) -> Iterable[Metric]:
-        """Return everything as it is now."""
-        return families(self.projection)
+        """Return the current families."""
+        return metric_families(self.projection)
 
 
-def old_metrics(projection: Projection) -> web.Application:
-    """Build the page that scrapes of vendors' schedulers find, on /metrics."""
+def legacy_metrics_application(projection: Projection) -> web.Application:
+    """Return an application that serves /metrics with the names of vendors' schedulers."""
     registry = CollectorRegistry()
-    registry.register(_Collector(projection))
+    registry.register(_LegacyMetricsCollector(projection))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(

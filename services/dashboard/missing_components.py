@@ -1,6 +1,6 @@
-"""Who has not been heard of: replicas that fell silent, services nobody runs, nodes without agents.
+"""Missing components: late or unready replicas, absent services, nodes without agent; pure.
 
-No clock: `now` is an argument, Unix seconds.
+`now` is an argument, Unix seconds.
 """
 
 from collections.abc import Iterable
@@ -9,112 +9,117 @@ from dataclasses import dataclass
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import NodeName
 
-MISSED = 3
-"""Reports that a replica may miss before it counts as silent."""
-FORGET_S = 300.0
-"""A silent replica of a service that others of it run is named so long."""
-NEEDED = ("watcher", "placer", "binder")
-"""Without any replica of these nothing is placed."""
+MISSED_HEARTBEATS = 3
+"""After so many missed heartbeats, a replica is late."""
+RETENTION_S = 300.0
+"""A late replica is reported this long while other replicas of its service run."""
+REQUIRED = ("watcher", "placer", "binder")
+"""Services without which no pod is placed."""
 AGENT = "node-agent"
-PATIENCE_S = 15.0
-"""So long after its own start the dashboard does not miss what it has never heard of."""
+GRACE_PERIOD_S = 15.0
+"""After the dashboard's start, components that have never sent a heartbeat are not yet missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silent:
-    """One part that is missed."""
+class MissingComponent:
+    """One component that is missing or not ready."""
 
     service: str
     instance: str = ""
     since: float = 0.0
-    """When it was last heard of, or since when it is listened for."""
+    """When its last heartbeat arrived, or when the dashboard started to listen."""
     text: str = ""
 
 
-class Parts:
-    """Replicas as they last reported."""
+class ComponentMonitor:
+    """The latest heartbeat of every replica."""
 
-    def __init__(self, began_at: float) -> None:
-        self.began_at = began_at
-        self._last: dict[tuple[str, str, str], tuple[Heartbeat, float]] = {}
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self._heartbeats: dict[tuple[str, str, str], tuple[Heartbeat, float]] = {}
         """By service, replica and node: agents of two nodes may run on one host."""
 
-    def hear(self, event: Heartbeat, now: float) -> None:
-        """Note a report; one that leaves on purpose is not missed."""
+    def record(self, event: Heartbeat, now: float) -> None:
+        """Record a heartbeat; a replica that stops on purpose is not missing."""
         key = (event.service, event.instance, event.node)
         if event.stopping:
-            self._last.pop(key, None)
+            self._heartbeats.pop(key, None)
         else:
-            self._last[key] = (event, now)
+            self._heartbeats[key] = (event, now)
 
-    def silent(self, nodes: Iterable[NodeName], now: float) -> list[Silent]:
-        """Return who is missed: replicas, services that are needed, agents of nodes with devices.
+    def missing(self, nodes: Iterable[NodeName], now: float) -> list[MissingComponent]:
+        """Return missing replicas, required services, and agents of nodes with devices.
 
-        A replica that says that it is not ready is named with its own words.
+        A replica that is not ready is listed with its own reasons.
         """
-        self._forget(now)
-        found = [*self._missed_services(now), *self._missed_replicas(now)]
-        named = {one.instance for one in found}
-        return [*found, *self._missed_agents(nodes, named, now)]
+        self._remove_expired(now)
+        found = [*self._missing_services(now), *self._missing_replicas(now)]
+        listed = {component.instance for component in found}
+        return [*found, *self._missing_agents(nodes, listed, now)]
 
     def running(self, now: float) -> dict[str, int]:
-        """Count the replicas of each service that are heard of."""
-        found: dict[str, int] = {}
-        for event, heard_at in self._last.values():
-            if not _is_late(event, heard_at, now):
-                found[event.service] = found.get(event.service, 0) + 1
-        return found
+        """Count the replicas of each service that are not late."""
+        counts: dict[str, int] = {}
+        for event, received_at in self._heartbeats.values():
+            if not _is_late(event, received_at, now):
+                counts[event.service] = counts.get(event.service, 0) + 1
+        return counts
 
-    def _forget(self, now: float) -> None:
+    def _remove_expired(self, now: float) -> None:
         running = self.running(now)
-        for key, (event, heard_at) in list(self._last.items()):
-            if event.service != AGENT and running.get(event.service) and now - heard_at > FORGET_S:
-                del self._last[key]
+        for key, (event, received_at) in list(self._heartbeats.items()):
+            expired = now - received_at > RETENTION_S
+            if event.service != AGENT and running.get(event.service) and expired:
+                del self._heartbeats[key]
 
-    def _missed_services(self, now: float) -> list[Silent]:
-        if now - self.began_at < PATIENCE_S:
+    def _missing_services(self, now: float) -> list[MissingComponent]:
+        if now - self.started_at < GRACE_PERIOD_S:
             return []
         running = self.running(now)
-        known = {service for service, _, _ in self._last}
+        known = {service for service, _, _ in self._heartbeats}
         return [
-            Silent(service=name, since=self.began_at, text=f"no {name} is heard of")
-            for name in NEEDED
+            MissingComponent(
+                service=name, since=self.started_at, text=f"no heartbeat of any {name}"
+            )
+            for name in REQUIRED
             if not running.get(name) and name not in known
         ]
 
-    def _missed_replicas(self, now: float) -> list[Silent]:
+    def _missing_replicas(self, now: float) -> list[MissingComponent]:
         found = []
-        for (service, instance, _), (event, heard_at) in sorted(
-            self._last.items(), key=lambda known: known[0]
+        for (service, instance, _), (event, received_at) in sorted(
+            self._heartbeats.items(), key=lambda item: item[0]
         ):
             where = f" of {event.node}" if event.node else ""
-            if _is_late(event, heard_at, now):
-                text = f"{service}{where} ({instance}) is silent"
+            if _is_late(event, received_at, now):
+                text = f"{service}{where} ({instance}) does not send heartbeats"
             elif event.unready_reasons:
                 reasons = "; ".join(event.unready_reasons)
                 text = f"{service}{where} ({instance}) is not ready: {reasons}"
             else:
                 continue
-            found.append(Silent(service=service, instance=instance, since=heard_at, text=text))
+            found.append(
+                MissingComponent(service=service, instance=instance, since=received_at, text=text)
+            )
         return found
 
-    def _missed_agents(
-        self, nodes: Iterable[NodeName], named: Iterable[str], now: float
-    ) -> list[Silent]:
-        if now - self.began_at < PATIENCE_S:
+    def _missing_agents(
+        self, nodes: Iterable[NodeName], listed: Iterable[str], now: float
+    ) -> list[MissingComponent]:
+        if now - self.started_at < GRACE_PERIOD_S:
             return []
-        heard = {event.node for event, _ in self._last.values() if event.service == AGENT}
+        alive = {event.node for event, _ in self._heartbeats.values() if event.service == AGENT}
         return [
-            Silent(
+            MissingComponent(
                 service=AGENT,
                 instance=name,
-                since=self.began_at,
-                text=f"no {AGENT} of {name} is heard of",
+                since=self.started_at,
+                text=f"no heartbeat of the {AGENT} of {name}",
             )
             for name in sorted(nodes)
-            if name not in heard and name not in named
+            if name not in alive and name not in listed
         ]
 
 
-def _is_late(event: Heartbeat, heard_at: float, now: float) -> bool:
-    return now - heard_at > MISSED * event.interval_s
+def _is_late(event: Heartbeat, received_at: float, now: float) -> bool:
+    return now - received_at > MISSED_HEARTBEATS * event.interval_s

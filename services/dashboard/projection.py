@@ -1,13 +1,13 @@
-"""The cluster as the page shows it: nodes with their leases, what waits, budgets, news, silence.
+"""The cluster as the page shows it: nodes with their leases, waiting pods, budgets, events; pure.
 
-All that comes in is absolute, so that hearing it twice changes nothing; every method answers with
-the keys of what looks different now. No clock: `now` is an argument, Unix seconds.
+All input is absolute, so that duplicates change nothing. Every method returns the keys of what has
+changed. `now` is an argument, Unix seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.dashboard.recent_events import News, Ticker
+from services.dashboard.recent_events import PodEvent, RecentEvents
 from shared.model.budget import LeaseClass
 from shared.model.device import Device, DeviceUse
 from shared.model.events.pod_events import BudgetChanged
@@ -16,17 +16,17 @@ from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
-Key = tuple[str, str]
-"""What looks different: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
-WAITING: Key = ("waiting", "")
-TICKER: Key = ("ticker", "")
-NAMESPACES: Key = ("namespaces", "")
-SILENT: Key = ("silent", "")
+ChangeKey = tuple[str, str]
+"""What has changed: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
+WAITING: ChangeKey = ("waiting", "")
+EVENTS: ChangeKey = ("events", "")
+NAMESPACES: ChangeKey = ("namespaces", "")
+MISSING: ChangeKey = ("missing_components", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldShare:
-    """One share of a device, with what of its lease is shown."""
+class ShareView:
+    """One share of a device, with the fields of its lease that are shown."""
 
     pod: PodUid
     namespace: Namespace
@@ -41,38 +41,38 @@ class HeldShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShown:
-    """One device, what is taken of it and by whom, in the order of slots."""
+class DeviceView:
+    """One device, its use, and its shares in the order of slots."""
 
     node: NodeName
     device: Device
     use: DeviceUse
-    closed: bool = False
-    """An annotation of the node closes it to new shares."""
-    shares: tuple[HeldShare, ...] = ()
+    excluded: bool = False
+    """An annotation of the node excludes it from new shares."""
+    shares: tuple[ShareView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShown:
-    """A node but for what its devices hold."""
+class NodeView:
+    """A node without the shares of its devices."""
 
     name: NodeName
     devices: tuple[DeviceUuid, ...]
     unschedulable: bool = False
-    gone: bool = False
-    """The API server no longer tells of it; leases of it are not ended yet."""
+    deleted: bool = False
+    """The API server no longer has it; some of its leases have not ended yet."""
 
 
 @dataclass(slots=True)
-class _Holding:
-    """What a namespace holds of one node, or of all."""
+class _NamespaceUsage:
+    """A namespace's leases on one node, or on all."""
 
     leases: int = 0
     devices: int = 0
     memory_mib: int = 0
     cores_percent: int = 0
 
-    def add(self, other: "_Holding") -> None:
+    def add(self, other: "_NamespaceUsage") -> None:
         self.leases += other.leases
         self.devices += other.devices
         self.memory_mib += other.memory_mib
@@ -80,8 +80,8 @@ class _Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceShown:
-    """What a namespace holds and waits for, and how its budget stands."""
+class NamespaceView:
+    """A namespace's leases, waiting pods and budget."""
 
     namespace: Namespace
     leases: int = 0
@@ -93,160 +93,160 @@ class NamespaceShown:
 
 
 class Projection:
-    """Everything that is shown, as last heard."""
+    """The latest state of everything that is shown."""
 
     def __init__(self) -> None:
-        self.nodes: dict[NodeName, NodeShown] = {}
-        self.devices: dict[DeviceUuid, DeviceShown] = {}
+        self.nodes: dict[NodeName, NodeView] = {}
+        self.devices: dict[DeviceUuid, DeviceView] = {}
         self.leases: dict[NodeName, tuple[Lease, ...]] = {}
         self.waiting: dict[PodUid, WaitingPod] = {}
         self.budgets: dict[Namespace, BudgetChanged] = {}
-        self.ticker = Ticker()
-        self._holdings: dict[NodeName, dict[Namespace, _Holding]] = {}
+        self.events = RecentEvents()
+        self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
 
-    def take_nodes(
-        self, asked: Iterable[NodeName], accounts: Iterable[NodeTotals]
-    ) -> frozenset[Key]:
-        """Take over nodes as they are; those asked for and not among them are gone."""
-        changed: set[Key] = set()
-        found = {account.node.facts.name: account for account in accounts}
-        for name in {*asked, *found}:
-            account = found.get(name)
-            changed |= self._drop(name) if account is None else self._take(name, account)
+    def update_nodes(
+        self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
+    ) -> frozenset[ChangeKey]:
+        """Replace nodes; those requested that are not among `totals` are removed."""
+        changed: set[ChangeKey] = set()
+        found = {each.node.facts.name: each for each in totals}
+        for name in {*requested, *found}:
+            node = found.get(name)
+            changed |= self._remove_node(name) if node is None else self._update_node(name, node)
         return frozenset(changed)
 
-    def _take(self, name: NodeName, account: NodeTotals) -> set[Key]:
-        closed = account.node.facts.excluded_devices
-        held = _held_on(account.leases)
+    def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
+        excluded = totals.node.facts.excluded_devices
+        shares = _shares_by_device(totals.leases)
         devices = [
-            DeviceShown(
+            DeviceView(
                 node=name,
                 device=device,
                 use=use,
-                closed=device.index in closed,
-                shares=held.get(device.uuid, ()),
+                excluded=device.index in excluded,
+                shares=shares.get(device.uuid, ()),
             )
-            for device, use in account.node.devices
+            for device, use in totals.node.devices
         ]
-        node = NodeShown(
+        node = NodeView(
             name=name,
-            devices=tuple(shown.device.uuid for shown in devices),
-            unschedulable=account.node.facts.unschedulable,
-            gone=not account.node.facts.allocatable and not account.node.facts.labels,
+            devices=tuple(view.device.uuid for view in devices),
+            unschedulable=totals.node.facts.unschedulable,
+            deleted=not totals.node.facts.allocatable and not totals.node.facts.labels,
         )
         before = self.nodes.get(name)
-        changed = self._forget_devices(set(before.devices if before else ()) - set(node.devices))
+        changed = self._remove_devices(set(before.devices if before else ()) - set(node.devices))
         if before != node:
             self.nodes[name] = node
             changed.add(("node", name))
-        for shown in devices:
-            if self.devices.get(shown.device.uuid) != shown:
-                self.devices[shown.device.uuid] = shown
-                changed.add(("device", shown.device.uuid))
-        if self.leases.get(name, ()) != account.leases:
-            self.leases[name] = account.leases
-            self._holdings[name] = _holdings(account.leases)
+        for view in devices:
+            if self.devices.get(view.device.uuid) != view:
+                self.devices[view.device.uuid] = view
+                changed.add(("device", view.device.uuid))
+        if self.leases.get(name, ()) != totals.leases:
+            self.leases[name] = totals.leases
+            self._usage[name] = _usage_by_namespace(totals.leases)
             changed.add(NAMESPACES)
         return changed
 
-    def _drop(self, name: NodeName) -> set[Key]:
+    def _remove_node(self, name: NodeName) -> set[ChangeKey]:
         node = self.nodes.pop(name, None)
         if node is None:
             return set()
         self.leases.pop(name, None)
-        self._holdings.pop(name, None)
-        return {("node", name), NAMESPACES, *self._forget_devices(node.devices)}
+        self._usage.pop(name, None)
+        return {("node", name), NAMESPACES, *self._remove_devices(node.devices)}
 
-    def _forget_devices(self, uuids: Iterable[DeviceUuid]) -> set[Key]:
-        gone = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
-        return {("device", uuid) for uuid in gone}
+    def _remove_devices(self, uuids: Iterable[DeviceUuid]) -> set[ChangeKey]:
+        removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
+        return {("device", uuid) for uuid in removed}
 
-    def take_waiting(
-        self, found: Iterable[WaitingPod], *, asked: Iterable[PodUid] | None = None
-    ) -> frozenset[Key]:
-        """Take over who waits: all that do, or those of the pods asked for."""
-        waiting = {one.queued.pod: one for one in found}
-        gone = set(self.waiting if asked is None else asked) - waiting.keys()
-        different = [pod for pod, one in waiting.items() if self.waiting.get(pod) != one]
-        gone &= self.waiting.keys()
-        if not different and not gone:
+    def update_waiting(
+        self, found: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
+    ) -> frozenset[ChangeKey]:
+        """Replace the waiting pods: all of them, or those of the requested pods."""
+        waiting = {each.queued.pod: each for each in found}
+        removed = set(self.waiting if requested is None else requested) - waiting.keys()
+        changed = [pod for pod, each in waiting.items() if self.waiting.get(pod) != each]
+        removed &= self.waiting.keys()
+        if not changed and not removed:
             return frozenset()
-        for pod in gone:
+        for pod in removed:
             del self.waiting[pod]
         self.waiting.update(waiting)
         return frozenset({WAITING, NAMESPACES})
 
-    def take_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[Key]:
-        """Take over how namespaces stand; what is older than what is known is passed over."""
+    def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
+        """Replace budgets by newer ones; older events are ignored."""
         for event in events:
             known = self.budgets.get(event.namespace)
             if known is None or known.at <= event.at:
                 self.budgets[event.namespace] = event
         return frozenset({NAMESPACES})
 
-    def hear(self, events: Sequence[News], now: float) -> frozenset[Key]:
-        """Add a line to the ticker for each piece of news that is one."""
-        return frozenset({TICKER}) if self.ticker.hear(events, now) else frozenset()
+    def add_events(self, events: Sequence[PodEvent], now: float) -> frozenset[ChangeKey]:
+        """Add to the recent events."""
+        return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
 
     def queue(self) -> list[WaitingPod]:
-        """Return who waits, in the order in which freed capacity is offered."""
+        """Return the waiting pods, in the order in which freed capacity is offered."""
         by_pod = {each.queued.pod: each for each in self.waiting.values()}
-        order = fair_order((each.queued for each in self.waiting.values()), self._turns())
+        order = fair_order((each.queued for each in self.waiting.values()), self._fair_share())
         return [by_pod[queued.pod] for queued in order]
 
-    def _turns(self) -> FairShare:
-        healthy = [shown.device for shown in self.devices.values() if shown.device.healthy]
-        taken: dict[Namespace, GpuAmount] = {}
-        for holdings in self._holdings.values():
-            for name, part in holdings.items():
-                more = GpuAmount(cores_percent=part.cores_percent, memory_mib=part.memory_mib)
-                taken[name] = taken.get(name, GpuAmount()).plus(more)
+    def _fair_share(self) -> FairShare:
+        healthy = [view.device for view in self.devices.values() if view.device.healthy]
+        used: dict[Namespace, GpuAmount] = {}
+        for usage_on_node in self._usage.values():
+            for name, usage in usage_on_node.items():
+                more = GpuAmount(cores_percent=usage.cores_percent, memory_mib=usage.memory_mib)
+                used[name] = used.get(name, GpuAmount()).plus(more)
         return FairShare(
             total=GpuAmount(
                 cores_percent=100 * len(healthy),
                 memory_mib=sum(device.memory_mib for device in healthy),
             ),
-            used=taken,
+            used=used,
             entitlements={
                 name: Entitlement(
-                    weight=told.share, has_budget=told.lease_class == LeaseClass.GUARANTEED
+                    weight=budget.share, has_budget=budget.lease_class == LeaseClass.GUARANTEED
                 )
-                for name, told in self.budgets.items()
+                for name, budget in self.budgets.items()
             },
         )
 
-    def namespaces(self) -> list[NamespaceShown]:
-        """Add up what namespaces hold and wait for."""
-        holding: dict[Namespace, _Holding] = {}
-        for holdings in self._holdings.values():
-            for name, part in holdings.items():
-                holding.setdefault(name, _Holding()).add(part)
+    def namespaces(self) -> list[NamespaceView]:
+        """Add up the leases and waiting pods of namespaces."""
+        total: dict[Namespace, _NamespaceUsage] = {}
+        for usage_on_node in self._usage.values():
+            for name, usage in usage_on_node.items():
+                total.setdefault(name, _NamespaceUsage()).add(usage)
         waiting: dict[Namespace, int] = {}
         for each in self.waiting.values():
             waiting[each.queued.namespace] = waiting.get(each.queued.namespace, 0) + 1
-        names = sorted({*holding, *waiting, *self.budgets})
+        names = sorted({*total, *waiting, *self.budgets})
         return [
-            NamespaceShown(
+            NamespaceView(
                 namespace=name,
-                leases=one.leases,
-                devices=one.devices,
-                memory_mib=one.memory_mib,
-                cores_percent=one.cores_percent,
+                leases=usage.leases,
+                devices=usage.devices,
+                memory_mib=usage.memory_mib,
+                cores_percent=usage.cores_percent,
                 waiting=waiting.get(name, 0),
                 budget=self.budgets.get(name),
             )
             for name in names
-            for one in (holding.get(name) or _Holding(),)
+            for usage in (total.get(name) or _NamespaceUsage(),)
         ]
 
     def known_namespaces(self) -> frozenset[Namespace]:
-        """Return every namespace that anything shown belongs to."""
+        """Return the namespaces of everything that is shown."""
         return frozenset(
             {
-                *(name for holdings in self._holdings.values() for name in holdings),
+                *(name for usage_on_node in self._usage.values() for name in usage_on_node),
                 *(each.queued.namespace for each in self.waiting.values()),
                 *self.budgets,
-                *(tick.namespace for tick in self.ticker.lines),
+                *(event.namespace for event in self.events.latest),
             }
         )
 
@@ -256,29 +256,29 @@ class Projection:
         return next(found, None)
 
 
-def _holdings(leases: Iterable[Lease]) -> dict[Namespace, _Holding]:
-    found: dict[Namespace, _Holding] = {}
+def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:
+    found: dict[Namespace, _NamespaceUsage] = {}
     devices: dict[Namespace, set[DeviceUuid]] = {}
     for lease in leases:
-        one = found.setdefault(lease.namespace, _Holding())
-        one.leases += 1
+        usage = found.setdefault(lease.namespace, _NamespaceUsage())
+        usage.leases += 1
         for booking in bookings(lease.shares):
-            one.memory_mib += booking.memory_mib
-            one.cores_percent += booking.cores_percent
+            usage.memory_mib += booking.memory_mib
+            usage.cores_percent += booking.cores_percent
             devices.setdefault(lease.namespace, set()).add(booking.device)
-    for name, one in found.items():
-        one.devices = len(devices.get(name, ()))
+    for name, usage in found.items():
+        usage.devices = len(devices.get(name, ()))
     return found
 
 
-def _held_on(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[HeldShare, ...]]:
-    found: dict[DeviceUuid, list[HeldShare]] = {}
+def _shares_by_device(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[ShareView, ...]]:
+    found: dict[DeviceUuid, list[ShareView]] = {}
     for lease in leases:
         if lease.state not in LIVE:
             continue
         for share in lease.shares:
             found.setdefault(share.device, []).append(
-                HeldShare(
+                ShareView(
                     pod=lease.pod,
                     namespace=lease.namespace,
                     name=lease.name,
@@ -291,9 +291,9 @@ def _held_on(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[HeldShare, ..
                     share=share,
                 )
             )
-    return {uuid: tuple(sorted(held, key=_place)) for uuid, held in found.items()}
+    return {uuid: tuple(sorted(views, key=_display_order)) for uuid, views in found.items()}
 
 
-def _place(held: HeldShare) -> tuple[bool, int, int]:
-    share = held.share
+def _display_order(view: ShareView) -> tuple[bool, int, int]:
+    share = view.share
     return (share.slot is None, share.slot or 0, share.fence)

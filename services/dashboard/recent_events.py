@@ -1,4 +1,4 @@
-"""The ticker: one line per step of a pod, with the time since the step before, as heard here."""
+"""Recent events: one per step of a pod, with the time since the previous step; pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from shared.model.events.pod_events import (
 )
 from shared.model.names import Namespace, PodUid
 
-LINES = 200
-REMEMBERED = 20_000
-"""Pods whose steps are remembered."""
+MAX_EVENTS = 200
+MAX_PODS = 20_000
+"""Pods whose steps are stored."""
 
-News = (
+PodEvent = (
     PodQueued
     | PodRejected
     | PodTerminated
@@ -41,22 +41,22 @@ STEPS: Mapping[type[Event], tuple[str, str]] = {
     PlacementChosen: ("placed", "queued"),
     PodBound: ("bound", "placed"),
     ShareActivated: ("running", "bound"),
-    PlacementRefused: ("waits", "queued"),
+    PlacementRefused: ("waiting", "queued"),
     PodRejected: ("rejected", ""),
     BindingFailed: ("binding failed", "placed"),
     LeaseResized: ("resized", ""),
     ShareRefused: ("share refused", "bound"),
     ViolationFound: ("violation", ""),
-    PodTerminated: ("gone", ""),
+    PodTerminated: ("terminated", ""),
 }
-"""What each piece of news is called, and the step that it follows."""
-ONCE = frozenset({"queued", "placed", "bound", "running", "gone"})
-"""Steps that a pod takes once: a repetition is no news."""
+"""The name of each event's step, and the step before it."""
+ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
+"""Steps that a pod takes once; repetitions are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """One line."""
+class RecentEvent:
+    """One step of a pod, as the page shows it."""
 
     number: int
     at: float
@@ -67,37 +67,37 @@ class Tick:
     node: str = ""
     text: str = ""
     latency_s: float | None = None
-    """Since the step before; None: there is none, or it was not heard of."""
+    """Since the previous step; None: there is none, or it was not observed."""
 
 
-class Ticker:
-    """The last lines, oldest first."""
+class RecentEvents:
+    """The latest events, oldest first."""
 
     def __init__(self) -> None:
-        self.lines: deque[Tick] = deque(maxlen=LINES)
+        self.latest: deque[RecentEvent] = deque(maxlen=MAX_EVENTS)
         self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
         self._number = 0
 
-    def hear(self, events: Sequence[News], now: float) -> bool:
-        """Add a line for each piece of news that is one; return whether any was."""
+    def add(self, events: Sequence[PodEvent], now: float) -> bool:
+        """Add events; return whether any was new."""
         before = self._number
         for event in events:
-            self._hear(event, now)
+            self._add(event, now)
         return self._number > before
 
-    def _hear(self, event: News, now: float) -> None:
+    def _add(self, event: PodEvent, now: float) -> None:
         if isinstance(event, PodQueued) and event.offer:
             return
         kind, follows = STEPS[type(event)]
-        pod, namespace, name, node = _whose(event)
+        pod, namespace, name, node = _pod_of(event)
         steps = self._steps_of(pod) if pod else {}
-        if kind in ONCE and kind in steps:
+        if kind in ONCE_PER_POD and kind in steps:
             return
         since = steps.get(follows)
         steps[kind] = now
         self._number += 1
-        self.lines.append(
-            Tick(
+        self.latest.append(
+            RecentEvent(
                 number=self._number,
                 at=now,
                 kind=kind,
@@ -113,17 +113,17 @@ class Ticker:
     def _steps_of(self, pod: PodUid) -> dict[str, float]:
         steps = self._steps.setdefault(pod, {})
         self._steps.move_to_end(pod)
-        while len(self._steps) > REMEMBERED:
+        while len(self._steps) > MAX_PODS:
             self._steps.popitem(last=False)
         return steps
 
 
-def _whose(event: News) -> tuple[PodUid | None, Namespace, str, str]:
+def _pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
     match event:
         case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
             return lease.pod, lease.namespace, lease.name, lease.node
-        case ShareActivated(allocation=told):
-            return told.pod, told.namespace, told.name, event.node
+        case ShareActivated(allocation=allocation):
+            return allocation.pod, allocation.namespace, allocation.name, event.node
         case ShareRefused() | ViolationFound():
             return event.pod, event.namespace or Namespace(""), event.name, event.node
         case PodTerminated():
@@ -132,7 +132,7 @@ def _whose(event: News) -> tuple[PodUid | None, Namespace, str, str]:
             return event.pod, event.namespace, event.name, ""
 
 
-def _text(event: News) -> str:
+def _text(event: PodEvent) -> str:
     match event:
         case PlacementRefused():
             return event.refusal.reason
@@ -140,10 +140,10 @@ def _text(event: News) -> str:
             return event.reason
         case ViolationFound():
             return event.message
-        case LeaseResized(before=was, after=now):
+        case LeaseResized(before=before, after=after):
             return (
-                f"{event.container}: {was.memory_mib} to {now.memory_mib} MiB, "
-                f"{was.cores_percent or 'any'} to {now.cores_percent or 'any'} % of the cores"
+                f"{event.container}: {before.memory_mib} to {after.memory_mib} MiB, "
+                f"{before.cores_percent or 'any'} to {after.cores_percent or 'any'} % of the cores"
             )
         case PodTerminated():
             return event.phase

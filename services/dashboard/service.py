@@ -1,18 +1,19 @@
-"""The dashboard: hears copies of everything, reads from the ledger what changed, and tells pages.
+"""The dashboard: observes events, reads changes from the ledger, and publishes them to pages.
 
-The ledger's feed and the bus only say what to look at; what is shown is always read whole, so that
-nothing depends on hearing everything once and in order. A slow sweep finds what nobody mentioned.
+The ledger's change feed and the events only mark what is stale; values are always read as a whole,
+so nothing depends on receiving every event once and in order. A periodic resync finds the rest.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from services.dashboard.change_feed import Hub
-from services.dashboard.missing_components import Parts, Silent
-from services.dashboard.projection import SILENT, Projection
-from services.dashboard.recent_events import News
+from services.dashboard.change_feed import ChangeFeed
+from services.dashboard.missing_components import ComponentMonitor, MissingComponent
+from services.dashboard.projection import MISSING, Projection
+from services.dashboard.recent_events import PodEvent
 from shared.model.clock import Clock
 from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
 from shared.model.events.pod_events import (
@@ -34,25 +35,31 @@ from shared.runtime.service import loops, observes
 
 logger = logging.getLogger(__name__)
 
-ROUND_S = 0.15
-"""Pause between two rounds: what happens meanwhile is told together."""
-NODES_A_ROUND = 200
-LOOK_AGAIN_S = 1.0
-"""What was heard of is looked at once more after this: the ledger may learn of it later than we."""
-SWEEP_S = 30.0
-LISTEN_S = 1.0
-"""Between two looks for who is silent."""
+NODES_PER_ROUND = 200
 
 
-class Ledger(Protocol):
-    """What is read of the ledger."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardTiming:
+    """Intervals, seconds."""
+
+    round_s: float = 0.15
+    """Between two rounds of reads: changes of the meantime are published together."""
+    reread_s: float = 1.0
+    """After this, what an event names is read once more: the ledger may change after the event."""
+    resync_s: float = 30.0
+    components_s: float = 1.0
+    """Between two checks for missing components."""
+
+
+class DashboardLedger(Protocol):
+    """The ledger, as the dashboard reads it."""
 
     async def snapshot(self) -> Snapshot:
-        """Return all nodes, and where to go on in the feed."""
+        """Return all nodes, and the position in the change feed."""
         ...
 
     def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield what happens after a position, for ever."""
+        """Yield changes after a position, for ever."""
         ...
 
     @property
@@ -62,12 +69,12 @@ class Ledger(Protocol):
 
     @property
     def waiting_pods(self) -> "DashboardWaitingPods":
-        """The pods that fit nowhere yet."""
+        """The waiting pods."""
         ...
 
 
 class DashboardTotals(Protocol):
-    """What is read of nodes' totals."""
+    """Nodes' totals, as the dashboard reads them."""
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         """Return nodes with their leases."""
@@ -75,45 +82,44 @@ class DashboardTotals(Protocol):
 
 
 class DashboardWaitingPods(Protocol):
-    """What is read of waiting pods."""
+    """Waiting pods, as the dashboard reads them."""
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
-        """Return the pods that wait: all, or those among `pods`."""
+        """Return the waiting pods: all, or those among `pods`."""
         ...
 
 
 class Dashboard:
-    """Keeps the projection true. Any number of replicas may run: each sees everything."""
+    """Keeps the projection up to date. Any number of replicas may run: each receives everything."""
 
     def __init__(
-        self, ledger: Ledger, clock: Clock, *, round_s: float = ROUND_S, sweep_s: float = SWEEP_S
+        self, ledger: DashboardLedger, clock: Clock, *, timing: DashboardTiming | None = None
     ) -> None:
         self.ledger = ledger
         self.clock = clock
-        self.round_s = round_s
-        self.sweep_s = sweep_s
+        self.timing = timing or DashboardTiming()
         self.projection = Projection()
-        self.parts = Parts(clock.now())
-        self.hub = Hub()
-        self.silent: list[Silent] = []
-        self.has_read = False
-        self._nodes: set[NodeName] = set()
-        self._pods: set[PodUid] = set()
-        self._all_pods = True
+        self.components = ComponentMonitor(clock.now())
+        self.feed = ChangeFeed()
+        self.missing: list[MissingComponent] = []
+        self.synced = False
+        self._stale_nodes: set[NodeName] = set()
+        self._stale_pods: set[PodUid] = set()
+        self._all_pods_stale = True
         self._wake = asyncio.Event()
 
-    def missing(self) -> str | None:
-        """Say what keeps the page from being shown, or None."""
-        return None if self.has_read else "the ledger was not read yet"
+    def unready_reason(self) -> str | None:
+        """Return why the page cannot be shown yet, or None."""
+        return None if self.synced else "the ledger was not read yet"
 
     async def begin(self) -> None:
-        """Note that news are heard from now on."""
-        self.parts.began_at = self.clock.now()
+        """Record that heartbeats are received from now on."""
+        self.components.started_at = self.clock.now()
 
-    # What is heard
+    # Events
 
     @observes
-    async def hear_news(
+    async def observe_pod_events(
         self,
         events: Sequence[
             PodQueued
@@ -129,106 +135,107 @@ class Dashboard:
             | ViolationFound
         ],
     ) -> None:
-        """Write the ticker, and look at whom it concerns."""
-        self.hub.publish(self.projection.hear(events, self.clock.now()))
-        nodes, pods = concerned(events)
-        self._look_twice(nodes, pods)
+        """Add recent events, and mark their nodes and pods as stale."""
+        self.feed.publish(self.projection.add_events(events, self.clock.now()))
+        nodes, pods = affected_by(events)
+        self._mark_stale_twice(nodes, pods)
 
     @observes
-    async def hear_leases(self, events: Sequence[LeaseChanged]) -> None:
-        """Look at nodes whose leases changed."""
-        self._look({event.lease.node for event in events})
+    async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
+        """Mark the nodes of changed leases as stale."""
+        self._mark_stale({event.lease.node for event in events})
 
     @observes
-    async def hear_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Take over how namespaces stand."""
-        self.hub.publish(self.projection.take_budgets(events))
+    async def observe_budgets(self, events: Sequence[BudgetChanged]) -> None:
+        """Show the budgets of namespaces."""
+        self.feed.publish(self.projection.update_budgets(events))
 
     @observes
-    async def hear_parts(self, events: Sequence[Heartbeat]) -> None:
-        """Note who runs."""
+    async def observe_heartbeats(self, events: Sequence[Heartbeat]) -> None:
+        """Record heartbeats."""
         for event in events:
-            self.parts.hear(event, self.clock.now())
+            self.components.record(event, self.clock.now())
 
-    # What is read
+    # Reads of the ledger
 
     @loops
     async def follow_ledger(self) -> None:
-        """Look at every node that the feed names; at all of them when it begins."""
+        """Mark the nodes of every ledger change as stale; at the start, all nodes."""
         snapshot = await self.ledger.snapshot()
-        self._look({*self.projection.nodes, *(node.facts.name for node in snapshot.nodes)})
-        self._all_pods = True
-        self._wake.set()
+        self._mark_all_stale(snapshot)
         async for changes in self.ledger.changes(snapshot.position):
-            self._look(name for change in changes for name in self._named(change))
+            self._mark_stale(name for change in changes for name in self._nodes_of(change))
 
     @loops
-    async def sweep(self) -> None:
-        """Look at everything now and then, whether or not anybody mentioned it."""
+    async def resync(self) -> None:
+        """Mark everything as stale now and then, in case an event or a change was missed."""
         while True:
-            await self.clock.sleep(self.sweep_s)
-            snapshot = await self.ledger.snapshot()
-            self._look({*self.projection.nodes, *(node.facts.name for node in snapshot.nodes)})
-            self._all_pods = True
-            self._wake.set()
+            await self.clock.sleep(self.timing.resync_s)
+            self._mark_all_stale(await self.ledger.snapshot())
 
     @loops
-    async def read(self) -> None:
-        """Read what is to be looked at, round by round."""
+    async def refresh_forever(self) -> None:
+        """Read what is stale, round by round."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._nodes or self._pods or self._all_pods:
-                await self.read_round()
-            self.has_read = True
-            await self.clock.sleep(self.round_s)
+            while self._stale_nodes or self._stale_pods or self._all_pods_stale:
+                await self.refresh()
+            self.synced = True
+            await self.clock.sleep(self.timing.round_s)
 
-    async def read_round(self) -> None:
-        """Read some nodes and all pods that are to be looked at; what fails is looked at again."""
-        nodes = sorted(self._nodes)[:NODES_A_ROUND]
-        pods, everybody = sorted(self._pods), self._all_pods
-        self._nodes.difference_update(nodes)
-        self._pods, self._all_pods = set(), False
+    async def refresh(self) -> None:
+        """Read some stale nodes and all stale pods; if that fails, they stay stale."""
+        nodes = sorted(self._stale_nodes)[:NODES_PER_ROUND]
+        pods, all_pods = sorted(self._stale_pods), self._all_pods_stale
+        self._stale_nodes.difference_update(nodes)
+        self._stale_pods, self._all_pods_stale = set(), False
         try:
-            accounts = await self.ledger.totals.of_nodes(nodes) if nodes else []
-            changed = self.projection.take_nodes(nodes, accounts)
-            if everybody:
-                changed |= self.projection.take_waiting(await self.ledger.waiting_pods.load())
+            totals = await self.ledger.totals.of_nodes(nodes) if nodes else []
+            changed = self.projection.update_nodes(nodes, totals)
+            if all_pods:
+                changed |= self.projection.update_waiting(await self.ledger.waiting_pods.load())
             elif pods:
-                found = await self.ledger.waiting_pods.load(pods)
-                changed |= self.projection.take_waiting(found, asked=pods)
+                waiting = await self.ledger.waiting_pods.load(pods)
+                changed |= self.projection.update_waiting(waiting, requested=pods)
         except BaseException:
-            self._nodes.update(nodes)
-            self._pods.update(pods)
-            self._all_pods = self._all_pods or everybody
+            self._stale_nodes.update(nodes)
+            self._stale_pods.update(pods)
+            self._all_pods_stale = self._all_pods_stale or all_pods
             self._wake.set()
             raise
-        self.hub.publish(changed)
+        self.feed.publish(changed)
 
     @loops
-    async def listen(self) -> None:
-        """Look who has fallen silent."""
+    async def watch_components(self) -> None:
+        """Publish which components are missing."""
         while True:
             now = self.clock.now()
-            nodes = {shown.node for shown in self.projection.devices.values()}
-            silent = self.parts.silent(nodes, now)
-            if silent != self.silent:
-                self.silent = silent
-                self.hub.publish({SILENT})
-            await self.clock.sleep(LISTEN_S)
+            nodes = {view.node for view in self.projection.devices.values()}
+            missing = self.components.missing(nodes, now)
+            if missing != self.missing:
+                self.missing = missing
+                self.feed.publish({MISSING})
+            await self.clock.sleep(self.timing.components_s)
 
-    def _look(self, nodes: Iterable[NodeName], pods: Iterable[PodUid] = ()) -> None:
-        self._nodes.update(nodes)
-        self._pods.update(pods)
-        if self._nodes or self._pods:
+    def _mark_all_stale(self, snapshot: Snapshot) -> None:
+        self._all_pods_stale = True
+        self._mark_stale({*self.projection.nodes, *(node.facts.name for node in snapshot.nodes)})
+        self._wake.set()
+
+    def _mark_stale(self, nodes: Iterable[NodeName], pods: Iterable[PodUid] = ()) -> None:
+        self._stale_nodes.update(nodes)
+        self._stale_pods.update(pods)
+        if self._stale_nodes or self._stale_pods:
             self._wake.set()
 
-    def _look_twice(self, nodes: Iterable[NodeName], pods: Iterable[PodUid]) -> None:
+    def _mark_stale_twice(self, nodes: Iterable[NodeName], pods: Iterable[PodUid]) -> None:
         nodes, pods = set(nodes), set(pods)
-        self._look(nodes, pods)
-        asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look, nodes, pods)
+        self._mark_stale(nodes, pods)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.timing.reread_s, self._mark_stale, nodes, pods)
 
-    def _named(self, change: LedgerChange) -> set[NodeName]:
+    def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
         known = self.projection.devices
         return {
             *(node.facts.name for node in change.nodes),
@@ -238,8 +245,8 @@ class Dashboard:
         }
 
 
-def concerned(events: Sequence[News]) -> tuple[set[NodeName], set[PodUid]]:
-    """Return the nodes and pods that may look different after news."""
+def affected_by(events: Sequence[PodEvent]) -> tuple[set[NodeName], set[PodUid]]:
+    """Return the nodes and pods that these events may have changed."""
     nodes: set[NodeName] = set()
     pods: set[PodUid] = set()
     for event in events:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from playwright.async_api import CDPSession, expect
 
-from services.dashboard.http_server import Pages
-from services.dashboard.service import ROUND_S, Dashboard
+from services.dashboard.http_server import DashboardServer
+from services.dashboard.service import Dashboard, DashboardTiming
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.clock import SystemClock
 from shared.model.lease import LeaseState
@@ -31,6 +31,7 @@ from tests.support import build
 from tests.support.dashboard.browser import chromium
 
 PER_NODE = 8
+ROUND_S = DashboardTiming().round_s
 LEASES = 4
 SECONDS = 10
 WATCH = """(seconds) => new Promise((done) => {
@@ -76,7 +77,7 @@ async def change(board: Dashboard, nodes: int, changes: int) -> None:
     for turn in itertools.count(1):
         count = max(round(changes * ROUND_S / PER_NODE), 1)
         accounts = [account(next(numbers), turn) for _ in range(count)]
-        board.hub.publish(board.projection.take_nodes([], accounts))
+        board.feed.publish(board.projection.update_nodes([], accounts))
         await asyncio.sleep(ROUND_S)
 
 
@@ -84,9 +85,9 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
     """Print what one page saw, with our files or those of a folder."""
     nodes = -(-devices // PER_NODE)
     board = Dashboard(None, SystemClock())  # type: ignore[arg-type]
-    board.projection.take_nodes([], [account(number, 0) for number in range(nodes)])
-    board.has_read = True
-    pages = Pages(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]
+    board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
+    board.synced = True
+    pages = DashboardServer(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]
     for file in folder.iterdir() if folder else ():
         pages.files[file.name] = (file.read_bytes(), "")
     async with (

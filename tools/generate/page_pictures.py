@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Literal
 
-from services.dashboard.http_server import Pages
+from services.dashboard.http_server import DashboardServer
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.events.pod_events import PodBound
@@ -73,24 +73,24 @@ def accounts() -> list[NodeTotals]:
 def filled() -> Dashboard:
     """The page's state at that moment."""
     board = Dashboard(None, FakeClock(NOW))  # type: ignore[arg-type]
-    told = accounts()
-    board.projection.take_nodes([], told)
+    totals = accounts()
+    board.projection.update_nodes([], totals)
     queued = build.pod_queued("uid-huge", namespace=Namespace("team-a"), name="huge")
     why = Refusal(reason="0/2 nodes are available: 2 Insufficient GPU memory.")
     waiting = WaitingPod(queued=queued, refusal=why, capacity=1, waiting_since=NOW - 1_340)
-    board.projection.take_waiting([waiting])
-    news = [
+    board.projection.update_waiting([waiting])
+    events = [
         PodBound(lease=each, latency_s=0.012 * number)
-        for number, each in enumerate(told[1].leases[:4], start=1)
+        for number, each in enumerate(totals[1].leases[:4], start=1)
     ]
-    board.hub.publish(board.projection.hear(news, NOW))
-    board.has_read = True
+    board.feed.publish(board.projection.add_events(events, NOW))
+    board.synced = True
     return board
 
 
 async def take() -> None:
     """Write both pictures."""
-    pages = Pages(filled(), AnonymousAuthenticator(), None)  # type: ignore[arg-type]
+    pages = DashboardServer(filled(), AnonymousAuthenticator(), None)  # type: ignore[arg-type]
     async with (
         health.served(pages.application(), "127.0.0.1:0") as address,
         chromium() as browser,
@@ -99,7 +99,7 @@ async def take() -> None:
             page = await browser.new_page(color_scheme=scheme, viewport=SIZE, timezone_id="UTC")  # type: ignore[arg-type]
             await page.goto(f"http://{address}/")
             await page.locator(".share").nth(9).wait_for()
-            await page.locator("#ticker li").first.wait_for()
+            await page.locator("#events li").first.wait_for()
             await page.screenshot(path=FOLDER / f"page-{scheme}.png")
 
 

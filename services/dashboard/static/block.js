@@ -1,5 +1,5 @@
-// One device as a block. What is on the page is kept beside it, so that only what differs is written.
-import { deviceText, el, hue, put, say, shareText } from "./words.js";
+// One device as a block. It remembers what it has drawn, so that only changes are written to the page.
+import { deviceText, el, hue, setAttribute, setText, shareText } from "./dom.js";
 
 export class Block {
   constructor(uuid) {
@@ -9,7 +9,7 @@ export class Block {
     this.drawn = null;
   }
 
-  begin() {
+  createElements() {
     this.number = el("b");
     this.model = el("span");
     this.percent = el("i");
@@ -18,51 +18,51 @@ export class Block {
     this.root.append(el("span", { class: "head" }, this.number, this.model, this.percent), this.bar);
   }
 
-  /** Show the device; nothing is done where it looks the same. */
+  /** Draw the device; does nothing if it is unchanged. */
   draw(device, dim) {
     if (this.drawn === device && this.dim === dim) return;
-    if (!this.drawn) this.begin();
+    if (!this.drawn) this.createElements();
     this.drawn = device;
     this.dim = dim;
-    const full = Math.round(100 * device.used_mib / Math.max(device.memory_mib, 1));
-    put(this.root, "class", `dev${device.healthy ? "" : " bad"}${device.closed ? " closed" : ""}${dim ? " dim" : ""}`);
-    put(this.root, "aria-label", deviceText(device));
-    say(this.number, `${device.healthy ? "" : "⚠ "}${device.index}`);
-    say(this.model, device.model);
-    say(this.percent, `${full} %`);
-    grow(this.free, Math.max(device.memory_mib - device.used_mib, 0));
+    const usedPercent = Math.round(100 * device.used_mib / Math.max(device.memory_mib, 1));
+    setAttribute(this.root, "class", `dev${device.healthy ? "" : " bad"}${device.excluded ? " excluded" : ""}${dim ? " dim" : ""}`);
+    setAttribute(this.root, "aria-label", deviceText(device));
+    setText(this.number, `${device.healthy ? "" : "⚠ "}${device.index}`);
+    setText(this.model, device.model);
+    setText(this.percent, `${usedPercent} %`);
+    setFlexGrow(this.free, Math.max(device.memory_mib - device.used_mib, 0));
     const shares = device.shares.filter((share) => !share.init || device.shares.length === 1);
     while (this.shares.length > shares.length) this.shares.pop().remove();
     for (const [at, share] of shares.entries()) this.drawShare(at, share);
   }
 
   drawShare(at, share) {
-    let made = this.shares[at];
-    if (!made) {
-      made = el("span");
-      this.shares.push(made);
-      this.bar.insertBefore(made, this.free);
+    let element = this.shares[at];
+    if (!element) {
+      element = el("span");
+      this.shares.push(element);
+      this.bar.insertBefore(element, this.free);
     }
-    made.share = share;
-    made.removeAttribute("title");
-    put(made, "class", `share ${share.state}${share.pod ? "" : " hidden-one"}`);
-    say(made, share.pod ? share.name : "");
-    grow(made, share.memory_mib);
-    put(made, "data-pod", share.pod ?? "");
+    element.share = share;
+    element.removeAttribute("title");
+    setAttribute(element, "class", `share ${share.state}${share.pod ? "" : " anonymous"}`);
+    setText(element, share.pod ? share.name : "");
+    setFlexGrow(element, share.memory_mib);
+    setAttribute(element, "data-pod", share.pod ?? "");
     const colour = share.pod ? hue(share.namespace) : null;
-    if (made.hue !== colour) {
-      made.hue = colour;
-      made.style.setProperty("--hue", colour);
+    if (element.hue !== colour) {
+      element.hue = colour;
+      element.style.setProperty("--hue", colour);
     }
   }
 }
 
-/** The words for a share, made when somebody points at it. */
-export function explain(shown) {
-  if (shown?.share && !shown.title) shown.title = shareText(shown.share);
+/** Set the tooltip of a share when the pointer reaches it. */
+export function setTooltip(element) {
+  if (element?.share && !element.title) element.title = shareText(element.share);
 }
 
-function grow(element, amount) {
+function setFlexGrow(element, amount) {
   if (element.amount === amount) return;
   element.amount = amount;
   element.style.flexGrow = amount;

@@ -1,11 +1,11 @@
-// Devices as blocks, by node. What is in sight is drawn in slices between frames, the rest when nothing
-// else is to be done; what is out of sight is not laid out at all (content-visibility). So thousands of
-// devices cost as much as a screenful.
-import { Block, explain } from "./block.js";
-import { el, say } from "./words.js";
+// Devices as blocks, by node. Visible devices are drawn in slices between frames, the others when the
+// browser is idle; invisible ones are not laid out at all (content-visibility). So thousands of devices
+// cost as much as one screen.
+import { Block, setTooltip } from "./block.js";
+import { el, setText } from "./dom.js";
 
 const SLICE_MS = 5;
-const TELLS = "ContentVisibilityAutoStateChangeEvent" in window; // what is laid out; else all of it counts as in sight
+const REPORTS_VISIBILITY = "ContentVisibilityAutoStateChangeEvent" in window; // else everything counts as visible
 const BLOCK_WIDTH = 174, BLOCK_HEIGHT = 64, HEAD_HEIGHT = 23;
 
 export class Grid {
@@ -13,72 +13,72 @@ export class Grid {
     this.state = state;
     this.open = open;
     this.blocks = new Map(); // uuid -> Block
-    this.sections = new Map(); // node -> {section, devices, head, near, uuids}
+    this.sections = new Map(); // node -> {section, devices, head, visible, uuids}
     this.order = []; // node names, sorted
-    this.nodes = new Set(); // to be drawn, as the next three
-    this.near = new Set(); // devices in sight
-    this.far = new Set(); // devices out of sight
-    this.counts = new Set(); // nodes
-    this.wanted = "";
-    this.framed = false;
-    this.idling = false;
+    this.dirtyNodes = new Set();
+    this.dirtyVisible = new Set(); // devices
+    this.dirtyInvisible = new Set(); // devices
+    this.dirtyCounts = new Set(); // nodes
+    this.query = "";
+    this.frameRequested = false;
+    this.idleRequested = false;
     this.current = null;
     this.columns = 1;
     this.root = el("div", { id: "grid", role: "group", "aria-label": "Devices; arrow keys move, Enter opens" });
-    this.root.addEventListener("click", (event) => this.click(event));
-    this.root.addEventListener("keydown", (event) => this.key(event));
-    this.root.addEventListener("focusin", (event) => this.mark(event.target.closest(".dev")));
-    this.root.addEventListener("pointerover", (event) => explain(event.target.closest(".share")));
-    this.root.addEventListener("contentvisibilityautostatechange", (event) => this.look(event));
-    new ResizeObserver(() => this.fit()).observe(this.root);
+    this.root.addEventListener("click", (event) => this.onClick(event));
+    this.root.addEventListener("keydown", (event) => this.onKey(event));
+    this.root.addEventListener("focusin", (event) => this.setCurrent(event.target.closest(".dev")));
+    this.root.addEventListener("pointerover", (event) => setTooltip(event.target.closest(".share")));
+    this.root.addEventListener("contentvisibilityautostatechange", (event) => this.onVisibilityChange(event));
+    new ResizeObserver(() => this.onResize()).observe(this.root);
   }
 
-  node(name) { this.nodes.add(name); this.schedule(); }
+  node(name) { this.dirtyNodes.add(name); this.schedule(); }
 
   device(uuid) {
     const device = this.state.devices.get(uuid);
-    const near = !device || this.sections.get(device.node)?.near;
-    (near ? this.near : this.far).add(uuid);
+    const visible = !device || this.sections.get(device.node)?.visible;
+    (visible ? this.dirtyVisible : this.dirtyInvisible).add(uuid);
     this.schedule();
   }
 
   filter(text) {
-    this.wanted = text.trim().toLowerCase();
+    this.query = text.trim().toLowerCase();
     for (const uuid of this.blocks.keys()) this.device(uuid);
   }
 
-  /** Note that a node is laid out from now on, or no longer. */
-  look({ target, skipped }) {
+  /** Record whether the browser lays out a node now. */
+  onVisibilityChange({ target, skipped }) {
     const shown = this.sections.get(target.dataset.node);
     if (!shown) return;
-    shown.near = !skipped;
+    shown.visible = !skipped;
     if (skipped) return;
-    for (const uuid of shown.uuids) if (this.far.delete(uuid)) this.near.add(uuid);
+    for (const uuid of shown.uuids) if (this.dirtyInvisible.delete(uuid)) this.dirtyVisible.add(uuid);
     this.schedule();
   }
 
   schedule() {
-    if (!this.framed && (this.nodes.size || this.near.size || this.counts.size)) {
-      this.framed = true;
-      requestAnimationFrame(() => { this.framed = false; this.work(performance.now() + SLICE_MS); });
+    if (!this.frameRequested && (this.dirtyNodes.size || this.dirtyVisible.size || this.dirtyCounts.size)) {
+      this.frameRequested = true;
+      requestAnimationFrame(() => { this.frameRequested = false; this.drawUntil(performance.now() + SLICE_MS); });
     }
-    if (!this.idling && this.far.size) {
-      this.idling = true;
-      idle((left) => { this.idling = false; this.drain(this.far, (uuid) => this.drawDevice(uuid), left); this.schedule(); });
+    if (!this.idleRequested && this.dirtyInvisible.size) {
+      this.idleRequested = true;
+      whenIdle((remaining) => { this.idleRequested = false; this.drain(this.dirtyInvisible, (uuid) => this.drawDevice(uuid), remaining); this.schedule(); });
     }
   }
 
-  work(end) {
-    this.drain(this.near, (uuid) => this.drawDevice(uuid), () => end - performance.now());
-    this.drain(this.nodes, (name) => this.drawNode(name), () => end - performance.now());
-    this.drain(this.counts, (name) => this.count(name), () => end - performance.now());
+  drawUntil(end) {
+    this.drain(this.dirtyVisible, (uuid) => this.drawDevice(uuid), () => end - performance.now());
+    this.drain(this.dirtyNodes, (name) => this.drawNode(name), () => end - performance.now());
+    this.drain(this.dirtyCounts, (name) => this.count(name), () => end - performance.now());
     this.schedule();
   }
 
-  drain(todo, draw, left) {
-    for (const key of todo) {
-      if (left() <= 0) return;
-      todo.delete(key);
+  drain(dirty, draw, remaining) {
+    for (const key of dirty) {
+      if (remaining() <= 0) return;
+      dirty.delete(key);
       draw(key);
     }
   }
@@ -95,26 +95,27 @@ export class Grid {
       return;
     }
     if (!shown) {
-      shown = { head: el("small"), devices: el("div", { class: "devices" }), near: !TELLS, uuids: [] };
+      shown = { head: el("small"), devices: el("div", { class: "devices" }), visible: !REPORTS_VISIBILITY, uuids: [] };
       shown.section = el("section", { class: "node", "aria-label": `node ${name}` }, el("h2", {}, name, shown.head), shown.devices);
       shown.section.dataset.node = name;
-      const at = this.place(name);
+      const at = this.indexOf(name);
       this.root.insertBefore(shown.section, this.sections.get(this.order[at])?.section ?? null);
       this.order.splice(at, 0, name);
       this.sections.set(name, shown);
     }
-    shown.section.classList.toggle("gone", node.gone);
+    shown.section.classList.toggle("deleted", node.deleted);
     shown.section.hidden = node.devices.length === 0;
     if (shown.uuids.join() !== node.devices.join()) {
       shown.uuids = node.devices;
       shown.devices.replaceChildren(...node.devices.map((uuid) => this.block(uuid).root));
-      this.keep(shown);
+      this.reserveHeight(shown);
       for (const uuid of node.devices) this.device(uuid);
     }
     this.count(name);
   }
 
-  place(name) {
+  /** Where a node belongs in the sorted order. */
+  indexOf(name) {
     let low = 0, high = this.order.length;
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -124,27 +125,27 @@ export class Grid {
     return low;
   }
 
-  /** Keep as much room for a node that is not laid out as it will need. */
-  keep(shown) {
+  /** Reserve the height that a node needs before it is laid out. */
+  reserveHeight(shown) {
     const height = HEAD_HEIGHT + BLOCK_HEIGHT * Math.ceil(shown.uuids.length / this.columns);
     shown.section.style.containIntrinsicHeight = `auto ${height}px`;
   }
 
-  fit() {
+  onResize() {
     const columns = Math.max(Math.floor((this.root.clientWidth + 6) / BLOCK_WIDTH), 1);
     if (columns === this.columns) return;
     this.columns = columns;
-    for (const shown of this.sections.values()) this.keep(shown);
+    for (const shown of this.sections.values()) this.reserveHeight(shown);
   }
 
   block(uuid) {
-    let made = this.blocks.get(uuid);
-    if (!made) {
-      made = new Block(uuid);
-      this.blocks.set(uuid, made);
-      if (!this.current) this.mark(made.root);
+    let block = this.blocks.get(uuid);
+    if (!block) {
+      block = new Block(uuid);
+      this.blocks.set(uuid, block);
+      if (!this.current) this.setCurrent(block.root);
     }
-    return made;
+    return block;
   }
 
   drawDevice(uuid) {
@@ -152,7 +153,7 @@ export class Grid {
     const block = this.blocks.get(uuid);
     if (device && block) {
       block.draw(device, !this.matches(device));
-      this.counts.add(device.node);
+      this.dirtyCounts.add(device.node);
     } else if (block) {
       block.root.remove();
       this.blocks.delete(uuid);
@@ -163,31 +164,31 @@ export class Grid {
   count(name) {
     const node = this.state.nodes.get(name), shown = this.sections.get(name);
     if (!node || !shown) return;
-    const busy = node.devices.filter((uuid) => this.state.devices.get(uuid)?.shares.length).length;
-    say(shown.head, `${busy} of ${node.devices.length} GPUs in use${node.unschedulable ? ", cordoned" : ""}${node.gone ? ", gone" : ""}`);
+    const used = node.devices.filter((uuid) => this.state.devices.get(uuid)?.shares.length).length;
+    setText(shown.head, `${used} of ${node.devices.length} GPUs in use${node.unschedulable ? ", cordoned" : ""}${node.deleted ? ", deleted" : ""}`);
   }
 
   matches(device) {
-    if (!this.wanted) return true;
-    const words = [device.node, device.model, device.uuid, ...device.shares.flatMap((share) => share.pod ? [`${share.namespace}/${share.name}`] : [])];
-    return words.some((word) => word.toLowerCase().includes(this.wanted));
+    if (!this.query) return true;
+    const terms = [device.node, device.model, device.uuid, ...device.shares.flatMap((share) => share.pod ? [`${share.namespace}/${share.name}`] : [])];
+    return terms.some((term) => term.toLowerCase().includes(this.query));
   }
 
-  click(event) {
+  onClick(event) {
     const share = event.target.closest(".share");
     const block = event.target.closest(".dev");
     if (share?.dataset.pod && event.detail > 0) this.open("lease", share.dataset.pod);
     else if (block) this.open("device", block.dataset.uuid);
   }
 
-  mark(block) {
+  setCurrent(block) {
     if (!block || block === this.current) return;
     this.current?.setAttribute("tabindex", "-1");
     block.setAttribute("tabindex", "0");
     this.current = block;
   }
 
-  key(event) {
+  onKey(event) {
     const block = event.target.closest(".dev");
     if (!block) return;
     const all = [...this.root.querySelectorAll(".dev")];
@@ -200,17 +201,17 @@ export class Grid {
   }
 }
 
-/** Call back when nothing else is to be done, with a function that tells how many ms are left. */
-function idle(callback) {
+/** Call back when the browser is idle, with a function that returns the remaining ms. */
+function whenIdle(callback) {
   if (window.requestIdleCallback) requestIdleCallback((deadline) => callback(() => deadline.timeRemaining()));
   else setTimeout(() => { const end = performance.now() + SLICE_MS; callback(() => end - performance.now()); }, 50);
 }
 
-/** The nearest block of the next line. */
+/** The nearest block of the next row. */
 function below(block, following) {
   const from = block.getBoundingClientRect();
-  const line = following.slice(0, 100).map((one) => [one, one.getBoundingClientRect()]).filter(([, box]) => Math.abs(box.top - from.top) > 5);
-  if (!line.length) return undefined;
-  const top = line[0][1].top;
-  return line.filter(([, box]) => Math.abs(box.top - top) < 5).sort((one, two) => Math.abs(one[1].left - from.left) - Math.abs(two[1].left - from.left))[0][0];
+  const row = following.slice(0, 100).map((block) => [block, block.getBoundingClientRect()]).filter(([, box]) => Math.abs(box.top - from.top) > 5);
+  if (!row.length) return undefined;
+  const top = row[0][1].top;
+  return row.filter(([, box]) => Math.abs(box.top - top) < 5).sort((one, two) => Math.abs(one[1].left - from.left) - Math.abs(two[1].left - from.left))[0][0];
 }

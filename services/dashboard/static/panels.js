@@ -1,83 +1,83 @@
-// What waits, what happens, namespaces, and who is silent.
-import { age, clock, el, hue, mib, put, say, took } from "./words.js";
+// Panels: waiting pods, namespaces, recent events, totals, and a banner of missing components.
+import { age, clock, el, hue, latency, mib, setAttribute, setText } from "./dom.js";
 
-const LINES = 60;
+const MAX_EVENTS = 60;
 
 export class Panels {
   constructor(state, open) {
     this.state = state;
     this.open = open;
     this.queue = el("ol");
-    this.none = el("li", {}, "Nothing waits.");
-    this.queue.append(this.none);
+    this.empty = el("li", {}, "No pod is waiting.");
+    this.queue.append(this.empty);
     this.queueHead = el("small");
-    this.ticker = el("ol");
-    this.names = el("ul");
-    this.root = el("aside", { class: "panels", "aria-label": "Waiting pods, namespaces, news" },
+    this.events = el("ol");
+    this.namespaces = el("ul");
+    this.root = el("aside", { class: "panels", "aria-label": "Waiting pods, namespaces, recent events" },
       el("section", { id: "waiting", "aria-label": "Waiting" }, el("h2", {}, "Waiting", this.queueHead), this.queue),
-      el("section", { id: "namespaces", "aria-label": "Namespaces" }, el("h2", {}, "Namespaces"), this.names),
-      el("section", { id: "ticker", "aria-label": "News" }, el("h2", {}, "News"), this.ticker));
+      el("section", { id: "namespaces", "aria-label": "Namespaces" }, el("h2", {}, "Namespaces"), this.namespaces),
+      el("section", { id: "events", "aria-label": "Recent events" }, el("h2", {}, "Recent events"), this.events));
     this.queueRows = new Rows(this.queue, open);
-    this.nameRows = new Rows(this.names, open);
+    this.namespaceRows = new Rows(this.namespaces, open);
     this.totals = {};
-    const words = { nodes: "nodes", devices: "GPUs", full: "of memory leased", waiting: "waiting", bad: "unhealthy" };
-    document.getElementById("totals").replaceChildren(...Object.entries(words).map(([name, word]) => el("span", {}, this.totals[name] = el("b"), ` ${word}`)));
+    const labels = { nodes: "nodes", devices: "GPUs", leased: "of memory leased", waiting: "waiting", unhealthy: "unhealthy" };
+    document.getElementById("totals").replaceChildren(...Object.entries(labels).map(([name, label]) => el("span", {}, this.totals[name] = el("b"), ` ${label}`)));
   }
 
-  now() { return Date.now() / 1000 + this.state.ahead; }
+  now() { return Date.now() / 1000 + this.state.clockOffset; }
 
   drawQueue() {
     const { total, hidden, pods } = this.state.waiting;
-    say(this.queueHead, `${total}${hidden ? `, ${hidden} of them of others` : ""}`);
-    this.none.hidden = Boolean(total);
+    setText(this.queueHead, `${total}${hidden ? `, ${hidden} in other namespaces` : ""}`);
+    this.empty.hidden = Boolean(total);
     this.queueRows.draw(pods, (row, pod) => {
-      say(row.side, age(this.now() - pod.since));
-      say(row.before, `${pod.place}. `);
+      setText(row.side, age(this.now() - pod.since));
+      setText(row.before, `${pod.position}. `);
       row.name("lease", pod.pod, pod.namespace, `${pod.namespace}/${pod.name}`);
-      say(row.below, pod.reason);
+      setText(row.below, pod.reason);
     });
   }
 
-  drawNames() {
-    this.nameRows.draw(this.state.namespaces, (row, one) => {
-      put(row.side, "class", `ms state-${one.budget?.state ?? "none"}`);
-      say(row.side, one.budget ? `budget ${one.budget.state}` : "");
-      row.name("namespace", one.namespace, one.namespace, one.namespace);
-      say(row.below, `${one.leases} leases on ${one.devices} GPUs, ${mib(one.memory_mib)}${one.waiting ? `, ${one.waiting} waiting` : ""}`);
+  drawNamespaces() {
+    this.namespaceRows.draw(this.state.namespaces, (row, namespace) => {
+      setAttribute(row.side, "class", `ms state-${namespace.budget?.state ?? "none"}`);
+      setText(row.side, namespace.budget ? `budget ${namespace.budget.state}` : "");
+      row.name("namespace", namespace.namespace, namespace.namespace, namespace.namespace);
+      setText(row.below, `${namespace.leases} leases on ${namespace.devices} GPUs, ${mib(namespace.memory_mib)}${namespace.waiting ? `, ${namespace.waiting} waiting` : ""}`);
     });
   }
 
-  drawTicker(lines) {
-    const made = lines.slice(-LINES).reverse().map((line) => {
-      const kind = line.kind.endsWith("failed") || line.kind.endsWith("refused") ? "bad" : line.kind;
+  drawEvents(events) {
+    const items = events.slice(-MAX_EVENTS).reverse().map((event) => {
+      const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") ? "bad" : event.kind;
       return el("li", {},
-        el("span", { class: "ms" }, took(line.latency_s)), `${clock(line.at)} `,
-        el("b", { class: `kind-${kind}` }, line.kind), " ",
-        line.pod ? this.link("lease", line.pod, `${line.namespace}/${line.name}`) : `${line.namespace}/${line.name}`,
-        line.node ? ` on ${line.node}` : "", line.text ? el("p", {}, line.text) : null);
+        el("span", { class: "ms" }, latency(event.latency_s)), `${clock(event.at)} `,
+        el("b", { class: `kind-${kind}` }, event.kind), " ",
+        event.pod ? this.link("lease", event.pod, `${event.namespace}/${event.name}`) : `${event.namespace}/${event.name}`,
+        event.node ? ` on ${event.node}` : "", event.text ? el("p", {}, event.text) : null);
     });
-    this.ticker.prepend(...made);
-    while (this.ticker.children.length > LINES) this.ticker.lastChild.remove();
+    this.events.prepend(...items);
+    while (this.events.children.length > MAX_EVENTS) this.events.lastChild.remove();
   }
 
   drawBanner() {
     const banner = document.getElementById("banner");
-    const lines = this.state.silent.map((one) => `${one.text} since ${age(this.now() - one.since)}`);
-    if (this.state.offline) lines.unshift(`The dashboard does not answer: what is shown was true at ${clock(this.state.offline)}`);
+    const lines = this.state.missing_components.map((component) => `${component.text} since ${age(this.now() - component.since)}`);
+    if (this.state.offlineSince) lines.unshift(`The dashboard does not respond. Last update: ${clock(this.state.offlineSince)}`);
     banner.hidden = !lines.length;
     const list = banner.querySelector("ul");
     if (list.textContent !== lines.join("")) list.replaceChildren(...lines.map((line) => el("li", {}, line)));
   }
 
   drawTotals() {
-    const { devices, held, all, bad } = this.state.sums;
-    const of = this.totals;
-    say(of.nodes, `${this.state.nodes.size}`);
-    say(of.devices, `${devices}`);
-    say(of.full, `${all ? Math.round(100 * held / all) : 0} %`);
-    say(of.waiting, `${this.state.waiting.total}`);
-    say(of.bad, `${bad}`);
-    of.bad.parentNode.hidden = !bad;
+    const { devices, usedMib, totalMib, unhealthy } = this.state.sums;
+    const totals = this.totals;
+    setText(totals.nodes, `${this.state.nodes.size}`);
+    setText(totals.devices, `${devices}`);
+    setText(totals.leased, `${totalMib ? Math.round(100 * usedMib / totalMib) : 0} %`);
+    setText(totals.waiting, `${this.state.waiting.total}`);
+    setText(totals.unhealthy, `${unhealthy}`);
+    totals.unhealthy.parentNode.hidden = !unhealthy;
   }
 
   link(kind, id, text) {
@@ -85,7 +85,7 @@ export class Panels {
   }
 }
 
-/** Lines of a list that are written over, so that only what differs is touched and focus stays. */
+/** Reusable rows of a list: only changes are written, and the focus stays. */
 class Rows {
   constructor(list, open) {
     this.list = list;
@@ -122,6 +122,6 @@ class Row {
       this.namespace = namespace;
       this.colour.style.setProperty("--hue", hue(namespace));
     }
-    say(this.link, text);
+    setText(this.link, text);
   }
 }

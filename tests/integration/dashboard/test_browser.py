@@ -1,4 +1,4 @@
-"""The page in Chromium: live, by keyboard, without scripts, and inert whatever names say."""
+"""The page in Chromium: live, by keyboard, without scripts, and safe with any names."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
 from tests.support.dashboard.browser import chromium, needed
-from tests.support.dashboard.dashboard import Shown, dashboard
+from tests.support.dashboard.dashboard import RunningDashboard, dashboard
 from tests.support.placer.ledger import device, facts, report, reserve, share
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
@@ -47,7 +47,9 @@ async def lease(
     await reserve(ledger, wanted)
 
 
-async def opened(browser: Browser, shown: Shown, *, scripts: bool = True, token: str = "") -> Page:
+async def opened(
+    browser: Browser, shown: RunningDashboard, *, scripts: bool = True, token: str = ""
+) -> Page:
     context = await browser.new_context(java_script_enabled=scripts)
     page = await context.new_page()
     await page.goto(shown.url)
@@ -82,7 +84,7 @@ TOUCHED = """() => {
 }"""
 
 
-async def test_a_change_touches_the_device_that_it_concerns_and_no_other(browser: Browser) -> None:
+async def test_a_change_touches_only_its_own_device(browser: Browser) -> None:
     async with dashboard() as shown:
         await lease(shown.ledger, "before", gpu=0)
         page = await opened(browser, shown)
@@ -96,7 +98,7 @@ async def test_a_change_touches_the_device_that_it_concerns_and_no_other(browser
         assert set(await page.evaluate("window.touched()")) == {"GPU-a-1", "node"}
 
 
-async def test_what_changed_out_of_sight_is_right_when_it_comes_into_sight(
+async def test_changes_of_invisible_devices_are_shown_once_they_are_visible(
     browser: Browser,
 ) -> None:
     async with dashboard() as shown:
@@ -115,7 +117,7 @@ async def test_what_changed_out_of_sight_is_right_when_it_comes_into_sight(
         await expect(page.locator("#totals")).to_contain_text("162 GPUs")
 
 
-async def test_the_keyboard_reaches_a_lease_through_its_device_and_comes_back(
+async def test_the_keyboard_reaches_a_lease_through_its_device_and_returns(
     browser: Browser,
 ) -> None:
     async with dashboard() as shown:
@@ -153,7 +155,7 @@ async def test_without_scripts_the_page_is_a_table(browser: Browser) -> None:
         await expect(row.filter(has_text="default/train main: 4000 MiB")).to_have_count(1)
 
 
-async def test_with_scripts_the_table_is_not_laid_out_unless_it_was_asked_for(
+async def test_with_scripts_the_table_is_not_laid_out_unless_requested(
     browser: Browser,
 ) -> None:
     async with dashboard() as shown:
@@ -187,7 +189,7 @@ async def test_a_devices_share_in_use_can_be_read_beside_a_long_name(browser: Br
         assert on_top
 
 
-async def test_names_that_are_code_are_only_shown(browser: Browser) -> None:
+async def test_names_that_are_code_do_not_run(browser: Browser) -> None:
     async with dashboard() as shown:
         page = await opened(browser, shown)
         await expect(page.locator(".dev")).to_have_count(2)
@@ -221,8 +223,8 @@ async def test_of_a_namespace_that_is_forbidden_only_in_use_is_shown(
         assert "secret" not in await page.content()
 
 
-async def test_a_page_whose_dashboard_went_away_says_so(browser: Browser) -> None:
+async def test_a_page_reports_that_its_dashboard_does_not_respond(browser: Browser) -> None:
     async with dashboard() as shown:
         page = await opened(browser, shown)
         await expect(page.locator(".dev")).to_have_count(2)
-    await expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    await expect(page.get_by_role("alert")).to_contain_text("does not respond")

@@ -1,4 +1,4 @@
-"""The dashboard over a real NATS and a real Valkey: what it shows, streams, and hides."""
+"""The dashboard with a real NATS and a real Valkey: what it shows, streams, and hides."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.dashboard.http_server import COOKIE, Pages
-from services.dashboard.legacy_metrics import old_metrics
+from services.dashboard.http_server import COOKIE, DashboardServer
+from services.dashboard.legacy_metrics import legacy_metrics_application
 from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator, make_token
 from shared.credentials.tokens import load_access_tokens
 from shared.model.events.pod_events import (
@@ -27,7 +27,7 @@ from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.heartbeat import sending_heartbeats
 from tests.support.clock import FakeClock
-from tests.support.dashboard.dashboard import Shown, dashboard, held
+from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.placer.ledger import queued, verdict
 from tests.support.servers.nats import nats_server
@@ -55,18 +55,18 @@ class Stream:
                 elif not line and self.answer.content.at_eof():
                     raise AssertionError("the stream has ended")
 
-    async def until(self, wanted: str) -> Any:
+    async def until(self, key: str) -> Any:
         """Return the first delta that has something under a key."""
         while True:
-            name, told = await self.next()
+            name, delta = await self.next()
             assert name == "delta"
-            if told.get(wanted):
-                return told[wanted]
+            if delta.get(key):
+                return delta[key]
 
 
 @contextlib.asynccontextmanager
 async def streamed(
-    shown: Shown, *, after: str = "", last: str = "", token: str = ""
+    shown: RunningDashboard, *, after: str = "", last: str = "", token: str = ""
 ) -> AsyncIterator[Stream]:
     headers = {"Last-Event-ID": last} if last else {}
     if token:
@@ -80,15 +80,15 @@ async def streamed(
         yield Stream(answer)
 
 
-async def test_what_the_ledger_holds_is_shown_and_what_ends_goes() -> None:
+async def test_leases_are_shown_until_they_end() -> None:
     async with dashboard() as shown:
-        lease = await held(shown)
+        lease = await reserve_lease(shown)
 
         (one,) = await shown.until_shares(1)
         assert (one["pod"], one["name"], one["state"]) == ("p1", "name-of-p1", "reserved")
 
         await shown.ledger.bind([lease])
-        await shown.tell(PodBound(lease=lease))
+        await shown.publish(PodBound(lease=lease))
         async with asyncio.timeout(20):
             while (await shown.shares())[0]["state"] != "bound":
                 await asyncio.sleep(0.02)
@@ -96,16 +96,16 @@ async def test_what_the_ledger_holds_is_shown_and_what_ends_goes() -> None:
         await shown.until_shares(0)
 
 
-async def test_changes_are_streamed_and_a_reader_that_comes_again_misses_nothing() -> None:
+async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing() -> None:
     async with dashboard() as shown:
         begin = (await shown.state())["id"]
         async with streamed(shown, after=begin) as stream:
-            await held(shown, "p1", 0)
+            await reserve_lease(shown, "p1", 0)
             (device,) = await stream.until("devices")
             assert device["shares"][0]["pod"] == "p1"
             place = stream.id
 
-        await held(shown, "p2", 1)
+        await reserve_lease(shown, "p2", 1)
         await shown.until_shares(2)
 
         async with streamed(shown, after=begin, last=place) as stream:
@@ -113,12 +113,12 @@ async def test_changes_are_streamed_and_a_reader_that_comes_again_misses_nothing
             assert [one["uuid"] for one in devices] == ["GPU-a-1"]
 
 
-async def test_a_reader_from_another_life_is_told_to_start_anew() -> None:
+async def test_a_reader_with_an_unknown_position_must_start_anew() -> None:
     async with dashboard() as shown, streamed(shown, last="another-7") as stream:
         assert (await stream.next())[0] == "reset"
 
 
-async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> None:
+async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves() -> None:
     async with dashboard() as shown:
         event = queued("w1", units=99_000)
         await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
@@ -130,52 +130,52 @@ async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> No
         )
         begin = (await shown.state())["id"]
         async with streamed(shown, after=begin) as stream:
-            await shown.tell(event, refused)
+            await shown.publish(event, refused)
             queue = await stream.until("waiting")
-            assert [(one["name"], one["place"], one["reason"]) for one in queue["pods"]] == [
+            assert [(one["name"], one["position"], one["reason"]) for one in queue["pods"]] == [
                 ("w1", 1, "full")
             ]
-        _, told = await shown.get("/api/v1/leases/w1")
-        assert told["lease"] is None
-        assert told["waiting"]["place"] == 1
+        _, response = await shown.get("/api/v1/leases/w1")
+        assert response["lease"] is None
+        assert response["waiting"]["position"] == 1
 
         await shown.ledger.waiting_pods.remove([event.pod])
-        await shown.tell(event)
+        await shown.publish(event)
         async with asyncio.timeout(20):
             while (await shown.state())["waiting"]["total"]:
                 await asyncio.sleep(0.05)
 
 
-async def test_the_ticker_tells_what_was_said_on_the_bus_and_takes_no_work_from_anybody() -> None:
+async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> None:
     async with dashboard() as shown:
         placed = await shown.bus.subscribe([PlacementChosen], durable="binder-bind-pods")
-        lease = await held(shown)
+        lease = await reserve_lease(shown)
 
-        await shown.tell(queued("p1"), PlacementChosen(lease=lease))
+        await shown.publish(queued("p1"), PlacementChosen(lease=lease))
 
         async with asyncio.timeout(20):
-            while [one["kind"] for one in (await shown.state())["ticker"]] != ["queued", "placed"]:
+            while [one["kind"] for one in (await shown.state())["events"]] != ["queued", "placed"]:
                 await asyncio.sleep(0.02)
             (work,) = await placed.batch()
         assert work.events == [PlacementChosen(lease=lease)]
         await work.ack()
 
 
-async def test_a_lease_that_nobody_mentioned_is_found_all_the_same() -> None:
+async def test_a_lease_without_an_event_is_found_by_its_change() -> None:
     async with dashboard() as shown:
-        lease = await held(shown)
+        lease = await reserve_lease(shown)
         await shown.until_shares(1)
         await shown.ledger.bind([lease])
 
         await shown.ledger.activate([lease.pod])
-        await shown.tell(LeaseChanged(lease=lease))
+        await shown.publish(LeaseChanged(lease=lease))
 
         async with asyncio.timeout(20):
             while (await shown.shares())[0]["state"] != "active":
                 await asyncio.sleep(0.02)
 
 
-async def test_a_replica_reports_that_it_runs_and_when_it_leaves() -> None:
+async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="test") as bus:
         heard = await bus.observe([Heartbeat])
         probes = {"ledger": lambda: "not read yet"}
@@ -189,13 +189,13 @@ async def test_a_replica_reports_that_it_runs_and_when_it_leaves() -> None:
         last = [event for one in await heard.batch() for event in one.events][-1]
 
         assert (first.events[0].instance, first.events[0].node) == ("s-1", "n")
-        assert second.events[0].missing == ("ledger: not read yet",)
-        assert (first.events[0].leaving, last.leaving) == (False, True)
+        assert second.events[0].unready_reasons == ("ledger: not read yet",)
+        assert (first.events[0].stopping, last.stopping) == (False, True)
 
 
-async def test_a_lease_tells_its_trace_and_a_device_its_shares() -> None:
+async def test_a_lease_has_its_trace_and_a_device_its_shares() -> None:
     async with dashboard() as shown:
-        await held(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+        await reserve_lease(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
         await shown.until_shares(1)
 
         _, lease = await shown.get("/api/v1/leases/7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
@@ -207,14 +207,14 @@ async def test_a_lease_tells_its_trace_and_a_device_its_shares() -> None:
         assert (await shown.get("/api/v1/namespaces/default"))[1]["leases"] == 1
 
 
-async def test_without_a_token_only_this_machines_own_names_are_answered() -> None:
+async def test_without_a_token_only_loopback_hosts_are_served() -> None:
     async with dashboard() as shown:
         headers = {"Host": "evil.example.org"}
         async with shown.client.get(f"{shown.url}/api/v1/state", headers=headers) as answer:
             assert answer.status == 403
 
 
-async def test_every_answer_keeps_foreign_code_out() -> None:
+async def test_every_response_has_security_headers() -> None:
     async with dashboard() as shown:
         for path in ("/", "/static/page.js", "/api/v1/state", "/static/none", "/login"):
             async with shown.client.get(shown.url + path) as answer:
@@ -226,7 +226,7 @@ async def test_every_answer_keeps_foreign_code_out() -> None:
 
 async def test_the_whole_page_is_under_150_kb() -> None:
     async with dashboard() as shown:
-        names = list(Pages(shown.board, AnonymousAuthenticator(), None).files)  # type: ignore[arg-type]
+        names = list(DashboardServer(shown.dashboard, AnonymousAuthenticator(), None).files)  # type: ignore[arg-type]
         sizes = [
             len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names
         ]
@@ -235,16 +235,16 @@ async def test_the_whole_page_is_under_150_kb() -> None:
         assert sum(sizes) + len(text) < 150_000
 
 
-# Doors
+# Authentication
 
 
-async def test_a_token_shows_its_own_namespace_and_of_others_only_that_something_is_in_use(
+async def test_a_token_shows_its_own_namespace_and_of_others_only_the_use(
     tmp_path: Path,
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("everything *\nfor-b b\nfor-default default\n")
     async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
-        await held(shown)
+        await reserve_lease(shown)
         async with asyncio.timeout(20):
             while not await shown.shares("everything"):
                 await asyncio.sleep(0.02)
@@ -261,7 +261,7 @@ async def test_a_token_shows_its_own_namespace_and_of_others_only_that_something
             assert (await shown.get(path))[0] == 401
 
 
-async def test_signing_in_keeps_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
+async def test_login_stores_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret *\n")
     async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
@@ -281,25 +281,25 @@ async def test_signing_in_keeps_the_token_where_scripts_cannot_read_it(tmp_path:
         assert (await shown.get("/api/v1/state"))[0] == 401
 
 
-async def test_a_token_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+async def test_a_token_is_created_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "tokens"
-    said: list[str] = []
+    messages: list[str] = []
 
-    make_token(path, said.append)
+    make_token(path, messages.append)
     first = path.read_text()
-    make_token(path, said.append)
+    make_token(path, messages.append)
 
     assert path.read_text() == first
     assert path.stat().st_mode & 0o777 == 0o600
     assert first.split()[1] == "*"
-    assert first.split()[0] not in said[0]
+    assert first.split()[0] not in messages[0]
     assert load_access_tokens(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
 
 
-async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use() -> None:
+async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use() -> None:
     reviews = Reviews()
-    async with reviewed(reviews, FakeClock()) as door, dashboard(door) as shown:
-        await held(shown)
+    async with reviewed(reviews, FakeClock()) as authenticator, dashboard(authenticator) as shown:
+        await reserve_lease(shown)
         async with asyncio.timeout(20):
             while not await shown.shares("token-of-root"):
                 await asyncio.sleep(0.02)
@@ -316,10 +316,10 @@ async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use
         assert "in use" in (await shown.get("/?view=table", "token-of-stranger"))[1]
 
 
-async def test_a_right_that_is_taken_away_ends_what_is_seen() -> None:
+async def test_a_revoked_right_ends_the_view() -> None:
     reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
-    async with reviewed(reviews, clock) as door:
-        viewer = await door.authenticate("token-of-member")
+    async with reviewed(reviews, clock) as authenticator:
+        viewer = await authenticator.authenticate("token-of-member")
         assert viewer is not None
         assert await viewer.visible(where) == frozenset(where)
         assert await viewer.visible(where) == frozenset(where)
@@ -330,17 +330,19 @@ async def test_a_right_that_is_taken_away_ends_what_is_seen() -> None:
 
         assert await viewer.visible(where) == frozenset()
         reviews.rights.pop("member")
-        assert await door.authenticate("token-of-member") is None
+        assert await authenticator.authenticate("token-of-member") is None
 
 
-# The old schedulers' metrics
+# The metrics of vendors' schedulers
 
 
 async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> None:
     name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
     async with (
         dashboard() as shown,
-        health.served(old_metrics(shown.board.projection), "127.0.0.1:0") as address,
+        health.served(
+            legacy_metrics_application(shown.dashboard.projection), "127.0.0.1:0"
+        ) as address,
     ):
 
         async def scrape() -> str:
@@ -348,7 +350,7 @@ async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> N
                 assert answer.status == 200
                 return await answer.text()
 
-        lease = await held(shown)
+        lease = await reserve_lease(shown)
         await shown.until_shares(1)
         line = next(line for line in (await scrape()).splitlines() if line.startswith(name))
         assert line == f'{name}NodeName="a",devID="GPU-a-0",podName="name-of-p1"}} 4000.0'

@@ -1,4 +1,4 @@
-"""What somebody sees of other tenants' namespaces, in every answer of the dashboard: `in use`."""
+"""What a viewer sees of other namespaces, in every response of the dashboard: `in use`."""
 
 import asyncio
 from dataclasses import replace
@@ -17,15 +17,15 @@ from shared.model.events.pod_events import (
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
-from tests.support.dashboard.dashboard import Shown, dashboard, held
+from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
 from tests.support.placer.ledger import queued, verdict
 
 THEIRS = ("p1", "w1", "default", "reason-of-theirs", "window-of-theirs")
-"""Words of a namespace, its pods, and what is said of them."""
+"""Words of a namespace, its pods, and their messages."""
 
 
-async def heard_until(shown: Shown, after: str, token: str, word: str) -> str:
-    """Return all that is streamed to the bearer of a token until a word comes."""
+async def streamed_until(shown: RunningDashboard, after: str, token: str, word: str) -> str:
+    """Return everything that is streamed for a token until a word arrives."""
     found = ""
     async with shown.client.get(
         f"{shown.url}/api/v1/events",
@@ -39,19 +39,19 @@ async def heard_until(shown: Shown, after: str, token: str, word: str) -> str:
     return found
 
 
-async def test_neither_stream_nor_answers_nor_pages_name_a_namespace_that_is_not_the_viewers(
+async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer_may_not_see(
     tmp_path: Path,
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("for-b b\nfor-default default\n")
     async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         begin = (await shown.state("for-b"))["id"]
-        lease = await held(shown)
+        lease = await reserve_lease(shown)
         waits = queued("w1", units=99_000)
         mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
         capacity = await shown.ledger.capacity()
         await shown.ledger.waiting_pods.enqueue([verdict(waits, capacity), verdict(mine, capacity)])
-        await shown.tell(
+        await shown.publish(
             PlacementChosen(lease=lease),
             PodBound(lease=lease),
             PlacementRefused(
@@ -85,8 +85,8 @@ async def test_neither_stream_nor_answers_nor_pages_name_a_namespace_that_is_not
         )
 
         theirs, others = await asyncio.gather(
-            heard_until(shown, begin, "for-default", "name-of-p1"),
-            heard_until(shown, begin, "for-b", "name-of-mine"),
+            streamed_until(shown, begin, "for-default", "name-of-p1"),
+            streamed_until(shown, begin, "for-b", "name-of-mine"),
         )
         async with asyncio.timeout(20):
             while (await shown.state("for-b"))["waiting"]["hidden"] < 1:

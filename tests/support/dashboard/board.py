@@ -1,4 +1,4 @@
-"""What the page's tests are made of: nodes, leases, pods that wait, budgets."""
+"""Builders for the page's tests: nodes, leases, waiting pods, budgets."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from tests.support import build
 EVIL = '<img src=x onerror="alert(1)">'
 
 
-def account(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeTotals:
-    """A node whose totals are those of its leases."""
+def node_totals(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeTotals:
+    """Return a node with the totals of its leases."""
     uses, _ = counted_use(leases)
-    held = [
+    device_uses = [
         (device, uses[device.uuid]) if device.uuid in uses else device
         for device in build.devices(devices, name)
     ]
-    return NodeTotals(node=build.ledger_node(name, *held, **fields), leases=leases)
+    return NodeTotals(node=build.ledger_node(name, *device_uses, **fields), leases=leases)
 
 
 def lease(pod: str = "p1", gpu: int = 0, **fields: Any) -> Lease:
@@ -43,7 +43,7 @@ def waiting(pod: str, *, namespace: str = "a", priority: int = 0, since: float =
 
 def projected(*accounts: NodeTotals) -> Projection:
     made = Projection()
-    made.take_nodes([], accounts)
+    made.update_nodes([], accounts)
     return made
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from services.dashboard.http_server import Pages
-from services.dashboard.service import Dashboard
+from services.dashboard.http_server import DashboardServer
+from services.dashboard.service import Dashboard, DashboardTiming
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -27,10 +27,10 @@ from tests.support.servers.valkey import valkey_server
 
 
 @dataclass
-class Shown:
-    """A running dashboard and what it looks at."""
+class RunningDashboard:
+    """A running dashboard, its ledger and its bus."""
 
-    board: Dashboard
+    dashboard: Dashboard
     ledger: RedisLeases
     bus: Bus
     url: str
@@ -57,12 +57,12 @@ class Shown:
                 await asyncio.sleep(0.02)
         return found
 
-    async def tell(self, *events: Event) -> None:
+    async def publish(self, *events: Event) -> None:
         await self.bus.publish(events)
 
 
 @contextlib.asynccontextmanager
-async def dashboard(door: Authenticator | None = None) -> AsyncIterator[Shown]:
+async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator[RunningDashboard]:
     async with nats_server() as nats:
         with valkey_server() as valkey:
             await valkey.ready()
@@ -72,24 +72,27 @@ async def dashboard(door: Authenticator | None = None) -> AsyncIterator[Shown]:
                 Budgets.connect(valkey.url) as store,
                 aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
             ):
-                board = Dashboard(leases, SystemClock(), round_s=0.02)
+                board = Dashboard(leases, SystemClock(), timing=DashboardTiming(round_s=0.02))
                 runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
                 started = asyncio.Event()
                 task = asyncio.create_task(runner.run(started))
-                pages = Pages(
-                    board, door or AnonymousAuthenticator(), store, trace_url="http://j/{trace}"
+                pages = DashboardServer(
+                    board,
+                    authenticator or AnonymousAuthenticator(),
+                    store,
+                    trace_url="http://j/{trace}",
                 )
                 async with health.served(pages.application(), "127.0.0.1:0") as address:
                     async with asyncio.timeout(20):
                         await started.wait()
-                        while board.missing():
+                        while board.unready_reason():
                             await asyncio.sleep(0.02)
-                    yield Shown(board, leases, bus, f"http://{address}", client)
+                    yield RunningDashboard(board, leases, bus, f"http://{address}", client)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
 
-async def held(shown: Shown, pod: str = "p1", gpu: int = 0) -> Lease:
+async def reserve_lease(shown: RunningDashboard, pod: str = "p1", gpu: int = 0) -> Lease:
     (lease,) = await reserve(shown.ledger, wish(pod, share("a", gpu)))
     return lease

@@ -1,8 +1,8 @@
-"""The old schedulers' metrics: published names, labels and units; no stale or doubled series."""
+"""Vendors' schedulers' metrics: published names, labels, units; no stale or duplicate series."""
 
 from prometheus_client import Metric
 
-from services.dashboard.legacy_metrics import families
+from services.dashboard.legacy_metrics import metric_families
 from services.dashboard.projection import Projection
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, counted_use
@@ -49,8 +49,8 @@ def scraped(*leases: Lease, unit_mib: int = 1) -> dict[str, Metric]:
     device = build.device("GPU-a", unit_mib=unit_mib)
     held = (device, uses[device.uuid]) if device.uuid in uses else device
     board = Projection()
-    board.take_nodes([], [NodeTotals(node=build.ledger_node("n1", held), leases=leases)])
-    return {family.name: family for family in families(board)}
+    board.update_nodes([], [NodeTotals(node=build.ledger_node("n1", held), leases=leases)])
+    return {family.name: family for family in metric_families(board)}
 
 
 def lease(pod: str = "u1", *, mib: int = 2000, cores: int = 30, **fields: str) -> Lease:
@@ -102,8 +102,8 @@ def test_item_49_series_of_a_pod_end_with_its_lease_and_those_of_its_device_stay
 
 def test_series_of_a_node_that_vanished_are_gone() -> None:
     board = Projection()
-    board.take_nodes([], [NodeTotals(node=build.ledger_node("n1", build.device()), leases=())])
+    board.update_nodes([], [NodeTotals(node=build.ledger_node("n1", build.device()), leases=())])
 
-    board.take_nodes([NodeName("n1")], [])
+    board.update_nodes([NodeName("n1")], [])
 
-    assert [sample for family in families(board) for sample in family.samples] == []
+    assert [sample for family in metric_families(board) for sample in family.samples] == []

@@ -1,0 +1,84 @@
+// Elements and text. Names are tenants' input: text only ever becomes text nodes and properties.
+
+/** Create an element; `attrs` become attributes or listeners, children become nodes or text. */
+export function el(tag, attrs = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attrs)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Set an attribute, or remove it if there is no value; does nothing if it is unchanged. */
+export function setAttribute(element, name, value) {
+  const attributes = element.currentAttributes ??= {};
+  if (attributes[name] === value) return;
+  attributes[name] = value;
+  if (value) element.setAttribute(name, value);
+  else element.removeAttribute(name);
+}
+
+/** Set the text of an element that only this function writes; does nothing if it is unchanged. */
+export function setText(element, text) {
+  if (element.currentText === text) return;
+  element.currentText = text;
+  element.textContent = text;
+}
+
+const hues = new Map();
+
+/** A namespace's hue from 0 to 359, the same for every viewer. */
+export function hue(namespace) {
+  let value = hues.get(namespace);
+  if (value === undefined) {
+    let hash = 2166136261;
+    for (let at = 0; at < namespace.length; at++) {
+      hash = Math.imul(hash ^ namespace.charCodeAt(at), 16777619) >>> 0;
+    }
+    hash = Math.imul(hash ^ (hash >>> 15), 2246822507) >>> 0;
+    value = ((hash ^ (hash >>> 13)) >>> 0) % 24 * 15;
+    hues.set(namespace, value);
+  }
+  return value;
+}
+
+export function swatch(namespace) {
+  const element = el("span", { class: "swatch", "aria-hidden": "true" });
+  element.style.setProperty("--hue", hue(namespace));
+  return element;
+}
+
+export function age(seconds) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
+  }
+  return `${Math.max(Math.floor(seconds), 0)} s`;
+}
+
+export function mib(amount) {
+  return amount >= 10240 ? `${(amount / 1024).toFixed(amount % 1024 ? 1 : 0)} GiB` : `${amount} MiB`;
+}
+
+export function latency(seconds) {
+  if (seconds === null) return "";
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
+}
+
+export function clock(at) {
+  return new Date(at * 1000).toLocaleTimeString();
+}
+
+export function shareText(share) {
+  const instance = share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : "";
+  const amount = `${mib(share.memory_mib)}, ${share.cores_percent} %${instance}, ${share.state}`;
+  return share.pod ? `${share.namespace}/${share.name} ${share.container}: ${amount}` : `in use: ${amount}`;
+}
+
+export function deviceText(device) {
+  const health = device.healthy ? "" : ", unhealthy";
+  const excluded = device.excluded ? ", excluded from new shares" : "";
+  return `GPU ${device.index} of ${device.node}, ${device.model}, ${mib(device.used_mib)} of ` +
+    `${mib(device.memory_mib)}, ${device.shares.length} shares${health}${excluded}`;
+}

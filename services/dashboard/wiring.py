@@ -1,0 +1,84 @@
+"""Builds the dashboard from real clients and serves it."""
+
+import logging
+from contextlib import AsyncExitStack
+
+from services.dashboard.http_server import DashboardServer
+from services.dashboard.legacy_metrics import legacy_metrics_application
+from services.dashboard.service import Dashboard
+from services.dashboard.settings import DashboardSettings
+from shared.credentials.authorization import (
+    AnonymousAuthenticator,
+    Authenticator,
+    KubernetesAuthenticator,
+    TokenAuthenticator,
+    make_token,
+)
+from shared.credentials.tokens import load_access_tokens
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.run import serve
+
+logger = logging.getLogger(__name__)
+
+
+async def serve_dashboard(settings: DashboardSettings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    settings.check()
+    async with AsyncExitStack() as stack:
+        authenticator = await _authenticator(settings, stack)
+        bus = await stack.enter_async_context(
+            Bus.connect_later(
+                settings.nats_url,
+                name="dashboard",
+                keys=settings.nats_client_credentials("dashboard"),
+                keeps_stream=True,
+                copies=settings.nats_copies,
+            )
+        )
+        redis_url, credentials = settings.redis_url, settings.redis_client_credentials
+        ledger = await stack.enter_async_context(
+            RedisLeases.connect(redis_url, credentials=credentials)
+        )
+        budgets = await stack.enter_async_context(
+            Budgets.connect(redis_url, credentials=credentials)
+        )
+        dashboard = Dashboard(ledger, SystemClock())
+        server = DashboardServer(dashboard, authenticator, budgets, trace_url=settings.trace_url)
+        address = await stack.enter_async_context(
+            health.served(server.application(), settings.listen, flag="--listen")
+        )
+        logger.info("serving the page on http://%s", address)
+        if settings.scheduler_metrics:
+            legacy_metrics = legacy_metrics_application(dashboard.projection)
+            await stack.enter_async_context(
+                health.served(
+                    legacy_metrics, settings.scheduler_metrics, flag="--scheduler-metrics"
+                )
+            )
+        await serve(
+            "dashboard",
+            dashboard,
+            bus=bus,
+            settings=settings,
+            probes={"redis": ledger.unready_reason, "ledger": dashboard.unready_reason},
+            begin=dashboard.begin,
+        )
+
+
+async def _authenticator(settings: DashboardSettings, stack: AsyncExitStack) -> Authenticator:
+    if settings.auth == "tokens":
+        if settings.tokens is None:
+            make_token(settings.token_file, logger.info)
+        return TokenAuthenticator(load_access_tokens(settings.token_file))
+    if settings.auth == "kube":
+        client = await stack.enter_async_context(
+            KubernetesClient(load_credentials(settings.kubeconfig))
+        )
+        return KubernetesAuthenticator(client, SystemClock())
+    return AnonymousAuthenticator()
