@@ -62,13 +62,10 @@ def test_every_reason_of_an_event_has_its_row() -> None:
 
 
 def test_every_probe_has_its_row() -> None:
+    sources = "".join(map(Path.read_text, sorted(ROOT.glob("services/*/*.py"))))
     probes = {"nats"}
-    modules = (
-        path for name in ("__main__", "wiring") for path in ROOT.glob(f"services/*/{name}.py")
-    )
-    for path in modules:
-        for block in re.findall(r"probes ?= ?\{(.*?)\}", path.read_text(), re.DOTALL):
-            probes |= set(re.findall(r'"(\w+)": ', block))
+    for block in re.findall(r"(?:probes ?= ?|def probes\(.*?return )\{(.*?)\}", sources, re.DOTALL):
+        probes |= set(re.findall(r'"(\w+)": ', block))
 
     assert len(probes) >= 7
     assert not missing(probes, first_cells(section("`/readyz` of a service says")))
