@@ -1,4 +1,4 @@
-"""The node's GPUs as settings say: real or simulated, with their partitioner and usage source."""
+"""The node's GPUs by its settings, real or simulated, with their partitioner and usage source."""
 
 import logging
 from collections.abc import Mapping

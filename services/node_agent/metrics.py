@@ -55,7 +55,7 @@ PODS_UNREADABLE = Gauge(
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TracedAllocation:
     """A span, or none where tracing is off; the trace context continues either way."""
 

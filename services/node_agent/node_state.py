@@ -1,7 +1,6 @@
 """What the agent knows of its node now: one value that rooms share, and an event on changes."""
 
 import asyncio
-from dataclasses import dataclass, field
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.views.advertisement import NodeAdvertisement
@@ -10,17 +9,17 @@ from shared.model.device import Device
 from shared.model.errors import UnavailableError
 
 
-@dataclass(slots=True)
 class AgentNodeState:
     """The devices as last discovered, and what is advertised of them."""
 
-    devices: tuple[Device, ...] = ()
-    software: NodeSoftware = field(default_factory=NodeSoftware)
-    shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
-    snapshot: NodeSnapshot | None = None
-    """None until the devices are known: nothing is served before that."""
-    report_due: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a device report must be sent without delay."""
+    def __init__(self) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.software = NodeSoftware()
+        self.shown = NodeAdvertisement()
+        self.snapshot: NodeSnapshot | None = None
+        """None until the devices are known: nothing is served before that."""
+        self.report_due = asyncio.Event()
+        """Set when a device report must be sent without delay."""
 
     def get_snapshot(self) -> NodeSnapshot | None:
         """Return what allocations are decided on; None until the devices are known."""

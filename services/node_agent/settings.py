@@ -115,7 +115,7 @@ class AgentSettings(ServiceSettings):
         None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
     )
     memory_factor: int | None = setting(
-        None, "MiB per unit in which pods ask for memory; default: gpuMemoryFactor of the device "
+        None, "MiB per unit in which pods request memory; default: gpuMemoryFactor of the device "
         "configuration, else 1"
     )  # fmt: skip
     device_config: Path | None = setting(
@@ -165,7 +165,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def sharing(self) -> SharingConfig:
-        """How GPUs are shared as flags say; raises RequestError naming the one that cannot be."""
+        """How GPUs are shared by the flags; raises RequestError naming an invalid one."""
         usual = SharingConfig()
         split, unit = self.device_split_count, self.memory_factor
         sharing = SharingConfig(

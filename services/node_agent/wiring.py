@@ -1,6 +1,5 @@
 """Builds a node agent out of real clients, room by room: each gets what was built before it."""
 
-import asyncio
 import contextlib
 import functools
 import logging
@@ -112,17 +111,6 @@ class _Allocation:
     resolver: PodResolver
     cdi: CdiFiles
     plugins: DevicePlugins
-
-
-async def install_library(settings: AgentSettings) -> None:
-    """Install the library that the operator names; if that fails, the previous one stays."""
-    if settings.library_source is None:
-        return
-    try:
-        source, root = settings.library_source, settings.library_root
-        logger.info("containers mount %s", await asyncio.to_thread(library.install, source, root))
-    except UnavailableError as error:
-        logger.error("containers mount %s still: %s", settings.library, error)  # noqa: TRY400
 
 
 async def _open_base(
@@ -328,7 +316,7 @@ async def node_agent(
     timing: AgentTiming = DEFAULT_TIMING,
 ) -> AsyncIterator[NodeAgent]:
     """Open everything a node agent needs; no other agent uses its state directory meanwhile."""
-    await install_library(settings)
+    await library.install_named(settings.library_source, settings.library_root)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
         isolation = await _prepare_isolation(settings, timing)

@@ -1,1 +1,1 @@
-"""Allocate: which pod the kubelet asks for, and what its container gets."""
+"""Allocate: which container the kubelet allocates for, and what it gets."""

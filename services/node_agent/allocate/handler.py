@@ -81,7 +81,10 @@ class CdiNames(Protocol):
 class AllocationSpan(Protocol):
     """One allocation in the pod's trace."""
 
-    context: str
+    @property
+    def context(self) -> str:
+        """Trace context for events that follow."""
+        ...
 
     def end(self, error: str = "") -> None:
         """End it, as failed if there is an error."""

@@ -94,12 +94,12 @@ class ContainerFiles:
             self._library_check = (identity, reason)
         return not self._library_check[1]
 
-    async def remove_unused(self, keep: set[PodUid], mounted: set[str] | None) -> None:
-        """Remove the files of pods other than `keep`, and unmounted versions of the library.
+    async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
+        """Remove the files of pods other than `live`, and unmounted versions of the library.
 
         All versions stay if `mounted` is None, which means that it is not known.
         """
-        await asyncio.to_thread(self._remove_directories, keep)
+        await asyncio.to_thread(self._remove_directories, live)
         if self.installed is not None and mounted is not None:
             await asyncio.to_thread(
                 remove_unused_versions,
@@ -182,13 +182,13 @@ class ContainerFiles:
         if region_path is not None:
             seed_region(region_path, seed_of(setup.environment), starting=starting)
 
-    def _remove_directories(self, keep: set[PodUid]) -> None:
+    def _remove_directories(self, live: set[PodUid]) -> None:
         root, now = Path(self.layout.containers), time.time()
         try:
             names = [entry.name for entry in root.iterdir()]
         except OSError as error:
             raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
-        for name in orphaned_directories(names, keep):
+        for name in orphaned_directories(names, live):
             entry = root / name
             with contextlib.suppress(OSError):
                 if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:

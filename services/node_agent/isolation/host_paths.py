@@ -72,9 +72,9 @@ def owner_of(directory: str) -> PodUid | None:
     return PodUid(pod) if separator and container else None
 
 
-def orphaned_directories(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
-    """Return the directories of pods other than `keep`."""
-    pods = set(keep)
+def orphaned_directories(directories: Iterable[str], live: Iterable[PodUid]) -> list[str]:
+    """Return the directories of pods other than `live`."""
+    pods = set(live)
     return [
         directory
         for directory in directories

@@ -1,6 +1,6 @@
 """HAMi-core's library on this node: installed once per content, in a directory named after it.
 
-Containers mount the file and keep it mapped, so a file that is there is never written again:
+Containers mount the file and keep it mapped, so an existing file is never written again:
 another content lies in another directory, and appears there whole. Versions that no container
 mounts any more are removed.
 """
@@ -8,6 +8,7 @@ mounts any more are removed.
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +23,8 @@ from services.node_agent.isolation.host_paths import (
 )
 from shared.dialects.hami_core import LIBRARY_NAME, LOG_LEVEL
 from shared.model.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
 
 CURRENT = "current"
 """A file that names the directory of the library that new containers mount."""
@@ -63,6 +66,16 @@ def install(source: Path, root: Path) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return place
+
+
+async def install_named(source: Path | None, root: Path) -> None:
+    """Install the library that the operator names; if that fails, the current one stays."""
+    if source is None:
+        return
+    try:
+        logger.info("containers mount %s", await asyncio.to_thread(install, source, root))
+    except UnavailableError as error:
+        logger.error("containers mount %s still: %s", current_library(root), error)  # noqa: TRY400
 
 
 def current_library(root: Path) -> Path:

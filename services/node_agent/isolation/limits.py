@@ -75,10 +75,12 @@ def lower_limits(
     )
     if shares == before.shares:
         return None
-    held = structs.replace(lease, shares=shares)
+    smaller = structs.replace(lease, shares=shares)
     return replace(
         entry,
-        lowered=LoweredLease(resize_id=resize_id, lease=held, setup=_setup(entry, held, node)),
+        lowered=LoweredLease(
+            resize_id=resize_id, lease=smaller, setup=_setup(entry, smaller, node)
+        ),
     )
 
 
@@ -127,15 +129,15 @@ def shortage(
         limit = seed.memory_bytes[number]
         counted = sums(region, places[number]).enforced
         one = seen.get(share.device)
-        told = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
-        used = max(counted, told)
+        by_driver = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
+        used = max(counted, by_driver)
         if used > limit:
             return Shortage(
                 device=share.device,
                 index=share.index,
                 used_mib=-(-used // MIB),
                 limit_mib=limit // MIB,
-                unseen=told > counted,
+                unseen=by_driver > counted,
             )
     return None
 

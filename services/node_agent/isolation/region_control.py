@@ -82,13 +82,13 @@ def _pieces(region: Region, changes: RegionChanges) -> dict[int, bytes]:
     """Return what differs, by offset: only the words of limits, and the two control fields."""
     layout: RegionLayout = region.layout
     pieces: dict[int, bytes] = {}
-    for at, held, wanted in (
+    for offset, current, wanted in (
         (layout.memory_limits, region.memory_limits, changes.memory_limits),
         (layout.core_limits, region.core_limits, changes.core_limits),
     ):
         for position in range(DEVICES if wanted is not None else 0):
-            if wanted is not None and held[position] != wanted[position]:
-                pieces[at + 8 * position] = struct.pack("<Q", wanted[position])
+            if wanted is not None and current[position] != wanted[position]:
+                pieces[offset + 8 * position] = struct.pack("<Q", wanted[position])
     if changes.utilization_switch not in {None, region.utilization_switch}:
         pieces[layout.switch] = struct.pack("<i", changes.utilization_switch)
     if changes.recent_kernel not in {None, region.recent_kernel}:

@@ -9,7 +9,6 @@ pods that request the same are bound one after the other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
@@ -94,21 +93,29 @@ def implied_pods(
     )
 
 
-@dataclass(slots=True)
 class AdmissionWindow:
     """Pods that were admitted and are not known to be bound yet, beside those that are."""
 
-    leases: KnownLeases
-    checkpoint: CheckpointEntries
-    refused: Set[PodUid]
-    """Pods that Allocate refused; the owner of the set changes it."""
-    get_snapshot: Callable[[], NodeSnapshot | None]
-    ticks: Callable[[], float]
-    draining: bool = False
-    _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
-    """Pods admitted while the kubelet's list was unreadable, and until when each permit holds."""
-    _in_flight: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
-    """Pods admitted otherwise, and until when each counts as on its way."""
+    def __init__(
+        self,
+        leases: KnownLeases,
+        checkpoint: CheckpointEntries,
+        *,
+        refused: Set[PodUid],
+        get_snapshot: Callable[[], NodeSnapshot | None],
+        ticks: Callable[[], float],
+    ) -> None:
+        self.leases = leases
+        self.checkpoint = checkpoint
+        self.refused = refused
+        """Pods that Allocate refused; the owner of the set changes it."""
+        self.get_snapshot = get_snapshot
+        self.ticks = ticks
+        self.draining = False
+        self._permits: dict[PodUid, tuple[Lease, float]] = {}
+        """Pods admitted while the kubelet's list was unreadable, and until when each counts."""
+        self._in_flight: dict[PodUid, tuple[Lease, float]] = {}
+        """Pods admitted otherwise, and until when each counts as on its way."""
 
     @property
     def answered(self) -> frozenset[tuple[PodUid, str]]:

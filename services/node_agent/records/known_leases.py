@@ -5,7 +5,6 @@ nothing, and ended leases are remembered long enough for that.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from shared.model.lease import LIVE, Lease
 from shared.model.names import NodeName, PodUid
@@ -13,7 +12,6 @@ from shared.model.names import NodeName, PodUid
 MAX_ENDED = 4096
 
 
-@dataclass(slots=True)
 class KnownLeases:
     """The newest known lease of each pod.
 
@@ -21,16 +19,17 @@ class KnownLeases:
     clocks of two placers may differ, so that a higher version is newer whatever its `created_at`.
     """
 
-    node: NodeName
-    leases: dict[PodUid, Lease] = field(default_factory=dict)
-    ended: dict[PodUid, tuple[float, int]] = field(default_factory=dict)
-    """Creation and version of ended leases, in the order of their updates."""
-    revision: int = 0
-    """Counts updates that changed something."""
-    revisions: dict[PodUid, int] = field(default_factory=dict)
-    """Revision of each live lease's last update."""
-    synced: bool = False
-    """The complete list has been received at least once."""
+    def __init__(self, node: NodeName, *, synced: bool = False) -> None:
+        self.node = node
+        self.leases: dict[PodUid, Lease] = {}
+        self.ended: dict[PodUid, tuple[float, int]] = {}
+        """Creation and version of ended leases, in the order of their updates."""
+        self.revision = 0
+        """Counts updates that changed something."""
+        self.synced = synced
+        """The complete list has been received at least once."""
+        self._revisions: dict[PodUid, int] = {}
+        """Revision of each live lease's last update."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
         """Take updates; return the leases that they changed."""
@@ -47,7 +46,7 @@ class KnownLeases:
         self.revision += 1
         if lease.state in LIVE:
             self.leases[lease.pod] = lease
-            self.revisions[lease.pod] = self.revision
+            self._revisions[lease.pod] = self.revision
             self.ended.pop(lease.pod, None)
             return True
         self._drop(lease.pod)
@@ -69,10 +68,10 @@ class KnownLeases:
         self.synced = True
         self.observe(complete)
         there = {lease.pod for lease in complete}
-        for pod, heard in list(self.revisions.items()):
+        for pod, heard in list(self._revisions.items()):
             if pod not in there and heard <= since:
                 self._drop(pod)
 
     def _drop(self, pod: PodUid) -> None:
         self.leases.pop(pod, None)
-        self.revisions.pop(pod, None)
+        self._revisions.pop(pod, None)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class UnusedFiles(Protocol):
     """The host's disk."""
 
-    async def remove_unused(self, keep: set[PodUid], mounted: set[str] | None) -> None:
+    async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
         """Remove the directories of other pods, and libraries not mounted; None: not known."""
         ...
 
