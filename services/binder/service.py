@@ -87,7 +87,7 @@ class Preemptor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class Bindings:
     """The room `bind`."""
 
     pods: PodBinder
@@ -132,7 +132,7 @@ class Binder:
         *,
         ledger: LeaseLedger,
         publish: Publish,
-        binding: Binding,
+        binding: Bindings,
         sync: LedgerSync,
         reports: Reports,
         preemptor: Preemptor,

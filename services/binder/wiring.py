@@ -26,7 +26,7 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EVENTS_PER_S, EventWriter
 from services.binder.resize.resizer import Resizer
-from services.binder.service import Binder, Binding, LedgerSync, Preemptor, Reports
+from services.binder.service import Binder, Bindings, LedgerSync, Preemptor, Reports
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -112,7 +112,7 @@ def _binding(
     updater: LedgerUpdater,
     sweeper: Sweeper,
     reports: Reports,
-) -> Binding:
+) -> Bindings:
     ledger, clock = ports.ledger, ports.clock
     presence = AgentPresence(ports.agents, ledger, clock)
     deferred = DeferredPods(
@@ -134,7 +134,7 @@ def _binding(
         clock=clock,
     )
     cordons = NodeCordons(ledger, presence)
-    return Binding(pods=pods, sender=sender, presence=presence, cordons=cordons)
+    return Bindings(pods=pods, sender=sender, presence=presence, cordons=cordons)
 
 
 async def serve_binder(settings: BinderSettings) -> None:

@@ -7,7 +7,7 @@ nothing: the pod is read, and its node decides.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.binder.ports.observations import ObservedPod
+from services.binder.ports.observations import PodSnapshot
 from shared.dialects import DIALECTS
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState
@@ -55,7 +55,7 @@ def needs_binding(lease: Lease) -> bool:
     return lease.state is not LeaseState.ACTIVE
 
 
-def judge(lease: Lease, error: LeaseholdError, pod: ObservedPod | None) -> BindingResult:
+def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> BindingResult:
     """Return the result of a Binding that failed with `error`, given the pod as read after it.
 
     The pod's node settles an error that leaves the write in doubt. A pod that is not bound is

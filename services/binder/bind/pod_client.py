@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.binder.ports.observations import ObservedCondition, ObservedPod, PodAnnotations
+from services.binder.ports.observations import ObservedCondition, PodAnnotations, PodSnapshot
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.types import ApiPodSpec, ObjectMeta
@@ -48,12 +48,12 @@ class PodClient:
         self.client = client
         self.bind_pod = client.bind_pod
 
-    async def get(self, namespace: str, name: str) -> ObservedPod | None:
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         """Return the pod as it is now; None: there is none."""
         pod = await self._get(namespace, name)
         if pod is None:
             return None
-        return ObservedPod(
+        return PodSnapshot(
             uid=PodUid(pod.metadata.uid),
             node=NodeName(pod.spec.node_name) or None,
             deleting=pod.metadata.deletion_timestamp is not None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
 from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseLedger, ListingStaging
-from services.binder.ports.observations import ObservedPod
+from services.binder.ports.observations import PodSnapshot
 from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
 from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
@@ -90,7 +90,7 @@ def _without_leases(chunk: PodsListed) -> PodsListed:
 
 
 def correction_for(
-    lease: Lease, pod: ObservedPod | None, *, listed_at: float
+    lease: Lease, pod: PodSnapshot | None, *, listed_at: float
 ) -> PodTerminated | PlacementChosen | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from services.binder.ports.observations import (
     DisruptionBudget,
     ObservedCondition,
-    ObservedPod,
     PodAnnotations,
     PodFacts,
+    PodSnapshot,
 )
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import EvictionOutcome, Victim
@@ -17,7 +17,7 @@ from shared.model.preemption import EvictionOutcome, Victim
 class PodReader(Protocol):
     """Reads pods."""
 
-    async def get(self, namespace: str, name: str) -> ObservedPod | None:
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         """Return the pod as it is now; None: there is none."""
         ...
 

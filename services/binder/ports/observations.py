@@ -7,7 +7,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedPod:
+class PodSnapshot:
     """A pod as the API server has it now."""
 
     uid: PodUid

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from services.binder.ports.kubernetes import PodConditions
 from services.binder.ports.reports import BinderMetrics
-from services.binder.report.explanations import Explanation, condition_patch
+from services.binder.report.explanations import WaitingExplanation, condition_patch
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
@@ -32,12 +32,12 @@ class ConditionWriter:
         self.conditions = conditions
         self.clock = clock
         self.metrics = metrics
-        self._queued: dict[PodUid, Explanation] = {}
+        self._queued: dict[PodUid, WaitingExplanation] = {}
         self._due: list[tuple[float, PodUid]] = []
         self._written: OrderedDict[PodUid, tuple[str, float]] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def explain(self, explanation: Explanation) -> bool:
+    def explain(self, explanation: WaitingExplanation) -> bool:
         """Queue a message; it replaces a queued one of the same pod.
 
         Returns whether it differs from the pod's previous message.
@@ -63,7 +63,7 @@ class ConditionWriter:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
 
-    def _add(self, explanation: Explanation, due: float) -> None:
+    def _add(self, explanation: WaitingExplanation, due: float) -> None:
         pod = explanation.pod
         if pod not in self._queued and len(self._queued) >= MAX_QUEUED:
             self.metrics.count_anomaly("conditions_dropped")
@@ -83,7 +83,7 @@ class ConditionWriter:
             except RequestError:
                 self.metrics.count_anomaly("conditions_dropped")
 
-    async def _next(self) -> Explanation:
+    async def _next(self) -> WaitingExplanation:
         while True:
             now = self.clock.ticks()
             if self._due and self._due[0][0] <= now:
@@ -96,7 +96,7 @@ class ConditionWriter:
                 async with asyncio.timeout(self._due[0][0] - now if self._due else None):
                     await self._wake.wait()
 
-    async def _write(self, explanation: Explanation) -> None:
+    async def _write(self, explanation: WaitingExplanation) -> None:
         namespace, name = explanation.namespace, explanation.name
         observed = await self.conditions.get_condition(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())

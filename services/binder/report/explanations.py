@@ -22,7 +22,7 @@ MAX_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class WaitingExplanation:
     """Why a pod waits: the message of its condition PodScheduled."""
 
     pod: PodUid
@@ -31,17 +31,17 @@ class Explanation:
     message: str
 
 
-def explain(event: PlacementRefused | PodRejected) -> Explanation:
+def explain(event: PlacementRefused | PodRejected) -> WaitingExplanation:
     """Return why the pod waits."""
     message = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
-    return Explanation(
+    return WaitingExplanation(
         pod=event.pod, namespace=event.namespace, name=event.name, message=cut(message)
     )
 
 
-def explain_deferred(lease: Lease, reason: str) -> Explanation:
+def explain_deferred(lease: Lease, reason: str) -> WaitingExplanation:
     """Return why a pod with a reservation is not bound yet."""
-    return Explanation(
+    return WaitingExplanation(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
@@ -49,7 +49,7 @@ def explain_deferred(lease: Lease, reason: str) -> Explanation:
     )
 
 
-def waiting_event(explanation: Explanation) -> KubernetesEvent:
+def waiting_event(explanation: WaitingExplanation) -> KubernetesEvent:
     """Return the Event of a pod that waits."""
     return KubernetesEvent(
         pod=explanation.pod,
@@ -146,7 +146,7 @@ def cut(message: str) -> str:
 
 
 def condition_patch(
-    explanation: Explanation, observed: ObservedCondition | None, now_s: float
+    explanation: WaitingExplanation, observed: ObservedCondition | None, now_s: float
 ) -> Mapping[str, Any] | None:
     """Return the patch of `pods/status` with why the pod waits; None: there is nothing to change.
 

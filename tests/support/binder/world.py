@@ -11,7 +11,7 @@ from msgspec import structs
 
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.ports.nats import NoReply
-from services.binder.ports.observations import ObservedCondition, ObservedPod
+from services.binder.ports.observations import ObservedCondition, PodSnapshot
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
@@ -239,7 +239,7 @@ class FakePods(FakeAnnotations):
         super().__init__()
         self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
-        self.seen: dict[str, ObservedPod | None] = {}
+        self.seen: dict[str, PodSnapshot | None] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.away = False
         self.before_binding: Callable[[], None] = lambda: None
@@ -268,9 +268,9 @@ class FakePods(FakeAnnotations):
             raise self.errors[name].pop(0)
         if self.seen.get(name) is not None:
             raise ConflictError("pod is already assigned")
-        self.seen[name] = ObservedPod(PodUid(uid), NodeName(node))
+        self.seen[name] = PodSnapshot(PodUid(uid), NodeName(node))
 
-    async def get(self, namespace: str, name: str) -> ObservedPod | None:
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         if self.away:
             raise UnavailableError("no answer")
         return self.seen.get(name)

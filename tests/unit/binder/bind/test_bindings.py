@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from services.binder.ports.observations import ObservedPod
+from services.binder.ports.observations import PodSnapshot
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
@@ -65,7 +65,7 @@ async def test_the_same_batch_twice_is_one_binding() -> None:
 
 async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     world = World(lease())
-    world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
@@ -78,15 +78,15 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     ("seen", "word"),
     [
         (None, "deleted"),
-        (ObservedPod(PodUid("other"), None), "replaced"),
-        (ObservedPod(lease().pod, NodeName("n2")), "to node n2"),
-        (ObservedPod(lease().pod, None, deleting=True), "being deleted"),
-        (ObservedPod(lease().pod, None), "scheduling gates"),
-        (ObservedPod(lease().pod, NodeName("n1"), terminal=True), "has terminated"),
+        (PodSnapshot(PodUid("other"), None), "replaced"),
+        (PodSnapshot(lease().pod, NodeName("n2")), "to node n2"),
+        (PodSnapshot(lease().pod, None, deleting=True), "being deleted"),
+        (PodSnapshot(lease().pod, None), "scheduling gates"),
+        (PodSnapshot(lease().pod, NodeName("n1"), terminal=True), "has terminated"),
     ],
 )
 async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
-    seen: ObservedPod | None, word: str
+    seen: PodSnapshot | None, word: str
 ) -> None:
     world = World(lease())
     world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
@@ -105,7 +105,7 @@ async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
 async def test_an_error_of_the_api_server_is_in_the_event() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
-    world.pods.seen["p1"] = ObservedPod(lease().pod, None)
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
 
     async with running(world.binder.send_bindings):
         failed, _ = await world.binder.bind_pods(chosen(lease()))
@@ -117,7 +117,7 @@ async def test_an_error_of_the_api_server_is_in_the_event() -> None:
 async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [UnavailableError("connection lost")]
-    world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
@@ -128,7 +128,7 @@ async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None
 async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [UnavailableError("503")]
-    world.pods.seen["p1"] = ObservedPod(lease().pod, None)
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
 
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError):

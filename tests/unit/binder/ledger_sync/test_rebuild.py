@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.binder.ports.observations import ObservedPod
+from services.binder.ports.observations import PodSnapshot
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,
@@ -45,7 +45,7 @@ async def test_a_new_lease_is_no_orphan() -> None:
 async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound() -> None:
     committed = in_state(LeaseState.BOUND)
     world = World(committed)
-    world.pods.seen["p1"] = ObservedPod(committed.pod, None)
+    world.pods.seen["p1"] = PodSnapshot(committed.pod, None)
 
     (event,) = await world.binder.reconcile_listing([listing()])
 
