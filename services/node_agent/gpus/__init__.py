@@ -1,1 +1,1 @@
-"""GPUs of the node: NVML or simulation, inventory, health."""
+"""GPUs of the node: inventory, sharing, probes, health; rooms for NVML and simulation."""

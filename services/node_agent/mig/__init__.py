@@ -1,1 +1,1 @@
-"""MIG: layouts, instances and the partitioner."""
+"""MIG: instances, layouts, their reconciler, and the privileged partitioner with its protocol."""

@@ -1,1 +1,1 @@
-"""Usage: processes on GPUs, metrics in the names of HAMi and Volcano, violations."""
+"""Device usage: attribution to containers, measurements, violations, metrics."""

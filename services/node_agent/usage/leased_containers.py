@@ -1,4 +1,4 @@
-"""The containers of the node that were given shares of devices; pure."""
+"""The containers of the node that lease shares of devices; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ContainerKey = tuple[PodUid, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedContainer:
-    """A container that was given shares."""
+    """A container that leases shares."""
 
     lease: Lease
     name: str
@@ -54,7 +54,7 @@ class LeasedContainer:
 def leased_containers(
     entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease], *, complete: bool
 ) -> tuple[LeasedContainer, ...]:
-    """Return the containers that the kubelet was told to give shares.
+    """Return the containers whose shares the kubelet has allocated.
 
     If `leases` is `complete`, containers whose lease has ended are left out.
     """

@@ -1,1 +1,1 @@
-"""What Kubernetes objects show of the node: status, annotations, custom objects."""
+"""What Kubernetes objects show of the node: status, annotations, labels, custom objects."""

@@ -1,4 +1,4 @@
-"""What a node agent's monitor looks at: GPUs, regions and pods of a made-up node."""
+"""The GPUs, regions and pods of a fake node that a usage monitor scans."""
 
 import asyncio
 import struct

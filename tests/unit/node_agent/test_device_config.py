@@ -58,7 +58,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_no_document_whatever_ends_the_agent(device: object, node: object) -> None:
+def test_no_document_stops_the_agent(device: object, node: object) -> None:
     config = parse_device_config(
         {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
     )
@@ -115,7 +115,7 @@ async def test_hidden_devices_are_not_served() -> None:
     assert [device.index for device in devices_of(gpus, division)] == [1]
 
 
-async def test_a_mode_that_the_hardware_has_not_is_said_with_what_turns_it_on() -> None:
+async def test_a_mode_mismatch_is_a_warning_with_a_remedy() -> None:
     gpus = await found("1xA100-40GB+1xT4+1xA100-40GB:mig")
 
     notes = mode_warnings(gpus, SharingConfig(expected_mode=DeviceMode.MIG))
@@ -127,7 +127,7 @@ async def test_a_mode_that_the_hardware_has_not_is_said_with_what_turns_it_on() 
     assert mode_warnings(gpus, SharingConfig()) == ()
 
 
-async def test_a_mode_that_waits_for_a_reset_is_said() -> None:
+async def test_a_pending_mig_mode_is_a_warning() -> None:
     (gpu,) = await found("1xA100-40GB")
     assert gpu.mig is not None
     pending = replace(gpu, mig=replace(gpu.mig, pending=True))
@@ -187,7 +187,7 @@ async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system
     assert (await configuring(tmp_path, Maps(), clock).load()).split_count == 10
 
 
-async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_minute(
+async def test_a_change_is_applied_within_a_minute(
     tmp_path: Path,
 ) -> None:
     clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
@@ -203,7 +203,7 @@ async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_
     assert asked == 3
 
 
-async def test_without_the_api_server_devices_are_divided_as_before(tmp_path: Path) -> None:
+async def test_without_the_api_server_the_previous_configuration_applies(tmp_path: Path) -> None:
     clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
     running = configuring(tmp_path, maps, clock)
     await running.load()
@@ -214,7 +214,7 @@ async def test_without_the_api_server_devices_are_divided_as_before(tmp_path: Pa
     assert (await configuring(tmp_path, maps, clock).load()).split_count == 3
 
 
-async def test_files_win_over_config_maps_and_one_that_is_not_there_ends_the_start(
+async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal(
     tmp_path: Path,
 ) -> None:
     device, node = tmp_path / "device.yaml", tmp_path / "config.json"
@@ -231,7 +231,7 @@ async def test_files_win_over_config_maps_and_one_that_is_not_there_ends_the_sta
         await missing.load()
 
 
-async def test_text_that_is_no_yaml_says_nothing_and_is_named(
+async def test_invalid_yaml_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configuring(tmp_path, Maps(kube_system="nvidia: ["), FakeClock())

@@ -1,4 +1,4 @@
-"""Sick GPUs: what the kubelet, the ledger and the owners of leases are shown, and how they heal."""
+"""Faulty GPUs: what kubelet, ledger and lease owners see, and recovery."""
 
 import json
 from typing import Any
@@ -83,7 +83,7 @@ def watched(checkup: HealthMonitor) -> list[int]:
     return looks
 
 
-async def test_a_storm_of_application_xids_takes_nothing_from_anybody() -> None:
+async def test_application_xids_take_no_device_from_the_kubelet() -> None:
     async with site(timing=QUICK) as at, at.running() as agent:
         fault(at, gpu0="xid-31", gpu1="xid-13")
         looks = watched(agent.health_monitor)
@@ -95,7 +95,9 @@ async def test_a_storm_of_application_xids_takes_nothing_from_anybody() -> None:
     assert all(one.healthy for report in at.reported for one in report.devices)
 
 
-async def test_the_operators_word_on_xids_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_operators_variables_decide_which_xids_are_critical(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "31")
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
     async with site(timing=QUICK) as at, at.running():
@@ -105,7 +107,7 @@ async def test_the_operators_word_on_xids_counts(monkeypatch: pytest.MonkeyPatch
     assert all(report.devices[0].healthy for report in at.reported)
 
 
-async def test_a_gpu_that_hangs_stalls_neither_allocate_nor_the_others_and_comes_back() -> None:
+async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers() -> None:
     async with site(timing=QUICK) as at, at.running():
         fault(at, gpu1="hang")
         at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
@@ -119,7 +121,7 @@ async def test_a_gpu_that_hangs_stalls_neither_allocate_nor_the_others_and_comes
     assert healthy
 
 
-async def test_a_driver_that_hangs_altogether_stalls_no_allocate() -> None:
+async def test_a_hanging_driver_does_not_stall_allocate() -> None:
     async with site(timing=QUICK) as at, at.running():
         fault(at, gpu0="hang", gpu1="hang")
         at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))

@@ -1,4 +1,4 @@
-"""The partitioner in a process of its own, and what it does not do whoever asks it."""
+"""The partitioner in a process of its own, and the requests that it refuses."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ async def node() -> AsyncIterator[Site]:
         yield at
 
 
-async def test_an_agent_without_rights_has_its_devices_laid_out_by_the_partitioner() -> None:
+async def test_an_unprivileged_agent_has_its_devices_laid_out_by_the_partitioner() -> None:
     async with node() as at, partitioner(at.root), at.running():
         at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
         await at.node.phase("one", "Running")
@@ -87,7 +87,7 @@ async def test_an_agent_without_rights_has_its_devices_laid_out_by_the_partition
     assert at.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
 
 
-async def test_while_the_partitioner_is_away_devices_stay_as_seen_and_pods_are_told() -> None:
+async def test_without_the_partitioner_devices_stay_and_pods_fail_with_the_reason() -> None:
     async with node() as at, at.running(registered=False) as agent:
         async with partitioner(at.root):
             await eventually(
@@ -117,7 +117,7 @@ async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[Rem
         yield RemotePartitioner(tmp_path / "p.sock")
 
 
-async def test_only_its_agents_user_is_talked_to(tmp_path: Path) -> None:
+async def test_only_the_agents_user_is_served(tmp_path: Path) -> None:
     async with served(tmp_path, uid=os.geteuid() + 1) as remote:
         with pytest.raises(UnavailableError, match="serves user"):
             await remote.read_device(A100)
@@ -127,7 +127,7 @@ async def test_only_its_agents_user_is_talked_to(tmp_path: Path) -> None:
         assert (await remote.read_device(A100)).state is not None
 
 
-async def test_an_instance_that_a_process_uses_stays_whatever_is_asked(tmp_path: Path) -> None:
+async def test_an_instance_in_use_stays_whatever_the_request(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
         before = await remote.partition(A100, LAYOUTS["group1"], (), ())
         (tmp_path / "faults.json").write_text(json.dumps({"0": "busy"}))
@@ -154,7 +154,7 @@ ENDLESS = MigLayout(name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, 
         (A100, ENDLESS, "a layout cannot have 1000 instances"),
     ],
 )
-async def test_what_no_agent_asks_is_refused(
+async def test_invalid_requests_are_refused(
     tmp_path: Path, device: DeviceUuid, layout: MigLayout, said: str
 ) -> None:
     async with served(tmp_path) as remote:
@@ -162,7 +162,7 @@ async def test_what_no_agent_asks_is_refused(
             await remote.partition(device, layout, (), ())
 
 
-async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
+async def test_invalid_lines_do_no_harm(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
         for line in (b"{}\n", b"\xff\n", b'{"type":"Reset"}\n', b"[" * 1_000 + b"\n"):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")
@@ -178,7 +178,7 @@ async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
         assert (await remote.read_device(A100)).state is not None
 
 
-async def test_a_change_that_was_begun_is_finished_if_its_agent_goes(tmp_path: Path) -> None:
+async def test_a_started_change_is_finished_if_the_agent_disconnects(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
         asking = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
         async with asyncio.timeout(30):

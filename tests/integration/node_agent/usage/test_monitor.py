@@ -1,4 +1,4 @@
-"""Limits on disk and the monitor's page, by an agent beside a simulated kubelet."""
+"""Limits on disk and the metrics page, of an agent beside a simulated kubelet."""
 
 import asyncio
 import contextlib
@@ -106,7 +106,7 @@ async def test_the_page_shows_a_container_as_long_as_its_lease_lives(address: st
     assert set(after["HostGPUMemoryUsage"]) == {"0", "1"}
 
 
-async def test_an_altered_limit_is_put_back_and_told(address: str) -> None:
+async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
     async with (
         site(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as at,
         at.running(),

@@ -1,4 +1,4 @@
-"""A device's health, by example and by property; which XIDs count; how the driver is heard."""
+"""Health states of devices, by example and by property; which XIDs are critical."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def after(*looks: tuple[float, Fault | None]) -> HealthRecord:
         ([(0, GRAVE), (30, None), (35, MILD)], HealthState.CORDONED),
     ],
 )
-def test_what_follows_from_looks(
+def test_states_after_probes(
     looks: Sequence[tuple[float, Fault | None]], state: HealthState
 ) -> None:
     assert after(*looks).state is state
@@ -100,7 +100,7 @@ FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
-def test_every_step_is_in_the_table_and_only_health_says_nothing(
+def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault(
     looks: list[tuple[float, Fault | None]],
 ) -> None:
     record, now = HealthRecord(), 0.0
@@ -113,7 +113,7 @@ def test_every_step_is_in_the_table_and_only_health_says_nothing(
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
-def test_whatever_went_before_a_device_at_which_nothing_is_wrong_any_more_heals(
+def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
     looks: list[tuple[float, Fault | None]],
 ) -> None:
     record, now = HealthRecord(), 0.0
@@ -150,9 +150,7 @@ def look(
         ({"ecc_errors": 5}, "EccErrors: 2 new uncorrected memory errors"),
     ],
 )
-def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
-    changes: dict[str, Any], said: str
-) -> None:
+def test_a_changed_device_is_cordoned_and_then_accepted(changes: dict[str, Any], said: str) -> None:
     patients = look(look({}, gpu(ecc_errors=3)), gpu(**changes))
     assert patients[A].record.message.startswith(f"cordoned: {said}")
 
@@ -162,7 +160,7 @@ def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
     assert patients[A].record.state is HealthState.HEALTHY
 
 
-def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> None:
+def test_a_missing_ecc_count_is_not_a_fault() -> None:
     patients = look({}, gpu(ecc_errors=3))
 
     for told in (None, 3):
@@ -186,7 +184,7 @@ def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> Non
     assert {patient.record.state for patient in patients.values()} == {HealthState.HEALTHY}
 
 
-def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -> None:
+def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_dropped() -> None:
     patients = look({}, gpu(A), gpu(B))
     for now in (5, 10):
         patients = look(patients, silence=MILD, now=now)
@@ -194,7 +192,7 @@ def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -
     assert [patient.record.state for patient in patients.values()] == [HealthState.CORDONED] * 2
 
 
-def test_an_xid_condemns_its_own_device_and_no_other() -> None:
+def test_a_critical_xid_cordons_its_own_device_only() -> None:
     known = look({}, gpu(A), gpu(B))
 
     one = look(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
@@ -202,7 +200,7 @@ def test_an_xid_condemns_its_own_device_and_no_other() -> None:
     assert [one[A].record.state, one[B].record.state] == [HealthState.HEALTHY, HealthState.CORDONED]
 
 
-def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
+def test_application_xids_cordon_no_device() -> None:
     storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
 
     assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is HealthState.HEALTHY
@@ -221,7 +219,7 @@ def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
         ("79", "all", {79, 13}, set()),
     ],
 )
-def test_which_xids_condemn_is_said_as_nvidias_plugin_says_it(
+def test_critical_xids_follow_the_variables_of_nvidias_plugin(
     disable: str, enable: str, condemned: set[int], spared: set[int]
 ) -> None:
     rules = XidRules.from_environment(

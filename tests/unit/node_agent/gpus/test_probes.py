@@ -1,4 +1,4 @@
-"""Looks at GPUs that hang, fail, change places, or never answer."""
+"""Probes of GPUs that hang, fail, change their index, or never respond."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ def gpu(uuid: DeviceUuid, index: int = 0) -> Gpu:
     return Gpu(uuid=uuid, index=index, model="Tesla T4", memory_mib=15360)
 
 
-async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> None:
+async def test_a_hanging_gpu_does_not_delay_others_and_is_not_probed_twice() -> None:
     asked: list[int] = []
     hang, hangs = threading.Event(), False
 
@@ -61,7 +61,7 @@ async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
     assert took_s < 6
 
 
-async def test_a_gpu_that_has_never_answered_is_told_of_once(
+async def test_a_gpu_that_never_responded_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def ask(number: int) -> Gpu:
@@ -83,7 +83,7 @@ async def test_a_gpu_that_has_never_answered_is_told_of_once(
     assert not looking.unreadable
 
 
-async def test_a_question_that_breaks_off_is_answered_and_put_again(
+async def test_a_call_that_crashes_raises_and_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     printed = threading.Event()

@@ -1,4 +1,4 @@
-"""MIG: how layouts are put on devices, and which instance a position is."""
+"""MIG layouts: their plans, and the instance at a position."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whose process it is, from cgroups of all kinds of nodes."""
+"""Origins of processes, from cgroups of all kinds of nodes."""
 
 import os
 import time
@@ -61,7 +61,7 @@ def test_what_a_pod_makes_below_itself_does_not_make_it_another() -> None:
     assert parse_cgroup(f"0::/kubepods/pod{UID}/{ID}/pod{other}/{'a' * 64}") == (UID, ID)
 
 
-def test_hierarchies_that_disagree_name_nobody() -> None:
+def test_hierarchies_that_disagree_yield_no_pod() -> None:
     other = "ffffffff-7f0c-4d55-9f5b-2f2f0f9d7a11"
 
     text = f"2:memory:/kubepods/pod{UID}/{ID}\n1:cpu:/kubepods/pod{other}/{ID}"
@@ -94,7 +94,7 @@ def test_a_process_is_looked_up_and_one_that_ended_is_none(tmp_path: Path) -> No
     assert read_origin(8, tmp_path) is None
 
 
-def test_who_has_a_pid_that_was_anothers_when_it_was_named_is_nobody() -> None:
+def test_a_reused_pid_has_no_origin() -> None:
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     began_s = parse_start_time_s(Path("/proc/self/stat").read_text())
 

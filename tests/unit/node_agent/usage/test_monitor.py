@@ -1,4 +1,4 @@
-"""The monitor over real files and a made-up driver, scraped over HTTP."""
+"""The usage monitor over real files and a fake driver, scraped over HTTP."""
 
 import asyncio
 import os
@@ -122,7 +122,7 @@ async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(wo
                     assert 0 <= one.value <= 1
 
 
-async def test_altered_limits_are_told_once_and_set_again_in_place(world: World) -> None:
+async def test_altered_limits_are_reported_once_and_restored_in_place(world: World) -> None:
     tenant = computing(world)
     await world.monitor.scan()
     world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
@@ -174,7 +174,7 @@ async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: Worl
             await world.monitor.violations()
 
 
-async def test_nobody_is_accused_for_a_pid_that_was_anothers_when_the_driver_named_it(
+async def test_a_reused_pid_causes_no_violation(
     world: World,
 ) -> None:
     tenant = world.give(lease_of(UID))
@@ -221,7 +221,7 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
     assert Path("/etc/passwd").stat().st_size > 100
 
 
-async def test_limits_that_cannot_be_put_back_are_said_so_once(
+async def test_limits_that_cannot_be_restored_are_logged_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant = computing(world)
@@ -235,7 +235,7 @@ async def test_limits_that_cannot_be_put_back_are_said_so_once(
     assert sum("altered limits could not be restored" in one for one in messages) == 1
 
 
-async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> None:
+async def test_an_ongoing_violation_is_reported_again_after_five_minutes(world: World) -> None:
     tenant = computing(world)
     world.runs(tenant, 71, inner=8)
     told = []
@@ -265,7 +265,7 @@ async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
     assert "HostGPUMemoryUsage" not in found
 
 
-async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(world: World) -> None:
+async def test_no_process_is_reported_as_unleased_before_leases_are_known(world: World) -> None:
     tenant = computing(world)
     world.record.told.clear()
     world.record.lost = True
@@ -282,7 +282,7 @@ async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(worl
     ]
 
 
-async def test_a_scrape_asks_nobody(world: World) -> None:
+async def test_a_scrape_causes_no_requests(world: World) -> None:
     computing(world)
     await world.monitor.scan()
     asked = world.kubelet.asked

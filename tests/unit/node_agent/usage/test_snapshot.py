@@ -1,4 +1,4 @@
-"""What containers use against what they lease, and who breaks the rules."""
+"""Usage of containers against their leases, and violations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -118,7 +118,7 @@ def test_hami_core_36_the_larger_witness_counts() -> None:
     assert use.shares[0].measured_bytes == 900 * MIB
 
 
-def test_a_driver_that_does_not_say_is_no_witness() -> None:
+def test_a_value_that_the_driver_does_not_report_does_not_count() -> None:
     held = region(pids={7: (900 * MIB,)})
 
     for samples in ([sample(using(70, None))], []):
@@ -198,7 +198,7 @@ def test_a_leased_container_on_a_device_it_does_not_lease_is_without_a_lease_the
     assert seen.violations[0].device == GPUS[1]
 
 
-def test_nobody_is_without_a_lease_while_not_all_leases_are_known() -> None:
+def test_no_process_is_unleased_while_leases_are_incomplete() -> None:
     seen = look([], None, [sample(using(90))], {90: of("u9")}, complete=False)
 
     assert not seen.violations
@@ -212,7 +212,7 @@ def test_a_process_of_the_node_itself_counts_and_is_no_pods_violation() -> None:
     assert seen.unleased == {GPUS[0]: 1}
 
 
-def test_a_process_that_ended_meanwhile_is_nobodys() -> None:
+def test_a_process_that_has_ended_is_skipped() -> None:
     seen = look([tenant()], region(), [sample(using(70))], {})
 
     assert not seen.violations

@@ -1,4 +1,4 @@
-"""NVML, as a driver would answer, and without one."""
+"""GPUs through NVML, with a fake driver and without one."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -124,7 +124,7 @@ def install_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("function", sorted(set(OF_A_GPU) - NEEDED - {"MigMode"}))
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
-async def test_what_a_driver_does_not_tell_of_a_gpu_is_no_fault(
+async def test_an_unsupported_value_is_not_a_fault(
     function: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def untold(*_: Any) -> None:
@@ -139,7 +139,7 @@ async def test_what_a_driver_does_not_tell_of_a_gpu_is_no_fault(
 
 
 @pytest.mark.parametrize("function", OF_A_GPU)
-async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
+async def test_a_hanging_call_of_one_gpu_does_not_delay_the_others(
     function: str, monkeypatch: pytest.MonkeyPatch, released: threading.Event
 ) -> None:
     install_all(monkeypatch)
@@ -154,7 +154,7 @@ async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
         assert next(gpu for gpu in found if gpu.uuid == "GPU-0").fault is None
 
 
-async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_driver_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -164,7 +164,7 @@ async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPat
         await NvmlGpus().discover()
 
 
-async def test_a_driver_that_hangs_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_driver_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)

@@ -1,4 +1,4 @@
-"""NVML's MIG calls, with a stand-in for the driver's own functions below pynvml."""
+"""NVML's MIG calls, with a fake of the driver's own functions below pynvml."""
 
 import asyncio
 import contextlib
@@ -262,7 +262,7 @@ async def test_an_instance_without_a_compute_instance_has_no_uuid(driver: Driver
     assert (one.profile, one.start, one.compute_ids, one.uuid) == ("3g.40gb", 0, (), "")
 
 
-async def test_what_nvml_refuses_is_said_in_its_words(driver: Driver) -> None:
+async def test_errors_carry_nvmls_message(driver: Driver) -> None:
     gpus = NvmlGpus()
     await gpus.create_instance(GPU, 9, 0)
 
@@ -272,7 +272,7 @@ async def test_what_nvml_refuses_is_said_in_its_words(driver: Driver) -> None:
         await gpus.create_instance(GPU, 9, 3)
 
 
-async def test_a_call_that_hangs_is_given_up_on_and_no_second_one_is_put_beside_it(
+async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
     driver: Driver,
 ) -> None:
     driver.hangs = True

@@ -1,4 +1,4 @@
-"""Who uses the GPUs, as a driver would answer."""
+"""GPU processes through NVML, with a fake driver."""
 
 import threading
 import time
@@ -75,7 +75,7 @@ async def test_what_a_driver_does_not_support_is_left_out(driver: pytest.MonkeyP
     assert [one.pid for one in sample.processes] == [7, 8]
 
 
-async def test_a_lost_device_is_left_out_and_without_a_driver_nothing_is_said(
+async def test_a_lost_device_is_left_out_and_a_missing_driver_raises(
     driver: pytest.MonkeyPatch,
 ) -> None:
     driver.setattr(pynvml, "nvmlDeviceGetUUID", unsupported)
@@ -87,7 +87,7 @@ async def test_a_lost_device_is_left_out_and_without_a_driver_nothing_is_said(
     assert lost == ()
 
 
-async def test_a_device_that_hangs_hides_the_processes_of_no_other(
+async def test_a_hanging_device_does_not_hide_the_processes_of_others(
     driver: pytest.MonkeyPatch,
 ) -> None:
     released = threading.Event()
@@ -108,7 +108,7 @@ async def test_a_device_that_hangs_hides_the_processes_of_no_other(
     assert [[sample.device for sample in found] for found in seen] == [["GPU-1"]] * 2
 
 
-async def test_a_driver_that_hangs_at_every_device_is_said_to(driver: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_hangs_at_every_device_is_reported(driver: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     driver.setattr(pynvml, "nvmlDeviceGetName", lambda _: released.wait(60))
 

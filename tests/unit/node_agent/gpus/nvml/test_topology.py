@@ -1,4 +1,4 @@
-"""How GPUs lie to each other, as NVML and sysfs would say."""
+"""PCI locations and links of GPUs, from simulated NVML and sysfs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ def test_each_nvlink_counts_direct_or_through_switches(monkeypatch: pytest.Monke
     assert switched.scores() == [{"GPU-1": 1210}, {"GPU-0": 1210}]
 
 
-def test_a_lost_card_takes_the_links_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_does_not_affect_links_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [Card(f"0000:0{n}:00.0", lost=n == 1) for n in range(3)]
     machine = Machine(cards, {(0, 1): 10, (0, 2): 20, (1, 2): 10})
     machine.install(monkeypatch)
@@ -129,7 +129,7 @@ def test_a_lost_card_takes_the_links_of_no_other(monkeypatch: pytest.MonkeyPatch
     assert machine.scores() == [{"GPU-2": 40}, {"GPU-0": 40}]
 
 
-def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pci_location_comes_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "devices" / "pci0000:3a" / "0000:3a:00.0" / "0000:3b:00.0"
     place.mkdir(parents=True)
     (place / "numa_node").write_text("1\n")
@@ -144,7 +144,7 @@ def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.M
     assert (unknown.address, unknown.root_complex, unknown.numa) == ("0000:5e:00.0", "", None)
 
 
-async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pci_location_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine([Card("0000:3b:00.0"), Card("0000:3c:00.0")], {(0, 1): 10})
     machine.install(monkeypatch)
     answers: dict[str, Any] = {
@@ -167,7 +167,7 @@ async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert dict(second.links) == {"GPU-0": 50}
 
 
-def test_a_card_that_says_nothing_lies_nowhere() -> None:
+def test_a_device_without_a_pci_location_has_none() -> None:
     gpu = Gpu(uuid=DeviceUuid("GPU-0"), index=0, model="T4", memory_mib=1)
     [device] = devices_of([gpu], SharingConfig())
 

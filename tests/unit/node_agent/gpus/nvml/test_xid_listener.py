@@ -1,4 +1,4 @@
-"""XID events, as a driver would tell them."""
+"""XID events, with a fake driver."""
 
 import threading
 import time
@@ -74,7 +74,7 @@ def event(kind: int, data: int) -> Any:
     return SimpleNamespace(eventType=kind, eventData=data)
 
 
-def test_a_gpus_events_are_heard_until_the_driver_fails(driver: Driver) -> None:
+def test_xid_events_are_received_until_the_driver_fails(driver: Driver) -> None:
     driver.events[A] = [
         event(XID, 79),
         event(pynvml.nvmlEventTypePState, 2),
@@ -98,7 +98,7 @@ def test_a_gpu_without_events_is_not_listened_to(driver: Driver) -> None:
     assert (driver.freed, driver.inits) == (1, 0)
 
 
-def test_a_gpu_that_hangs_makes_no_other_deaf(driver: Driver) -> None:
+def test_a_hanging_gpu_does_not_block_events_of_others(driver: Driver) -> None:
     events = XidListener()
     driver.events[A] = [event(XID, 48)]
 

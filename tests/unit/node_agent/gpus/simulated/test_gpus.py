@@ -49,7 +49,7 @@ class OnASlowMachine(SimulatedGpus):
         return super()._read_gpu(index)
 
 
-async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(
+async def test_a_slow_machine_is_not_mistaken_for_a_hanging_simulated_gpu(
     tmp_path: Path,
 ) -> None:
     node, faults = NodeName("node-0"), tmp_path / "faults.json"
