@@ -10,6 +10,11 @@ import msgspec
 
 from services.cli.doctor import node_checks as judge
 from services.cli.doctor.findings import Finding, SkipError
+from services.cli.doctor.node_files import (
+    read_allocations,
+    read_cdi_kind,
+    read_kubelet_devices,
+)
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.gpu_access import open_gpus, usage_source_of
@@ -53,22 +58,6 @@ class _AllocatableStatus(msgspec.Struct, frozen=True):
 class _NodeResources(msgspec.Struct, frozen=True):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _AllocatableStatus = msgspec.field(default_factory=_AllocatableStatus)
-
-
-class _KubeletEntry(msgspec.Struct, frozen=True):
-    pod: str = msgspec.field(name="PodUID")
-    resource: str = msgspec.field(name="ResourceName")
-
-
-class _KubeletData(msgspec.Struct, frozen=True):
-    entries: list[_KubeletEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
-    registered: dict[str, list[str] | None] | None = msgspec.field(
-        name="RegisteredDevices", default=None
-    )
-
-
-class _KubeletCheckpoint(msgspec.Struct, frozen=True):
-    data: _KubeletData = msgspec.field(name="Data")
 
 
 class NodeProbes:
@@ -159,11 +148,13 @@ class NodeProbes:
             for path in self.plugins.glob("*.sock")
             if not path.name.startswith(SOCKET_PREFIX) and path.name != "kubelet.sock"
         )
-        return judge.other_plugins(self._registered(), self.shown.served, other_sockets)
+        return judge.other_plugins(
+            read_kubelet_devices(self.plugins).registered, self.shown.served, other_sockets
+        )
 
     async def registration(self) -> Finding:
         """Read whether the kubelet has our devices."""
-        return judge.registration(self._registered(), self.shown.served)
+        return judge.registration(read_kubelet_devices(self.plugins).registered, self.shown.served)
 
     async def node_resources(self) -> Finding:
         """Compare the node's status with its devices."""
@@ -214,11 +205,11 @@ class NodeProbes:
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""
-        return judge.checkpoint(await self._allocations(), self.leases)
+        return judge.checkpoint(self._allocations(), self.leases)
 
     async def pod_resources(self) -> Finding:
         """Compare the kubelet's PodResources with the agent's checkpoint."""
-        allocations, served = await self._allocations(), self.shown.served.keys()
+        allocations, served = self._allocations(), self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
         async with KubeletPodResources(socket) as client:
             holdings = (await client.list_holdings()).holdings
@@ -233,10 +224,10 @@ class NodeProbes:
         """Compare the kubelet's checkpoint with the agent's."""
         served = self.shown.served.keys()
         pods: dict[str, frozenset[str]] = {}
-        for entry in self._kubelet_data().entries or ():
-            if entry.resource in served:
-                pods[entry.resource] = pods.get(entry.resource, frozenset()) | {entry.pod}
-        return judge.kubelet_checkpoint(pods, await self._allocations())
+        for resource, pod in read_kubelet_devices(self.plugins).allocated:
+            if resource in served:
+                pods[resource] = pods.get(resource, frozenset()) | {pod}
+        return judge.kubelet_checkpoint(pods, self._allocations())
 
     async def processes(self) -> Finding:
         """Find the pods of the processes on devices."""
@@ -277,7 +268,7 @@ class NodeProbes:
         for folder in ("etc/cdi", "var/run/cdi"):
             for path in sorted((self.host / folder).glob("*")):
                 if path.suffix in {".json", ".yaml", ".yml"}:
-                    kind = _cdi_kind(path)
+                    kind = read_cdi_kind(path)
                     if kind:
                         kinds.setdefault(kind, []).append(str(path))
                     else:
@@ -319,40 +310,5 @@ class NodeProbes:
             self._gpus = asyncio.create_task(self._hardware.discover())
         return await self._gpus
 
-    async def _allocations(self) -> tuple[Allocation, ...]:
-        """Read the agent's checkpoint; an unreadable one stays where it is."""
-        path = self.settings.state_dir / "checkpoint.json"
-        if not self.settings.state_dir.is_dir():
-            raise SkipError(f"{path.parent} is missing: no agent has run here")
-        if not path.is_file():
-            return ()
-        try:
-            content = json.loads(path.read_text())
-            entries = [entry["allocation"] for entry in content["entries"]]
-            return msgspec.convert(entries, tuple[Allocation, ...])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
-
-    def _registered(self) -> dict[str, frozenset[str]]:
-        registered = self._kubelet_data().registered or {}
-        return {name: frozenset(ids or ()) for name, ids in registered.items()}
-
-    def _kubelet_data(self) -> _KubeletData:
-        path = self.plugins / "kubelet_internal_checkpoint"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
-        except FileNotFoundError as error:
-            raise SkipError(f"{path} is missing: the kubelet has no plugin yet") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
-
-
-def _cdi_kind(path: Path) -> str:
-    """Return the kind of a CDI specification; empty: the file is not one."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, ValueError):
-        return ""
-    return str(document.get("kind", "")) if isinstance(document, dict) else ""
+    def _allocations(self) -> tuple[Allocation, ...]:
+        return read_allocations(self.settings.state_dir)
