@@ -68,7 +68,7 @@ def test_every_probe_has_its_row() -> None:
         probes |= set(re.findall(r'"(\w+)": ', block))
 
     assert len(probes) >= 7
-    assert not missing(probes, first_cells(section("`/readyz` of a service says")))
+    assert not missing(probes, first_cells(section("A service is not ready")))
 
 
 def test_every_invariant_of_the_audit_has_its_row() -> None:
