@@ -46,7 +46,7 @@ class ReviewedToken:
     extra: Mapping[str, Sequence[str]]
 
 
-class UnauthorizedError(RequestError):
+class AuthorizationRefusedError(RequestError):
     """The connection is refused; the message goes to our log and the server's."""
 
 
@@ -71,16 +71,16 @@ def user_of_token(
     services: Sequence[ServiceEntry],
     roles: Mapping[str, tuple[Role, ...]],
 ) -> NatsUser:
-    """Return the user that a token authorizes. Raises UnauthorizedError with the reason if none."""
+    """Return the user that a token authorizes. Raises AuthorizationRefusedError if none."""
     prefix, _, account = reviewed.user.rpartition(":")
     if reviewed.user == f"system:serviceaccount:{namespace}:{OPERATOR.name}":
         return operator_user()
     listed = next((service for service in services if service.name == account), None)
     if prefix != f"system:serviceaccount:{namespace}" or listed is None:
-        raise UnauthorizedError(f"{reviewed.user} is not a service account of Leasehold")
+        raise AuthorizationRefusedError(f"{reviewed.user} is not a service account of Leasehold")
     nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
     if listed.per_node and len(nodes) != 1:
-        raise UnauthorizedError(
+        raise AuthorizationRefusedError(
             f"the token of {reviewed.user} does not name its node: it must be of a projected "
             "volume and Kubernetes 1.30 or newer, or bound to a Node (leasehold node-keys) and "
             "Kubernetes 1.31 or newer"

@@ -32,7 +32,7 @@ class StoredData:
     data: Mapping[str, bytes]
 
 
-class ObjectStore:
+class DataObjectStore:
     """The Secrets and ConfigMaps of one namespace."""
 
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
@@ -80,7 +80,7 @@ class ObjectStore:
 class RootSecretStore:
     """The root Secret, and the objects derived from it."""
 
-    def __init__(self, objects: ObjectStore, name: str) -> None:
+    def __init__(self, objects: DataObjectStore, name: str) -> None:
         self.objects = objects
         self.name = name
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from services.auth import auth_callout, root_secret
-from services.auth.auth_callout import ReviewedToken, UnauthorizedError
+from services.auth.auth_callout import AuthorizationRefusedError, ReviewedToken
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.root_secret import AUTH, ManagedObject
@@ -81,7 +81,7 @@ class AuthMetrics(Protocol):
 
 
 TokenReviewer = Callable[[str], Awaitable[ReviewedToken]]
-"""Reviews a token. Raises UnauthorizedError if it is not valid, UnavailableError if unknown."""
+"""Reviews a token. Raises AuthorizationRefusedError if it is not valid."""
 
 
 class AuthService:
@@ -115,7 +115,7 @@ class AuthService:
         self._issuer: TokenIssuer | None = None
         self._redis_users: Sequence[Sequence[str]] = ()
         self._reloaded_certificate = b""
-        self._reviews: dict[bytes, tuple[float, NatsUser | UnauthorizedError]] = {}
+        self._reviews: dict[bytes, tuple[float, NatsUser | AuthorizationRefusedError]] = {}
 
     def unready_reason(self) -> str | None:
         """Return why no client can be authorized, or None."""
@@ -196,7 +196,7 @@ class AuthService:
             raise ConflictError("the secrets were not read yet")
         try:
             user = await self._user_of_token(parsed.token)
-        except UnauthorizedError as error:
+        except AuthorizationRefusedError as error:
             self.metrics.count("refused")
             logger.debug("NATS refuses %s: %s", parsed.name or "an unnamed client", error)
             return auth_callout.encode_refusal(issuer, parsed, str(error), now_s=now_s).encode()
@@ -208,25 +208,25 @@ class AuthService:
     async def _user_of_token(self, token: str) -> NatsUser:
         """Review a token, or reuse its last review if that is recent."""
         if not token:
-            raise UnauthorizedError("the connection has no token")
+            raise AuthorizationRefusedError("the connection has no token")
         digest, now = hashlib.sha256(token.encode()).digest(), self.clock.now()
         until, review = self._reviews.get(digest, (0.0, None))
         if review is None or until <= now:
             if len(self._reviews) >= MAX_CACHED_TOKENS:
                 self._reviews.clear()
             review = await self._review(token)
-            refused = isinstance(review, UnauthorizedError)
+            refused = isinstance(review, AuthorizationRefusedError)
             reuse_s = self.timing.refused_s if refused else self.timing.authorized_s
             self._reviews[digest] = (now + reuse_s, review)
-        if isinstance(review, UnauthorizedError):
-            raise UnauthorizedError(str(review))
+        if isinstance(review, AuthorizationRefusedError):
+            raise AuthorizationRefusedError(str(review))
         return review
 
-    async def _review(self, token: str) -> NatsUser | UnauthorizedError:
+    async def _review(self, token: str) -> NatsUser | AuthorizationRefusedError:
         try:
             reviewed = await self.review(token)
             return auth_callout.user_of_token(reviewed, self.namespace, SERVICES, self.roles)
-        except UnauthorizedError as error:
+        except AuthorizationRefusedError as error:
             logger.warning("NATS refuses a token: %s", error)
             return error
 

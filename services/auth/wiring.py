@@ -1,10 +1,10 @@
 """Builds the auth service from real clients and serves it."""
 
-from services.auth.auth_callout import ReviewedToken, UnauthorizedError
+from services.auth.auth_callout import AuthorizationRefusedError, ReviewedToken
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics, export_expiration
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
-from services.auth.object_store import ObjectStore, RootSecretStore
+from services.auth.object_store import DataObjectStore, RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, TokenReviewer
 from services.auth.settings import AuthSettings
@@ -26,7 +26,9 @@ def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
     async def review(token: str) -> ReviewedToken:
         status = await review_token(client, token, [audience])
         if not status.authenticated or audience not in status.audiences:
-            raise UnauthorizedError(f"the API server does not know its token: {status.error}")
+            raise AuthorizationRefusedError(
+                f"the API server does not know its token: {status.error}"
+            )
         return ReviewedToken(user=status.user.username, extra=status.user.extra)
 
     return review
@@ -42,7 +44,7 @@ async def serve_auth(settings: AuthSettings) -> None:
     servers = ManagedServers(settings)
     async with KubernetesClient(load_credentials(settings.kubeconfig)) as client:
         auth = AuthService(
-            RootSecretStore(ObjectStore(client, namespace), name),
+            RootSecretStore(DataObjectStore(client, namespace), name),
             servers,
             token_reviewer(client, settings.audience),
             SystemClock(),

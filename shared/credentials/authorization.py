@@ -192,7 +192,7 @@ class KubernetesAuthenticator:
 class KubernetesViewer:
     """A viewer that the API server authenticated."""
 
-    door: KubernetesAuthenticator
+    authenticator: KubernetesAuthenticator
     user: TokenUser
 
     @property
@@ -202,14 +202,16 @@ class KubernetesViewer:
 
     async def may_grant(self, namespace: Namespace) -> bool:
         """Review at the API server."""
-        return await self.door.may_grant(self.user, namespace)
+        return await self.authenticator.may_grant(self.user, namespace)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Review for all namespaces at once, then for each."""
-        if await self.door.may_get_pods(self.user, ""):
+        if await self.authenticator.may_get_pods(self.user, ""):
             return None
         names = sorted(name for name in set(namespaces) if name)
-        rights = await asyncio.gather(*(self.door.may_get_pods(self.user, name) for name in names))
+        rights = await asyncio.gather(
+            *(self.authenticator.may_get_pods(self.user, name) for name in names)
+        )
         return frozenset(name for name, right in zip(names, rights, strict=True) if right)
 
 

@@ -74,9 +74,9 @@ class Stack:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(part), signal.SIGKILL)
 
-    def secret(self, door: str, user: str) -> Path:
+    def secret(self, server: str, user: str) -> Path:
         """Return the file with a user's secret at `nats` or `redis`."""
-        return self.root / "credentials" / door / user
+        return self.root / "credentials" / server / user
 
     def login(self, user: str = "admin") -> dict[str, str]:
         """Return how to be a user of Redis; the administrator may everything."""

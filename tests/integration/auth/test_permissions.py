@@ -1,4 +1,4 @@
-"""What is shut and what is open on a real nats-server and a real valkey-server with users."""
+"""Which operations a real nats-server and a real valkey-server with users permit and deny."""
 
 import asyncio
 import subprocess
@@ -122,7 +122,7 @@ def _covers(pattern: list[str], subject: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
-async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
+async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
     nats_url: str, written: CredentialFiles, user: NatsUser
 ) -> None:
     everything = [
@@ -140,10 +140,10 @@ async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
         *("leasehold.>", "_INBOX.>", ">", "leasehold.work.>"),
     ]
 
-    async with raw(nats_url, written, user.name) as door:
-        found = {name: await door.is_refused(name, publish=True) for name in everything}
+    async with raw(nats_url, written, user.name) as connection:
+        found = {name: await connection.is_refused(name, publish=True) for name in everything}
         heard = {
-            each: await door.is_refused(subject, publish=False, queue=queue)
+            each: await connection.is_refused(subject, publish=False, queue=queue)
             for each in {*foreign, *user.subscribe}
             for subject, _, queue in (each.partition(" "),)
         }
@@ -175,7 +175,7 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
     assert "guessed" not in str(refused.value)
 
 
-async def test_work_questions_and_answers_pass_between_users(
+async def test_work_requests_and_replies_pass_between_users(
     nats_url: str, written: CredentialFiles
 ) -> None:
     async with (

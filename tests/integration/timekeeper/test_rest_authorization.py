@@ -52,7 +52,7 @@ def server() -> Iterator[ValkeyServer]:
 
 @asynccontextmanager
 async def served(
-    server: ValkeyServer, door: Authenticator, tls: ssl.SSLContext | None = None
+    server: ValkeyServer, authenticator: Authenticator, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
     """Serve two namespaces that have used GPUs."""
     async with account_ledger(server.url, budget(10, OWN), budget(20, OTHER)) as found:
@@ -61,7 +61,7 @@ async def served(
             keeper,
             found.store,
             found.config,
-            door,
+            authenticator,
             metrics=TimekeeperMetrics(),
             client=None,
             old_reports="answer",
@@ -90,8 +90,8 @@ async def test_the_api_server_says_who_sees_which_budget_and_who_grants(
     reviews = Reviews()
     seen: dict[str, Any] = {}
     async with (
-        reviewed(reviews, FakeClock()) as door,
-        served(server, door) as url,
+        reviewed(reviews, FakeClock()) as authenticator,
+        served(server, authenticator) as url,
         aiohttp.ClientSession(url) as http,
     ):
 

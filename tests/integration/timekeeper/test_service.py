@@ -1,4 +1,4 @@
-"""The timekeeper's doors: HTTP, GPUBudget objects, Events, NATS, and its own process."""
+"""The timekeeper's interfaces: HTTP, GPUBudget objects, Events, NATS, and its own process."""
 
 import asyncio
 import json

@@ -12,7 +12,7 @@ import nats
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
-from services.auth.object_store import ObjectStore, RootSecretStore
+from services.auth.object_store import DataObjectStore, RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
@@ -66,7 +66,7 @@ class AuthWorld:
     def new_replica(self) -> AuthService:
         """Return another replica."""
         return AuthService(
-            RootSecretStore(ObjectStore(self.kube, NAMESPACE), "auth"),
+            RootSecretStore(DataObjectStore(self.kube, NAMESPACE), "auth"),
             self.servers,
             token_reviewer(self.kube, AUDIENCE),
             SystemClock(),

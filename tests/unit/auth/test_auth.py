@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from services.auth import root_secret
 from services.auth.auth_callout import (
     NODE_NAME_KEY,
+    AuthorizationRefusedError,
     AuthorizationRequest,
     ReviewedToken,
-    UnauthorizedError,
     encode_grant,
     parse_request,
     user_of_token,
@@ -166,7 +166,7 @@ def test_a_request_that_no_nats_server_has_sent_is_refused(text: str) -> None:
     ],
 )
 def test_only_accounts_of_services_in_our_own_namespace_are_authorized(user: str) -> None:
-    with pytest.raises(UnauthorizedError):
+    with pytest.raises(AuthorizationRefusedError):
         user_of_token(ReviewedToken(user=user, extra={}), "leasehold-system", SERVICES, roles())
 
 
@@ -174,7 +174,7 @@ def test_only_accounts_of_services_in_our_own_namespace_are_authorized(user: str
 def test_an_agent_whose_token_does_not_name_one_node_is_not_authorized(nodes: list[str]) -> None:
     user = "system:serviceaccount:leasehold-system:node-agent"
 
-    with pytest.raises(UnauthorizedError, match="does not name its node"):
+    with pytest.raises(AuthorizationRefusedError, match="does not name its node"):
         user_of_token(
             ReviewedToken(user=user, extra={NODE_NAME_KEY: nodes}),
             "leasehold-system",
