@@ -15,7 +15,7 @@ from shared.model.quantity import parse_count
 T = TypeVar("T")
 
 
-class _ListedMetadata(msgspec.Struct):
+class _KubeletPodMetadata(msgspec.Struct):
     uid: str
     name: str
     namespace: str
@@ -29,21 +29,21 @@ class _EnvFromSource(msgspec.Struct):
     prefix: str = ""
 
 
-class _ListedResources(msgspec.Struct):
+class _KubeletResources(msgspec.Struct):
     limits: dict[str, str | int] | None = None
 
 
-class _ListedContainer(msgspec.Struct, rename="camel"):
+class _KubeletContainerSpec(msgspec.Struct, rename="camel"):
     name: str
-    resources: _ListedResources | None = None
+    resources: _KubeletResources | None = None
     env: list[_EnvVariable] | None = None
     env_from: list[_EnvFromSource] | None = None
     restart_policy: str = ""
 
 
-class _ListedSpec(msgspec.Struct, rename="camel"):
-    containers: list[_ListedContainer]
-    init_containers: list[_ListedContainer] | None = None
+class _KubeletPodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_KubeletContainerSpec]
+    init_containers: list[_KubeletContainerSpec] | None = None
 
 
 class _CreatedContainer(msgspec.Struct):
@@ -51,25 +51,25 @@ class _CreatedContainer(msgspec.Struct):
     container_id: str = msgspec.field(name="containerID", default="")
 
 
-class _ListedStatus(msgspec.Struct, rename="camel"):
+class _KubeletPodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     container_statuses: list[_CreatedContainer] | None = None
     init_container_statuses: list[_CreatedContainer] | None = None
     ephemeral_container_statuses: list[_CreatedContainer] | None = None
 
 
-class _ListedPod(msgspec.Struct):
-    metadata: _ListedMetadata
-    spec: _ListedSpec
-    status: _ListedStatus = msgspec.field(default_factory=_ListedStatus)
+class _KubeletPodEntry(msgspec.Struct):
+    metadata: _KubeletPodMetadata
+    spec: _KubeletPodSpec
+    status: _KubeletPodStatus = msgspec.field(default_factory=_KubeletPodStatus)
 
 
 class _KubeletPodList(msgspec.Struct):
-    items: list[_ListedPod] | None = None
+    items: list[_KubeletPodEntry] | None = None
 
 
 class _RunningPod(msgspec.Struct):
-    metadata: _ListedMetadata
+    metadata: _KubeletPodMetadata
 
 
 class _RunningPodList(msgspec.Struct):
@@ -117,7 +117,7 @@ class KubeletPods:
         return frozenset(PodUid(pod.metadata.uid) for pod in listed.items or ())
 
 
-def _pod(pod: _ListedPod) -> KubeletPod:
+def _pod(pod: _KubeletPodEntry) -> KubeletPod:
     init = [_container(one, init=one.restart_policy != "Always") for one in _init(pod)]
     return KubeletPod(
         uid=PodUid(pod.metadata.uid),
@@ -131,7 +131,7 @@ def _pod(pod: _ListedPod) -> KubeletPod:
     )
 
 
-def _created(pod: _ListedPod) -> list[_CreatedContainer]:
+def _created(pod: _KubeletPodEntry) -> list[_CreatedContainer]:
     """Return the containers that the runtime has created, with ids like `containerd://0123...`."""
     status = pod.status
     lists = (
@@ -142,11 +142,11 @@ def _created(pod: _ListedPod) -> list[_CreatedContainer]:
     return [created for listed in lists for created in listed or () if created.container_id]
 
 
-def _init(pod: _ListedPod) -> list[_ListedContainer]:
+def _init(pod: _KubeletPodEntry) -> list[_KubeletContainerSpec]:
     return pod.spec.init_containers or []
 
 
-def _container(container: _ListedContainer, *, init: bool) -> KubeletContainer:
+def _container(container: _KubeletContainerSpec, *, init: bool) -> KubeletContainer:
     limits = (container.resources.limits if container.resources else None) or {}
     return KubeletContainer(
         name=container.name,
