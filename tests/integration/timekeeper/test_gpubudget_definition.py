@@ -49,7 +49,7 @@ async def test_what_could_not_be_read_is_refused(
     assert said in told["message"]
 
 
-async def test_a_whole_bucket_is_taken(api: ApiUnderTest) -> None:
+async def test_a_complete_bucket_is_accepted(api: ApiUnderTest) -> None:
     whole = {"limitGPUMinutes": 60, "policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}
     async with api.client() as client, client.post(PATH, json=manifest(whole)) as answer:
         assert answer.status == 201, await answer.text()

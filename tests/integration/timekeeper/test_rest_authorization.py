@@ -84,7 +84,7 @@ def bearer(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer token-of-{name}"}
 
 
-async def test_the_api_server_says_who_sees_which_budget_and_who_grants(
+async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
     server: ValkeyServer,
 ) -> None:
     reviews = Reviews()
@@ -201,7 +201,7 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
     assert base64.b64decode(secret["data"]["tls.crt"]) == one.certificate
 
 
-async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer) -> None:
+async def test_the_address_for_sidecars_serves_reports_only(server: ValkeyServer) -> None:
     async with account_ledger(server.url, budget(10, OWN)) as found:
         keeper = found.timekeeper()
         pages = BudgetApi(
@@ -238,9 +238,7 @@ async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer
         ({"authority": "map"}, "needs --secret"),
     ],
 )
-def test_settings_that_would_let_anybody_in_or_contradict_each_other_are_refused(
-    settings: dict[str, Any], why: str
-) -> None:
+def test_open_or_contradictory_settings_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestError, match=why):
         TimekeeperSettings(**settings).check()
 

@@ -132,9 +132,7 @@ def pod(**containers: str) -> dict[str, Any]:
     "query",
     ["cursor=1-2-3", "cursor=1-99999999999999999999", "cursor=-", f"from={'9' * 30}", "from=soon"],
 )
-async def test_a_place_in_the_ledger_that_there_cannot_be_is_refused(
-    opened: AccountLedger, query: str
-) -> None:
+async def test_an_invalid_ledger_cursor_is_refused(opened: AccountLedger, query: str) -> None:
     async with served(opened, opened.timekeeper()) as http:
         told = await answer(await http.get(f"/v1/budgets/team-a/ledger?{query}"), 400)
         early = await answer(await http.get("/v1/budgets/team-a/ledger?from=0002-01-01T00:00:00Z"))
@@ -231,7 +229,7 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
         assert await answer(gone) == {"terminate": True}
 
 
-async def test_old_reports_can_be_told_that_they_are_gone(opened: AccountLedger) -> None:
+async def test_old_reports_can_be_answered_with_410_gone(opened: AccountLedger) -> None:
     async with served(opened, opened.timekeeper(), old_reports="gone") as http:
         said = await answer(await http.post("/budget/team-a/report", json={}), 410)
 
@@ -250,7 +248,7 @@ async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_o
     assert sum(entry.units for entry in await opened.charges()) == units(1)
 
 
-async def test_tokens_say_who_may_read_and_who_may_grant(
+async def test_tokens_decide_which_caller_reads_and_grants(
     opened: AccountLedger, tmp_path: Path
 ) -> None:
     keeper = opened.timekeeper()
@@ -369,7 +367,7 @@ async def until(wanted: Any, limit_s: float = 20) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_changes_are_told_on_the_bus_by_the_running_service(opened: AccountLedger) -> None:
+async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountLedger) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
         inbox = await bus.subscribe([BudgetChanged], durable="test")
         keeper = opened.timekeeper()

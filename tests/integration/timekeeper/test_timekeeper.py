@@ -170,7 +170,7 @@ async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: AccountLedger
     assert "name-of-goes" in {entry.pod for entry in await opened.charges(DEFAULT)}
 
 
-async def test_gpusharing_19_a_namespace_made_anew_finds_its_use_as_it_was(
+async def test_gpusharing_19_a_recreated_namespace_keeps_its_usage(
     opened: AccountLedger,
 ) -> None:
     await opened.journal("held", T0, lease("p"))
@@ -254,7 +254,7 @@ async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_neve
     assert sum(row.units for row in rows) == sum(row.units for row in everything)
 
 
-async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(
+async def test_a_change_of_state_is_published_once_by_the_replica_that_wrote_it(
     opened: AccountLedger,
 ) -> None:
     opened.config.given[TEAM] = budget(10)
@@ -324,7 +324,7 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(
         ({"type": PolicyType.NONE}, None),
     ],
 )
-async def test_windows_that_nobody_looks_back_to_go(
+async def test_windows_before_the_retention_are_deleted(
     opened: AccountLedger, policy: dict[str, Any], looks_back_h: int | None
 ) -> None:
     opened.config.given[TEAM] = budget(100, **policy)

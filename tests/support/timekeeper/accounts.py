@@ -1,4 +1,4 @@
-"""Accounts, tenures and a timekeeper whose time a test decides, over a real valkey-server."""
+"""Accounts, charged leases and a timekeeper with the test's time, on a real valkey-server."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,13 +57,13 @@ def budget(limit: float | None = 10, namespace: str = TEAM, **fields: Any) -> Bu
 def charged_lease(
     since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any
 ) -> ChargedLease:
-    """Half a GPU, held since an instant and not charged yet."""
+    """Half a GPU since an instant, not charged yet."""
     known: dict[str, Any] = {"charged_ms": since_ms, "pod": PodUid(id_), "name": id_}
     return ChargedLease(id=id_, weight=weight, since_ms=since_ms, **(known | fields))
 
 
 def account(*tenures: ChargedLease, **fields: Any) -> Account:
-    """An account that nobody has written yet."""
+    """An account that is not written yet."""
     return Account(namespace=TEAM, leases=tenures, **fields)
 
 
@@ -151,7 +151,7 @@ class FixedBudgets(ConfiguredBudgets):
 
 
 class RecordingBus:
-    """A bus that keeps what is published."""
+    """A bus that records what is published."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -162,7 +162,7 @@ class RecordingBus:
 
 @dataclass
 class AccountLedger:
-    """A ledger of leases, budgets beside it, and what the test configures."""
+    """A ledger of leases, the accounts, and the test's configuration."""
 
     url: str
     leases: RedisLeases
@@ -175,7 +175,7 @@ class AccountLedger:
         return self.leases._connection.prefix
 
     def timekeeper(self, *, charge_every_s: float = 900, **crash: Any) -> Timekeeper:
-        """A replica of its own, which knows nothing yet."""
+        """A new replica with empty caches."""
         return Timekeeper(
             store=Timeline(self.store, self.now_ms, **crash),
             ledger=self.leases,

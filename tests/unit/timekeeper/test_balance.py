@@ -213,7 +213,7 @@ def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() ->
         assert spent.state.state == state
 
 
-def test_gpusharing_25_nothing_flaps_when_the_burn_equals_the_refill() -> None:
+def test_gpusharing_25_nothing_flaps_when_the_rate_equals_the_refill() -> None:
     wanted = budget(60, type=PolicyType.BUCKET, refill_units_per_hour=units(30))
     now, found = account(charged_lease()), []
     now = stepped(now, wanted, T0)
@@ -270,12 +270,12 @@ def test_what_follows_from_exhaustion(action: str, new_pods: str, evict_after: i
     assert consequence(wanted, BudgetState.WARNING).lease_class is LeaseClass.GUARANTEED
 
 
-def test_a_heavy_user_can_come_back_although_its_burn_is_large() -> None:
+def test_a_heavy_user_can_get_back_in_budget_although_its_rate_is_large() -> None:
     assert hysteresis_units(budget(10), 64_000) == units(5)
     assert hysteresis_units(budget(1000), 500) == units(50)
 
 
-def test_projection_divides_what_is_left_by_the_burn() -> None:
+def test_projection_divides_what_remains_by_the_rate() -> None:
     wanted = budget(10)
     now = stepped(account(charged_lease()), wanted, T0 + 4 * MINUTE_MS)
 
@@ -283,7 +283,7 @@ def test_projection_divides_what_is_left_by_the_burn() -> None:
 
 
 @pytest.mark.parametrize("kind", [PolicyType.NONE, PolicyType.SLIDING, PolicyType.BUCKET])
-def test_a_limit_that_will_never_be_reached_is_told_like_any_other(kind: PolicyType) -> None:
+def test_a_limit_that_is_never_reached_is_published_like_any_other(kind: PolicyType) -> None:
     refill: dict[str, Any] = {"refill_units_per_hour": 1} if kind is PolicyType.BUCKET else {}
     wanted = budget(10**12, type=kind, **refill)
     now = stepped(account(charged_lease(weight=1)), wanted, T0 + MINUTE_MS)
@@ -310,7 +310,7 @@ def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:
     assert used == [units(30)] * 3 + [0, 0]
 
 
-def test_held_time_is_written_rarely_and_counted_always() -> None:
+def test_running_leases_are_charged_rarely_and_counted_always() -> None:
     wanted = budget(100)
     now = stepped(account(charged_lease()), wanted, T0)
 

@@ -70,7 +70,7 @@ def test_every_field_is_read() -> None:
     )
 
 
-def test_what_is_not_said_is_as_usual() -> None:
+def test_omitted_fields_have_their_defaults() -> None:
     assert parse_budget(item()) == Budget(namespace=Namespace("team-a"))
     bucket = parse_budget(
         item(limitGPUMinutes=60, policy={"type": "bucket", "refillGPUMinutesPerHour": 10})
@@ -99,7 +99,7 @@ def test_what_is_not_said_is_as_usual() -> None:
         ({"share": True}, "spec.share"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(spec: dict[str, Any], named: str) -> None:
+def test_an_invalid_field_is_refused_with_its_path(spec: dict[str, Any], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         parse_budget(item(**spec))
 
@@ -127,9 +127,7 @@ def test_a_file_gives_budgets_to_namespaces_and_to_everybody_else(tmp_path: Path
         (WHOLE.replace("v1alpha1", "v9"), "v9"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_its_name(
-    tmp_path: Path, text: str, named: str
-) -> None:
+def test_an_invalid_file_is_refused_with_its_name(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "budgets.yaml"
     path.write_text(text)
 
