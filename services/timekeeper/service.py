@@ -44,9 +44,8 @@ from shared.runtime.service import loops, publishes
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-JOURNAL_PAGE = 200
+JOURNAL_PAGE, WHOLE_JOURNAL = 200, 200_000
 """Journal entries that are read at once."""
-WHOLE_JOURNAL = 200_000
 
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -343,8 +342,9 @@ class Timekeeper:
                 )
 
     def _weigh(self, lease: Lease) -> LeaseWeight:
-        budget = self.configuration.budget_of(lease.namespace)
-        return weigh(lease, self.devices, budget, self.factors)
+        return weigh(
+            lease, self.devices, self.configuration.budget_of(lease.namespace), self.factors
+        )
 
     async def _load(self, now_ms: int) -> None:
         """Load every account whose revision has changed."""
