@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -26,6 +26,7 @@ from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.waiting import until
 
 
 class RealClock(FakeClock):
@@ -86,12 +87,6 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-
-
-async def until(wanted: Callable[[], Awaitable[object]], limit_s: float = 40) -> None:
-    async with asyncio.timeout(limit_s):
-        while not await wanted():
-            await asyncio.sleep(0.05)
 
 
 async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeyServer) -> None:

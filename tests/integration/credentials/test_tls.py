@@ -20,6 +20,7 @@ from shared.nats.connection import connected
 from tests.support.servers.nats import free_port, nats_binary
 from tests.support.servers.tls import Cover, Made
 from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.waiting import until
 
 
 class CoveredNats:
@@ -187,13 +188,6 @@ async def test_a_server_that_hangs_is_not_waited_for_at_the_end(
 
     async with asyncio.timeout(15):  # asyncio's own patience is 30 s
         await client.close()
-
-
-async def until(wanted: object) -> None:
-    assert callable(wanted)
-    async with asyncio.timeout(20):
-        while not wanted():
-            await asyncio.sleep(0.02)
 
 
 async def test_files_that_are_none_are_named(tmp_path: Path, ours: Made) -> None:

@@ -19,6 +19,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.service import answers, handles, loops
 from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import NatsServer, nats_server
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -61,12 +62,6 @@ class Ending:
     @answers
     async def ended(self, event: TerminationRequest) -> TerminationReply:
         return TerminationReply(terminated=event.pod == "gone")
-
-
-async def until(condition: object, limit_s: float = 30.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 async def running(name: str, service: object, bus: Bus) -> asyncio.Task[None]:

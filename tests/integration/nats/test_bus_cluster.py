@@ -16,8 +16,9 @@ import pytest
 from shared.model.errors import UnavailableError
 from shared.nats.bus import Bus
 from shared.nats.subjects import STREAM
-from tests.integration.nats.test_bus import Recorder, queued, running, until
+from tests.integration.nats.test_bus import Recorder, queued, running
 from tests.support.servers.nats import free_port, nats_binary
+from tests.support.waiting import until
 
 SERVERS = 3
 

@@ -13,7 +13,8 @@ from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, Site, lease_of, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 
 async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused() -> None:
@@ -50,7 +51,7 @@ def _part(n: int) -> Share:
 
 async def served_one_more(at: Site, burst: asyncio.Task[None]) -> None:
     before = len(at.activated)
-    await eventually(lambda: len(at.activated) > before or burst.done(), within_s=60)
+    await until(lambda: len(at.activated) > before or burst.done(), limit_s=60)
 
 
 async def _burst(at: Site, binder: Binder) -> None:
@@ -66,7 +67,7 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
         uid = at.node.create(obj)["metadata"]["uid"]
         lease = at.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
         leaving = asyncio.create_task(agent.drain())
-        await eventually(lambda: at.reported and at.reported[-1].served == ())
+        await until(lambda: at.reported and at.reported[-1].served == ())
         told = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(lease,)))
         await asyncio.sleep(0.7)
         assert not leaving.done(), "a pod with a bound lease has not come yet"
@@ -109,10 +110,10 @@ async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() 
         asked = BindRequest(node=NodeName(NODE), leases=(lease,))
         before = await agent.admit_binds(asked)
         await at.node.kubelet._stop()
-        await eventually(lambda: agent.plugins.unready_reason() is not None)
+        await until(lambda: agent.plugins.unready_reason() is not None)
         without = await agent.admit_binds(asked)
         await at.node.kubelet._start()
-        await eventually(lambda: agent.plugins.unready_reason() is None)
+        await until(lambda: agent.plugins.unready_reason() is None)
         after = await agent.admit_binds(asked)
 
     assert before.deferred_pods == after.deferred_pods == ()

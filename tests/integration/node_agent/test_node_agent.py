@@ -10,7 +10,8 @@ from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import MEMORY, NUMBER, handler_of, share, site
-from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.waiting import until
 
 REPEATS = int(os.environ.get("LEASEHOLD_TEST_REPEATS", "2"))
 
@@ -22,7 +23,7 @@ async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
         env = at.env("one")
         held = await at.node.allocated_devices()
         mounts = at.node.container("one").mounts
-        told = await eventually(lambda: at.activated)
+        told = await until(lambda: at.activated)
 
     assert env["NVIDIA_VISIBLE_DEVICES"] == uuid_of(NodeName(NODE), 1)
     assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
@@ -39,7 +40,7 @@ async def test_a_pod_without_a_lease_is_refused_at_once_and_told_why() -> None:
         await at.node.phase("stray", "Failed")
         took_s = asyncio.get_running_loop().time() - began
         text = at.message("stray")
-        refused = await eventually(lambda: at.refused)
+        refused = await until(lambda: at.refused)
 
     assert NUMBER in text
     assert "node-0" in text
@@ -81,8 +82,8 @@ async def test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name() -
         at.bind(pod("one", containers=[own]), share(0, 2000))
         await at.node.phase("one", "Failed")
         text = at.message("one")
-        refused = await eventually(lambda: at.refused)
-        await eventually(lambda: at.annotation("one", "volcano.sh/bind-phase") == "failed")
+        refused = await until(lambda: at.refused)
+        await until(lambda: at.annotation("one", "volcano.sh/bind-phase") == "failed")
 
     assert "container main of pod default/one sets LD_PRELOAD" in text
     assert "LD_PRELOAD" in refused[0].reason
@@ -97,7 +98,7 @@ async def test_37_annotations_follow_each_container_that_was_answered() -> None:
             share(1, 2000, container="b", slot=0),
         )
         await at.node.phase("one", "Running")
-        await eventually(lambda: at.annotation("one", "volcano.sh/bind-phase") == "success")
+        await until(lambda: at.annotation("one", "volcano.sh/bind-phase") == "success")
 
         assert at.annotation("one", "volcano.sh/vgpu-time") == str(2**64 - 1)
         assert "GPU" not in at.annotation("one", "volcano.sh/devices-to-allocate")
@@ -111,9 +112,9 @@ async def test_03_a_gpushare_pod_gets_its_three_variables_and_its_mark() -> None
         at.bind(pod("one", limits={MEMORY: 1024}), lease, dialect="volcano-gpushare")
         await at.node.phase("one", "Running")
         env = at.env("one")
-        await eventually(lambda: at.annotation("one", "volcano.sh/gpu-assigned") == "true")
+        await until(lambda: at.annotation("one", "volcano.sh/gpu-assigned") == "true")
         held = await at.node.allocated_devices()
-        told = await eventually(lambda: at.activated)
+        told = await until(lambda: at.activated)
 
     assert env["NVIDIA_VISIBLE_DEVICES"] == "1"
     assert env["VOLCANO_GPU_ALLOCATED"] == "1024"
@@ -134,7 +135,7 @@ async def test_an_init_containers_devices_are_handed_on_to_the_pods_container() 
             dialect="volcano-gpushare",
         )
         await at.node.phase("one", "Running")
-        told = await eventually(lambda: len(at.activated) == 2 and at.activated)
+        told = await until(lambda: len(at.activated) == 2 and at.activated)
 
     assert [event.allocation.container for event in told] == ["first", "main"]
     assert told[0].allocation.device_ids == told[1].allocation.device_ids

@@ -25,7 +25,8 @@ from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus
 from tests.support.node_agent.agent import NUMBER, Ledger, Site, lease_of, share, site
 from tests.support.servers.nats import NatsServer, nats_server
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 TRACE = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
@@ -88,7 +89,7 @@ async def process_of(at: Site, nats: NatsServer) -> AsyncIterator[asyncio.subpro
     assert process.stderr is not None
     log = asyncio.create_task(process.stderr.read())
     try:
-        await eventually(lambda: run_file.exists() or process.returncode is not None, within_s=30)
+        await until(lambda: run_file.exists() or process.returncode is not None, limit_s=30)
         assert process.returncode is None, (await log).decode()
         await at.node.allocatable(NUMBER, 20)
         yield process
@@ -117,16 +118,16 @@ def spans_of(directory: Path) -> list[dict[str, Any]]:
 async def test_an_agent_hears_leases_and_says_what_it_did_with_them() -> None:
     async with nats_server() as nats, site() as at, binder_of(at, nats) as binder:
         async with process_of(at, nats) as process:
-            report = (await eventually(lambda: binder.of(DeviceReported)))[0]
+            report = (await until(lambda: binder.of(DeviceReported)))[0]
             lease = at.bind(pod("one", limits={NUMBER: 1}), share(1, 3000), trace=TRACE)
             await binder.bus.publish([LeaseChanged(lease=lease)])
             await at.node.phase("one", "Running")
-            told = (await eventually(lambda: binder.of(ShareActivated)))[0]
+            told = (await until(lambda: binder.of(ShareActivated)))[0]
             at.node.create(pod("stray", limits={NUMBER: 1}))
-            refused = (await eventually(lambda: binder.of(ShareRefused)))[0]
+            refused = (await until(lambda: binder.of(ShareRefused)))[0]
             await binder.bus.publish([ResyncRequested(reason="a test asks")])
-            reports = await eventually(
-                lambda: [r for r in binder.of(DeviceReported) if r.allocations], within_s=5
+            reports = await until(
+                lambda: [r for r in binder.of(DeviceReported) if r.allocations], limit_s=5
             )
             ended = [
                 await binder.bus.request(
@@ -169,9 +170,9 @@ async def test_killed_between_lease_and_allocate_it_goes_on_where_it_was() -> No
             at.bind(pod("three", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
             await at.node.phase("three", "Running")
             await binder.bus.publish([ResyncRequested(reason="a test asks")])
-            reports = await eventually(
+            reports = await until(
                 lambda: [r for r in binder.of(DeviceReported) if len(r.allocations) == 2],
-                within_s=5,
+                limit_s=5,
             )
 
         assert {told.name for told in reports[0].allocations} == {"one", "three"}
@@ -186,7 +187,7 @@ async def test_leases_already_told_are_honoured_while_nats_is_away() -> None:
         binder_of(at, nats) as binder,
         process_of(at, nats),
     ):
-        await eventually(lambda: at.ledger.questions)
+        await until(lambda: at.ledger.questions)
         obj = pod("one", limits={NUMBER: 1}, node=None)
         created = at.node.create(obj)["metadata"]
         lease = at.ledger.grant(lease_of(created["uid"], share(0, 1500), name="one"))
@@ -198,7 +199,7 @@ async def test_leases_already_told_are_honoured_while_nats_is_away() -> None:
 
         assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1500m"
         await nats.start()
-        await eventually(lambda: binder.of(ShareActivated), within_s=15)
+        await until(lambda: binder.of(ShareActivated), limit_s=15)
 
 
 async def bind(at: Site, name: str) -> None:

@@ -14,7 +14,8 @@ from shared.nats.bus import Bus
 from simcluster.kubelet.containers.container_state import ContainerPhase
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.servers.nats import NatsServer
-from tests.support.simcluster.kubelet import FAST, NODE, eventually, pod
+from tests.support.simcluster.kubelet import FAST, NODE, pod
+from tests.support.waiting import until
 
 REAL = replace(FAST, admits_after_s=0.8)
 """So long after its socket was there a real kubelet, 1.36.2, admitted the first of its pods."""
@@ -67,7 +68,7 @@ async def all_run(at: Site) -> None:
         return state is not None and state.containers["main"].phase == ContainerPhase.RUNNING
 
     for number in range(PODS):
-        await eventually(partial(running, f"p{number}"))
+        await until(partial(running, f"p{number}"))
 
 
 class Notified(asyncio.DatagramProtocol):
@@ -108,7 +109,7 @@ async def test_an_agent_that_cannot_reach_nats_says_that_it_started_and_serves_t
             Notified, str(at.root / "n"), family=1
         )
         async with process_of(at, nats.url, at.root / "n"):
-            await eventually(lambda: told[1].heard, within_s=30)
+            await until(lambda: told[1].heard, limit_s=30)
             await at.node.kubelet.reboot()
             await all_run(at)
             assert not (at.root / "run.json").exists()
@@ -116,7 +117,7 @@ async def test_an_agent_that_cannot_reach_nats_says_that_it_started_and_serves_t
             await nats.start()
             try:
                 await _reports(nats.url)
-                run = await eventually((at.root / "run.json").exists, within_s=20)
+                run = await until((at.root / "run.json").exists, limit_s=20)
             finally:
                 nats.forget()
                 nats.store.rmdir()

@@ -11,7 +11,8 @@ from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import NUMBER, Site, handler_of, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 
 async def test_40_a_restarted_agent_leaves_running_pods_alone_and_honours_pending_leases() -> None:
@@ -37,7 +38,7 @@ async def test_40_a_restarted_kubelet_is_registered_with_within_a_second() -> No
         await at.node.phase("one", "Running")
         await at.node.kubelet.restart()
         began = asyncio.get_running_loop().time()
-        await eventually(lambda: at.node.amount(NUMBER) == "20", within_s=3)
+        await until(lambda: at.node.amount(NUMBER) == "20", limit_s=3)
         took_s = asyncio.get_running_loop().time() - began
         at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
         await at.node.phase("two", "Running")
@@ -54,7 +55,7 @@ async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases()
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").write_text("{")
         async with at.running() as agent:
-            await eventually(lambda: agent.checkpoint.allocations)
+            await until(lambda: agent.checkpoint.allocations)
 
             assert agent.checkpoint.allocations[0].name == "one"
             assert (at.root / "agent" / "checkpoint.damaged").exists()
@@ -68,7 +69,7 @@ async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_
         ids = list((await at.node.allocated_devices())["one", "main"])
         shutil.rmtree(at.root / "agent")
         async with at.running() as agent:
-            await eventually(lambda: agent.checkpoint.allocations)
+            await until(lambda: agent.checkpoint.allocations)
 
             await handler_of(agent).pre_start_container(NUMBER, ids)
 
@@ -101,13 +102,13 @@ async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended() -> Non
         running = await agent.report_terminated(asked)
         assert running.terminated_pods == (never,)
         at.node.store.delete("pods", "default", "one", grace_s=0)
-        await eventually(lambda: not at.node.exists("one"))
+        await until(lambda: not at.node.exists("one"))
         await asyncio.sleep(0.2)
         kept = len(agent.checkpoint.allocations)
         directory = at.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
         await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
-        await eventually(lambda: not agent.checkpoint.allocations and not directory.exists())
+        await until(lambda: not agent.checkpoint.allocations and not directory.exists())
         gone = await agent.report_terminated(asked)
 
     assert (running.terminated, gone.terminated) == (False, True)
@@ -140,11 +141,11 @@ async def test_a_kubelet_that_restarts_inside_allocate_costs_that_pod_and_no_oth
     async with site() as at, at.running() as agent:
         at.ledger.silent = True
         at.bind(pod("unlucky", limits={NUMBER: 1}), share(0, 1000), told=False)
-        await eventually(lambda: any(question.pods for question in at.ledger.questions))
+        await until(lambda: any(question.pods for question in at.ledger.questions))
         await at.node.kubelet.restart()
         at.ledger.silent = False
         await at.node.phase("unlucky", "Failed")
-        await eventually(lambda: agent.plugins.unready_reason() is None)
+        await until(lambda: agent.plugins.unready_reason() is None)
         await at.node.allocatable(NUMBER, 20)
         at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
         await at.node.phase("two", "Running")
@@ -164,6 +165,6 @@ async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live
             kept = agent.checkpoint.pods
             del at.ledger.leases[lease.pod]
             at.ledger.silent = False
-            await eventually(lambda: not agent.checkpoint.pods)
+            await until(lambda: not agent.checkpoint.pods)
 
     assert kept == {lease.pod}

@@ -43,6 +43,7 @@ from tests.support.timekeeper.accounts import (
     lease,
     units,
 )
+from tests.support.waiting import until
 
 DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"
 ADMIN = {"Authorization": "Bearer of-admins"}
@@ -359,12 +360,6 @@ def manifest(**spec: Any) -> dict[str, Any]:
         "metadata": {"name": str(TEAM)},
         "spec": spec,
     }
-
-
-async def until(wanted: Any, limit_s: float = 20) -> None:
-    async with asyncio.timeout(limit_s):
-        while not wanted():
-            await asyncio.sleep(0.02)
 
 
 async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountLedger) -> None:

@@ -437,10 +437,3 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-
-async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -28,7 +28,8 @@ from shared.runtime.telemetry import Tracing
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
-from tests.support.simcluster.kubelet import FAST, NODE, Node, eventually, one_kubelet
+from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet
+from tests.support.waiting import until
 
 NUMBER = "volcano.sh/vgpu-number"
 MEMORY = "volcano.sh/gpu-memory"
@@ -131,7 +132,7 @@ class Site:
             ]
             try:
                 if registered:
-                    await eventually(
+                    await until(
                         lambda: agent.plugins.unready_reason() is None and agent.state.devices
                     )
                     for resource, count in agent.state.shown.healthy_counts.items():

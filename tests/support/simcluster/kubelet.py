@@ -33,17 +33,10 @@ from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
+from tests.support.waiting import until
 
 WITHIN_S = 30.0
 NODE = "node-0"
-
-
-async def eventually(holds: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
-    """Wait until `holds` returns something true, and return that."""
-    async with asyncio.timeout(within_s):
-        while not (found := holds()):
-            await asyncio.sleep(0.01)
-        return found
 
 
 def pod(
@@ -104,14 +97,14 @@ class Node:
         return found
 
     async def allocatable(self, resource: str, count: int) -> None:
-        await eventually(lambda: self.amount(resource) == str(count))
+        await until(lambda: self.amount(resource) == str(count))
 
     async def phase(self, name: str, phase: str) -> Json:
         def reached() -> Json | None:
             found = self.pod(name)
             return found if found["status"].get("phase") == phase else None
 
-        found: Json = await eventually(reached)
+        found: Json = await until(reached)
         return found
 
     def container(self, name: str, container: str = "main") -> ContainerState:

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from services.cli.state_dir import StateDir, load_state, supervisor_pid
 from services.cli.up.down import leftovers
+from tests.support.waiting import until_blocking
 
 ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -30,14 +30,6 @@ def leasehold(*argv: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         env=ENVIRONMENT,
     )
-
-
-def until(condition: Callable[[], Any], limit_s: float = 30.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +71,7 @@ def test_headless_returns_when_every_component_is_ready(running: StateDir) -> No
 
 
 def test_the_devices_are_listed_and_the_audit_is_clean(running: StateDir) -> None:
-    nodes = until(lambda: show(running, "gpus")["nodes"])
+    nodes = until_blocking(lambda: show(running, "gpus")["nodes"])
 
     assert [device["model"] for device in nodes[0]["devices"]] == ["Tesla T4"] * 2
     assert show(running, "audit")["clean"]
@@ -105,9 +97,9 @@ def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
         assert now is not None
         return all(component.ready and component.restarts for component in now.components)
 
-    until(all_back, 60.0)
+    until_blocking(all_back, 60.0)
 
-    assert until(lambda: show(running, "gpus")["nodes"])
+    assert until_blocking(lambda: show(running, "gpus")["nodes"])
     assert show(running, "audit")["clean"]
 
 
@@ -119,7 +111,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_and_another_up_takes_over_the_s
 
     os.kill(pid, signal.SIGKILL)
 
-    until(lambda: not leftovers(running))
+    until_blocking(lambda: not leftovers(running))
     down = leasehold("ps", "--state", str(running.root))
     assert down.returncode == 3
     assert "nothing runs in" in down.stderr
@@ -150,7 +142,7 @@ def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
         env=ENVIRONMENT,
     )
     assert up.stdout is not None
-    until(lambda: up.stdout and up.stdout.readline().startswith("ready in"), 60.0)
+    until_blocking(lambda: up.stdout and up.stdout.readline().startswith("ready in"), 60.0)
 
     up.send_signal(signal.SIGINT)
     said, _ = up.communicate(timeout=30)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from services.cli.up.restart_policy import RestartPolicy
 from services.cli.up.supervisor import Supervisor
 from shared.model.errors import RequestError
 from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[4]
 QUICK = RestartPolicy(first_pause_s=0.01, max_pause_s=0.05)
@@ -86,12 +87,6 @@ async def running(
         watched.stop.set()
         async with asyncio.timeout(20):
             await task
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

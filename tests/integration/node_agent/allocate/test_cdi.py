@@ -10,7 +10,8 @@ from simcluster.kubelet.devices.checkpoint import load_checkpoint
 from tests.integration.node_agent.mig.test_mig import part
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.node_agent.cdi import cdi_devices
-from tests.support.simcluster.kubelet import eventually, pod
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
 
 
 def answer(at: Site, lease: Lease) -> api_pb2.ContainerAllocateResponse:
@@ -78,7 +79,7 @@ async def test_when_cdi_is_given_up_the_file_stays_for_those_who_have_devices_by
             await agent.watcher.look()
             kept = specified(at)
             at.node.store.delete("pods", "default", "one", grace_s=0)
-            await eventually(lambda: not at.node.exists("one"))
+            await until(lambda: not at.node.exists("one"))
             await agent.checkpoint.forget([lease.pod])
             await agent.watcher.look()
             gone = not (at.root / "agent/cdi" / FILE).exists()

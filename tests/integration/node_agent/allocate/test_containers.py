@@ -1,7 +1,8 @@
 """Init containers, sidecars and restarts: which devices a container gets, and when it may start."""
 
 from tests.support.node_agent.agent import NUMBER, handler_of, share, site
-from tests.support.simcluster.kubelet import container, eventually, pod
+from tests.support.simcluster.kubelet import container, pod
+from tests.support.waiting import until
 
 GPU = "nvidia.com/gpu"
 CRASHING = {"sim.leasehold.dev/run-for": "1500ms", "sim.leasehold.dev/exit-code": "3"}
@@ -21,7 +22,7 @@ async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_containe
             dialect="nvidia",
         )
         await at.node.phase("one", "Running")
-        told = await eventually(lambda: len(at.activated) == 2 and at.activated)
+        told = await until(lambda: len(at.activated) == 2 and at.activated)
 
         assert limit(at.env("one", "first")) == "500m"
         assert limit(at.env("one")) == "3000m"
@@ -65,10 +66,10 @@ async def test_a_container_that_restarts_while_the_agent_is_away_starts_when_it_
             await at.node.phase("one", "Running")
         state = at.node.container("one")
         first = state.started_at
-        await eventually(lambda: "has been stopped" in state.message)
+        await until(lambda: "has been stopped" in state.message)
         assert state.started_at == first
         async with at.running():
-            await eventually(lambda: at.node.container("one").started_at > first)
+            await until(lambda: at.node.container("one").started_at > first)
 
             assert limit(at.env("one")) == "1000m"
             assert not at.refused

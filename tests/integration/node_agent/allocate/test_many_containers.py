@@ -5,7 +5,8 @@ import shutil
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import NUMBER, share, site
-from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.waiting import until
 
 
 async def test_each_of_twenty_containers_of_one_pod_gets_its_own_limits() -> None:
@@ -40,10 +41,10 @@ async def test_a_directory_where_the_kubelets_socket_was_is_waited_out() -> None
         aside = socket.with_name("aside.sock")
         socket.rename(aside)
         socket.mkdir()
-        await eventually(lambda: agent.plugins.unready_reason() is not None)
+        await until(lambda: agent.plugins.unready_reason() is not None)
         shutil.rmtree(socket)
         aside.rename(socket)
-        await eventually(lambda: agent.plugins.unready_reason() is None, within_s=30)
+        await until(lambda: agent.plugins.unready_reason() is None, limit_s=30)
         await at.node.allocatable(NUMBER, 20)
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")

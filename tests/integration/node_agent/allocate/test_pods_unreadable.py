@@ -12,7 +12,8 @@ from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, Site, share, site
-from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.waiting import until
 
 WHY = "the kubelet's list of pods cannot be read"
 
@@ -38,7 +39,7 @@ async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() 
         take_rights(at)
         async with at.running():
             binder = Binder(at)
-            await eventually(lambda: at.reported and at.reported[-1].pods_unreadable)
+            await until(lambda: at.reported and at.reported[-1].pods_unreadable)
             async with asyncio.TaskGroup() as group:
                 for n in range(8):
                     part = share(n % 4, 1000 + n, slot=n // 4, fence=n // 4 + 1)
@@ -59,7 +60,7 @@ async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() 
     async with site() as at:
         take_rights(at)
         async with at.running() as agent:
-            await eventually(lambda: agent.pods.unreadable_reason and agent.leases.synced)
+            await until(lambda: agent.pods.unreadable_reason and agent.leases.synced)
             one, other = reserve(at, 0, share(0, 1000)), reserve(at, 1, *two, limits={NUMBER: 2})
             told = agent.window.admit_binds(
                 [one, other], None, unreadable_reason="it cannot be read"
@@ -148,12 +149,12 @@ async def test_when_the_right_is_granted_the_list_is_read_again() -> None:
         site(timing=AgentTiming(cleanup_s=0.1, pod_list_retry_s=0.1)) as at,
         at.running() as agent,
     ):
-        await eventually(lambda: at.reported and not at.reported[-1].pods_unreadable)
+        await until(lambda: at.reported and not at.reported[-1].pods_unreadable)
         take_rights(at)
-        await eventually(lambda: at.reported[-1].pods_unreadable)
+        await until(lambda: at.reported[-1].pods_unreadable)
         blind = agent.pods.unreadable_reason
         take_rights(at, "nodes/pods")
-        await eventually(lambda: not at.reported[-1].pods_unreadable)
+        await until(lambda: not at.reported[-1].pods_unreadable)
 
     assert "Forbidden" in blind
     assert "grant the agent's account" in blind
@@ -162,7 +163,7 @@ async def test_when_the_right_is_granted_the_list_is_read_again() -> None:
 async def test_a_kubelet_that_only_restarts_is_no_reason_to_go_by_signature() -> None:
     async with site() as at, at.running() as agent:
         await at.node.kubelet.restart()
-        await eventually(lambda: agent.plugins.unready_reason() is None)
+        await until(lambda: agent.plugins.unready_reason() is None)
         await agent.pods.list_pods()
 
         assert not agent.pods.unreadable_reason

@@ -14,7 +14,8 @@ from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import NUMBER, Site, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 QUICK = AgentTiming(simulated_look_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
 
@@ -38,8 +39,8 @@ def device(at: Site, index: int) -> Device:
 
 
 async def until_sick(at: Site, index: int, word: str = "") -> Device:
-    await eventually(lambda: at.reported and word in device(at, index).fault.split(":")[0])
-    await eventually(lambda: not device(at, index).healthy)
+    await until(lambda: at.reported and word in device(at, index).fault.split(":")[0])
+    await until(lambda: not device(at, index).healthy)
     return device(at, index)
 
 
@@ -87,7 +88,7 @@ async def test_application_xids_take_no_device_from_the_kubelet() -> None:
     async with site(timing=QUICK) as at, at.running() as agent:
         fault(at, gpu0="xid-31", gpu1="xid-13")
         looks = watched(agent.health_monitor)
-        await eventually(lambda: len(looks) > 5)
+        await until(lambda: len(looks) > 5)
         allocatable = at.node.amount(NUMBER)
 
     assert allocatable == "20"
@@ -148,7 +149,7 @@ async def test_a_gpu_that_is_not_what_it_was_is_cordoned_and_returns(
         sick = await until_sick(at, 1, "cordoned")
         if not after:
             fault(at)
-        await eventually(lambda: device(at, 1).healthy)
+        await until(lambda: device(at, 1).healthy)
         healed = device(at, 1)
 
     assert word in sick.fault

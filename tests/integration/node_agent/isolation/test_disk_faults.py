@@ -14,7 +14,8 @@ from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, reserve
 from tests.support.node_agent.agent import NUMBER, lease_of, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 OFTEN = AgentTiming(cleanup_s=0.1)
 
@@ -22,10 +23,10 @@ OFTEN = AgentTiming(cleanup_s=0.1)
 async def test_while_the_disk_is_full_pods_wait_and_none_is_refused() -> None:
     async with site(timing=OFTEN) as at, at.running() as agent:
         agent.files.min_free_bytes = 1 << 62
-        await eventually(lambda: agent.files.unwritable_reason)
+        await until(lambda: agent.files.unwritable_reason)
         binder = Binder(at)
         going = asyncio.create_task(binder.bind(reserve(at, 1, share(0, 1001))))
-        await eventually(lambda: any("is full" in reason for reason in binder.waits))
+        await until(lambda: any("is full" in reason for reason in binder.waits))
         agent.files.min_free_bytes = 0
         await going
         await at.node.phase("p1", "Running")
@@ -65,10 +66,10 @@ async def test_a_state_directory_that_vanishes_is_told_and_made_again() -> None:
         state = at.root / "agent"
         state.rename(at.root / "away")
         state.write_text("in the way")
-        await eventually(lambda: "nothing can be written below" in agent.files.unwritable_reason)
+        await until(lambda: "nothing can be written below" in agent.files.unwritable_reason)
         state.unlink()
         (at.root / "away").rename(state)
-        await eventually(lambda: not agent.files.unwritable_reason)
+        await until(lambda: not agent.files.unwritable_reason)
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
 

@@ -9,7 +9,8 @@ from services.node_agent.agent_timing import AgentTiming
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
 from tests.support.node_agent.agent import NUMBER, Site, share, site
-from tests.support.simcluster.kubelet import eventually, pod
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
 
 
 def build(path: Path, number: int) -> None:
@@ -51,7 +52,7 @@ async def test_item_41_containers_keep_the_library_that_they_began_with(tmp_path
             at.node.store.delete("pods", "default", "old", grace_s=0)
             at.ledger.leases = {lease.pod: lease}
             await at.tell(structs.replace(old, state=LeaseState.RELEASED, version=old.version + 1))
-            await eventually(lambda: not first.exists(), 20)
+            await until(lambda: not first.exists(), 20)
 
     assert isolates
     assert same
@@ -70,5 +71,5 @@ async def test_a_source_that_is_no_library_isolates_nothing_and_no_container_sta
 
         assert "libvgpu.so does not exist" in at.message("one")
         assert not agent.state.software.isolation_available
-        (report, *_) = await eventually(lambda: at.reported)
+        (report, *_) = await until(lambda: at.reported)
         assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

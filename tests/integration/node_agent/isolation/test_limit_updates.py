@@ -23,7 +23,8 @@ from shared.model.ledger import LedgerNode
 from shared.model.node import NodeFacts
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.node_agent.regions import path_of, process
-from tests.support.simcluster.kubelet import eventually, pod
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
 
 MIB = 1 << 20
 MEMORY = "volcano.sh/vgpu-memory"
@@ -89,7 +90,7 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
         use(place, 3_000)
         before = path_of(place).read_bytes()
         await at.tell(at.ledger.grant(sized(lease, 6_000, 30)))
-        await eventually(lambda: limit_mib(place) == 6_000)
+        await until(lambda: limit_mib(place) == 6_000)
         after = path_of(place).read_bytes()
         started = at.node.container("one").started_at
 
@@ -148,12 +149,12 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
 async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
     async with site() as at, at.running() as agent:
         lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-        await eventually(lambda: at.node.kubelet.state_of("default", "one"))
-        place = await eventually(lambda: at.env("one") and region_of(at, lease))
+        await until(lambda: at.node.kubelet.state_of("default", "one"))
+        place = await until(lambda: at.env("one") and region_of(at, lease))
         larger = at.ledger.grant(sized(lease, 2_000))
         assert (await ask(agent, larger)).applied
         first = at.node.container("one").started_at
-        await eventually(lambda: at.node.container("one").started_at > first)
+        await until(lambda: at.node.container("one").started_at > first)
 
         assert limit_mib(place) == 2_000
         assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m", "the kubelet keeps its word"
@@ -168,7 +169,7 @@ async def test_an_agent_that_was_away_learns_of_a_resize_when_it_is_back() -> No
             place = region_of(at, lease)
         at.ledger.grant(sized(lease, 6_000))
         async with at.running() as agent:
-            await eventually(lambda: limit_mib(place) == 6_000)
+            await until(lambda: limit_mib(place) == 6_000)
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
         async with at.running() as agent:
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
@@ -197,7 +198,7 @@ async def test_what_is_allocated_while_a_limit_is_lowered_raises_it_again() -> N
     async with site(timing=AgentTiming(limit_settle_s=1.0)) as at, running(at) as (agent, lease):
         place = region_of(at, lease)
         asking = asyncio.create_task(ask(agent, sized(lease, 1_000, later=0), "turn"))
-        await eventually(lambda: limit_mib(place) == 1_000)
+        await until(lambda: limit_mib(place) == 1_000)
         use(place, 3_500)  # it had asked before
         image = bytearray(path_of(place).read_bytes())
         image[V1_2.memory_limits : V1_2.memory_limits + 8] = (1_000 * MIB).to_bytes(8, "little")
@@ -231,12 +232,12 @@ async def test_a_lowered_limit_stays_until_the_ledger_says_that_the_lease_did_no
         at.ledger.silent = True
         before = len(at.ledger.questions)
         await ask(agent, sized(lease, 1_000, later=0), "turn")
-        await eventually(lambda: len(at.ledger.questions) > before + 5)
+        await until(lambda: len(at.ledger.questions) > before + 5)
         assert limit_mib(place) == 1_000, "nobody has said what became of it"
 
         at.ledger.silent = False
 
-        await eventually(lambda: limit_mib(place) == 4_000)
+        await until(lambda: limit_mib(place) == 4_000)
 
 
 async def test_a_smaller_lease_whose_news_are_lost_is_asked_for() -> None:
@@ -248,7 +249,7 @@ async def test_a_smaller_lease_whose_news_are_lost_is_asked_for() -> None:
         at.ledger.grant(sized(lease, 1_000))
         assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
 
-        await eventually(lambda: agent.checkpoint.entries[0].lowered is None)
+        await until(lambda: agent.checkpoint.entries[0].lowered is None)
 
         assert agent.checkpoint.allocations[0].lease == sized(lease, 1_000)
         assert limit_mib(place) == 1_000
@@ -260,12 +261,12 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it() -> None:
             place = region_of(at, lease)
             assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
         async with at.running() as agent:
-            await eventually(lambda: agent.leases.synced and agent.usage.snapshot.containers)  # type: ignore[attr-defined]
+            await until(lambda: agent.leases.synced and agent.usage.snapshot.containers)  # type: ignore[attr-defined]
             assert limit_mib(place) == 1_000
 
             await at.tell(at.ledger.grant(sized(lease, 1_000)))
 
-            await eventually(lambda: agent.checkpoint.entries[0].lowered is None)
+            await until(lambda: agent.checkpoint.entries[0].lowered is None)
             assert limit_mib(place) == 1_000
             assert not at.heard(ViolationFound)
 
@@ -280,7 +281,7 @@ async def test_no_resize_is_taken_for_tampering() -> None:
             assert (await ask(agent, at.ledger.grant(sized(lease, mib, later=step)))).applied
             assert limit_mib(place) == mib
         seen = agent.usage.snapshot.scanned_at  # type: ignore[attr-defined]
-        await eventually(lambda: agent.usage.snapshot.scanned_at > seen)  # type: ignore[attr-defined]
+        await until(lambda: agent.usage.snapshot.scanned_at > seen)  # type: ignore[attr-defined]
 
         assert agent.usage.restored == 0  # type: ignore[attr-defined]
         assert not at.heard(ViolationFound)

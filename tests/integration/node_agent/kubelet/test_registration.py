@@ -20,7 +20,7 @@ from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
-from tests.support.simcluster.kubelet import eventually
+from tests.support.waiting import until
 
 RESOURCE = "volcano.sh/vgpu-number"
 
@@ -134,14 +134,10 @@ async def plugins_in(
             await running
 
 
-async def within(seconds: float, holds: Any) -> None:
-    await eventually(holds, within_s=seconds)
-
-
 async def test_16_registers_with_a_kubelet_that_dials_back_inside_the_call(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        await within(5, lambda: kubelet.lists)
-        await within(5, lambda: plugins.unready_reason() is None)
+        await until(lambda: kubelet.lists, limit_s=5)
+        await until(lambda: plugins.unready_reason() is None, limit_s=5)
 
     assert kubelet.lists[0] == [("a", "Healthy"), ("b", "Healthy")]
     assert kubelet.options[0].pre_start_required
@@ -154,7 +150,7 @@ async def test_registers_within_a_second_of_the_kubelets_socket_appearing(direct
         await asyncio.sleep(0.3)
         assert plugins.unready_reason() == f"not registered with the kubelet: {RESOURCE}"
         async with ScriptedKubelet(directory) as kubelet:
-            await within(1, lambda: kubelet.lists)
+            await until(lambda: kubelet.lists, limit_s=1)
 
 
 async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replaced(
@@ -162,9 +158,9 @@ async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replace
 ) -> None:
     async with plugins_in(directory):
         async with ScriptedKubelet(directory) as first:
-            await within(5, lambda: first.lists)
+            await until(lambda: first.lists, limit_s=5)
         async with ScriptedKubelet(directory) as second:
-            await within(1, lambda: second.lists)
+            await until(lambda: second.lists, limit_s=1)
 
     assert first.endpoints[0] != second.endpoints[0]
 
@@ -175,16 +171,16 @@ async def test_17_registers_within_a_second_with_a_kubelet_that_was_killed_and_s
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(directory / "kubelet.sock"))
     async with plugins_in(directory):
-        await within(5, lambda: list(directory.glob("leasehold-*.sock")))
+        await until(lambda: list(directory.glob("leasehold-*.sock")), limit_s=5)
         async with ScriptedKubelet(directory) as kubelet:
-            await within(1, lambda: kubelet.lists)
+            await until(lambda: kubelet.lists, limit_s=1)
 
 
 async def test_17_registers_again_after_its_own_socket_was_deleted(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         (directory / kubelet.endpoints[0]).unlink()
-        await within(5, lambda: len(kubelet.endpoints) == 2)
+        await until(lambda: len(kubelet.endpoints) == 2, limit_s=5)
 
     assert kubelet.endpoints[0] != kubelet.endpoints[1]
 
@@ -193,9 +189,9 @@ async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
     directory: Path,
 ) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         await kubelet.hang_up()
-        await within(5, lambda: len(kubelet.lists) == 2)
+        await until(lambda: len(kubelet.lists) == 2, limit_s=5)
 
     assert len(set(kubelet.endpoints)) == 2
 
@@ -209,14 +205,14 @@ async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         plugins.allocatable = nothing
         plugins.timing = AgentTiming(registration_check_s=0.3)
-        await within(5, lambda: len(kubelet.endpoints) == 2)
+        await until(lambda: len(kubelet.endpoints) == 2, limit_s=5)
 
 
 async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         plugins.serve({RESOURCE: ids("a") | ids("b", healthy=False)})
-        await within(5, lambda: len(kubelet.lists) == 2)
+        await until(lambda: len(kubelet.lists) == 2, limit_s=5)
 
     assert kubelet.lists[1] == [("a", "Healthy"), ("b", "Unhealthy")]
     assert len(kubelet.endpoints) == 1
@@ -224,10 +220,10 @@ async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
 
 async def test_resources_come_and_go(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         plugins.serve({"leasehold.dev/share": ids("share-0")})
-        await within(5, lambda: plugins.unready_reason() is None)
-        await within(5, lambda: kubelet.ended == 1)
+        await until(lambda: plugins.unready_reason() is None, limit_s=5)
+        await until(lambda: kubelet.ended == 1, limit_s=5)
 
     assert [endpoint[:15] for endpoint in kubelet.endpoints] == [
         "leasehold-vgpu-",
@@ -241,7 +237,7 @@ async def test_a_list_of_180_000_units_is_taken_and_asked_about(directory: Path)
         ScriptedKubelet(directory) as kubelet,
         plugins_in(directory, **{"gpu-memory": units}),
     ):
-        await within(10, lambda: any(len(sent) == 180_000 for sent in kubelet.lists))
+        await until(lambda: any(len(sent) == 180_000 for sent in kubelet.lists), limit_s=10)
         available = list(units) * 4  # more than the 4 MiB that gRPC takes unless told
         one = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, allocation_size=3
@@ -259,7 +255,7 @@ async def test_23_equal_answers_are_equal_bytes(directory: Path) -> None:
         container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=["a"])]
     )
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         async with _channel(kubelet, "vgpu-number") as channel:
             call = channel.unary_unary(
                 "/v1beta1.DevicePlugin/Allocate",
@@ -273,7 +269,7 @@ async def test_23_equal_answers_are_equal_bytes(directory: Path) -> None:
 async def test_a_refusal_reaches_the_kubelet_as_a_sentence(directory: Path) -> None:
     bad = api_pb2.ContainerAllocateRequest(devices_ids=["bad"])
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await within(5, lambda: kubelet.lists)
+        await until(lambda: kubelet.lists, limit_s=5)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=[bad]))
         with pytest.raises(grpc.aio.AioRpcError) as doubled:
@@ -303,7 +299,7 @@ async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -
         left.touch()
         other.touch()
         async with plugins_in(directory):
-            await within(5, lambda: kubelet.lists)
+            await until(lambda: kubelet.lists, limit_s=5)
 
             assert not left.exists()
             assert other.exists(), "it is a resource's whose name only begins alike"

@@ -20,7 +20,8 @@ from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, 
 from shared.model.names import NodeName, PodUid
 from simcluster.kubelet.containers.container_spec import RUN_FOR
 from tests.support.node_agent.agent import NUMBER, Site, handler_of, share, site
-from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.waiting import until
 
 GPU = uuid_of(NodeName(NODE), 0)
 PROFILES = {
@@ -79,7 +80,7 @@ def fault(at: Site, *names: str) -> None:
 async def end(at: Site, lease: Lease) -> None:
     """Let a pod end, as its lease does."""
     at.node.store.delete("pods", "default", lease.name, grace_s=0)
-    await eventually(lambda: not at.node.exists(lease.name))
+    await until(lambda: not at.node.exists(lease.name))
     at.ledger.leases.pop(lease.pod, None)
     await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
 
@@ -89,7 +90,7 @@ async def test_item_45_a_container_gets_its_instance_and_the_switches_and_nothin
         at.bind(pod("one", limits={NUMBER: 1}), part("group2", 3))
         await at.node.phase("one", "Running")
         state = at.node.container("one")
-        await eventually(lambda: at.annotation("one", PHASE) == "success")
+        await until(lambda: at.annotation("one", PHASE) == "success")
         held = await at.node.allocated_devices()
         instances = await there(at)
 
@@ -103,7 +104,7 @@ async def test_item_45_a_container_gets_its_instance_and_the_switches_and_nothin
 
 async def test_the_node_says_which_device_is_in_which_mode() -> None:
     async with site("1xT4+1xA100-40GB:mig", device_split_count=3) as at, at.running() as agent:
-        await eventually(lambda: at.node.node()["metadata"]["annotations"].get(REGISTER))
+        await until(lambda: at.node.node()["metadata"]["annotations"].get(REGISTER))
         text = at.node.node()["metadata"]["annotations"][REGISTER]
         served = list(agent.state.shown.served[NUMBER])
 
@@ -302,8 +303,8 @@ async def test_item_47_a_failed_partition_fails_its_pod_alone_with_the_reason(
         at.bind(pod("one", limits={NUMBER: 1}), part("group3"))
         await at.node.phase("one", "Failed")
         message = at.message("one")
-        await eventually(lambda: at.annotation("one", PHASE) == "failed")
-        refused = await eventually(lambda: at.refused)
+        await until(lambda: at.annotation("one", PHASE) == "failed")
+        refused = await until(lambda: at.refused)
         fault(at)
         at.bind(pod("two", limits={NUMBER: 1}), part("group3", 1, fence=2))
         await at.node.phase("two", "Running")
@@ -361,7 +362,7 @@ async def test_a_checkpoint_that_was_lost_is_rebuilt_with_the_instances() -> Non
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").unlink()
         async with at.running() as agent:
-            await eventually(lambda: agent.checkpoint.allocations)
+            await until(lambda: agent.checkpoint.allocations)
             (entry,) = agent.checkpoint.of_resource(NUMBER)
 
             assert entry.instances == ((await there(at))[2].uuid,)

@@ -25,7 +25,8 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.node_agent.agent import NUMBER, Site, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 A100, T4 = (uuid_of(NodeName(NODE), index) for index in range(2))
 LAYOUTS = {
@@ -90,10 +91,8 @@ async def test_an_unprivileged_agent_has_its_devices_laid_out_by_the_partitioner
 async def test_without_the_partitioner_devices_stay_and_pods_fail_with_the_reason() -> None:
     async with node() as at, at.running(registered=False) as agent:
         async with partitioner(at.root):
-            await eventually(
-                lambda: len(agent.state.devices) == 2 and agent.state.devices[0].layouts
-            )
-            await eventually(lambda: agent.plugins.unready_reason() is None)
+            await until(lambda: len(agent.state.devices) == 2 and agent.state.devices[0].layouts)
+            await until(lambda: agent.plugins.unready_reason() is None)
         at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
         at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await at.node.phase("one", "Failed")

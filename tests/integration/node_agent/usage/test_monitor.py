@@ -22,7 +22,8 @@ from shared.model.events.node_events import ViolationFound
 from shared.model.lease import Lease, LeaseState
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.node_agent.regions import path_of, process
-from tests.support.simcluster.kubelet import eventually, pod
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
 
 MIB = 1 << 20
 USED = "vGPU_device_memory_usage_in_bytes"
@@ -118,7 +119,7 @@ async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
         with path_of(place).open("r+b") as file:
             file.seek(V1_2.memory_limits)
             file.write(struct.pack("<Q", 80_000 * MIB))
-        (told,) = await eventually(lambda: at.heard(ViolationFound))
+        (told,) = await until(lambda: at.heard(ViolationFound))
         page = await until_shown(
             address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
         )
@@ -134,9 +135,9 @@ async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
 async def test_hami_core_28_a_restarted_container_starts_from_nothing_within_its_limits() -> None:
     async with site() as at, at.running():
         lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-        place = await eventually(lambda: _place(at, lease))
+        place = await until(lambda: _place(at, lease))
         use(place, 300 * MIB)
-        region = await eventually(lambda: _unused(place))
+        region = await until(lambda: _unused(place))
 
     assert region.memory_limits[0] == 1000 * MIB
 
@@ -144,12 +145,12 @@ async def test_hami_core_28_a_restarted_container_starts_from_nothing_within_its
 async def test_a_container_whose_limits_cannot_be_set_again_does_not_start() -> None:
     async with site() as at, at.running():
         lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-        place = await eventually(lambda: _place(at, lease))
+        place = await until(lambda: _place(at, lease))
         while not path_of(place).is_dir():  # a start may be putting a fresh one there
             path_of(place).unlink(missing_ok=True)
             with contextlib.suppress(FileExistsError):
                 (path_of(place) / "full").mkdir(parents=True)
-        why = await eventually(lambda: _waiting(at, "one"))
+        why = await until(lambda: _waiting(at, "one"))
 
     assert "limits of the container cannot be set" in why
 

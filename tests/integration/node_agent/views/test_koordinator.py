@@ -18,7 +18,8 @@ from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import Site, share, site
-from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.waiting import until
 
 SHARED = "koordinator.sh/gpu.shared"
 ISOLATION = "koordinator.sh/gpu-isolation-provider"
@@ -115,11 +116,11 @@ async def test_koordinator_28_the_lease_names_the_device_whatever_its_place_in_t
 async def test_koordinator_29_the_label_is_there_only_while_the_library_is(at: Site) -> None:
     library = at.settings.library
     async with at.running():
-        await eventually(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+        await until(lambda: labels(at).get(ISOLATION) == "HAMi-core")
         library.unlink()
-        await eventually(lambda: ISOLATION not in labels(at))
+        await until(lambda: ISOLATION not in labels(at))
         library.touch()
-        await eventually(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+        await until(lambda: labels(at).get(ISOLATION) == "HAMi-core")
 
     assert labels(at)["node.koordinator.sh/gpu-vendor"] == "nvidia"
     assert labels(at)["node.koordinator.sh/gpu-model"] == "Tesla-T4"
@@ -161,11 +162,11 @@ async def test_koordinator_21_the_device_object_comes_with_its_kind_and_comes_ag
     at: Site,
 ) -> None:
     async with at.running():
-        await eventually(lambda: labels(at).get("node.koordinator.sh/gpu-vendor"))
+        await until(lambda: labels(at).get("node.koordinator.sh/gpu-vendor"))
         define(at)
-        first = await eventually(lambda: shown(at))
+        first = await until(lambda: shown(at))
         at.api.store.delete("devices.scheduling.koordinator.sh", None, NODE)
-        again = await eventually(lambda: shown(at))
+        again = await until(lambda: shown(at))
 
     assert first["metadata"]["uid"] != again["metadata"]["uid"]
     assert first["spec"] == again["spec"]
@@ -187,14 +188,14 @@ async def test_koordinator_20_an_unhealthy_card_is_shown_with_its_condition_sinc
         return found
 
     async with at.running():
-        await eventually(lambda: shown(at))
+        await until(lambda: shown(at))
         (at.root / "faults.json").write_text('{"0": "unhealthy"}')
-        first = await eventually(lambda: condition(0))
+        first = await until(lambda: condition(0))
         (at.root / "faults.json").write_text('{"0": "unhealthy", "1": "unhealthy"}')
-        await eventually(lambda: condition(1))
+        await until(lambda: condition(1))
         later = condition(0)
         (at.root / "faults.json").write_text("{}")
-        await eventually(lambda: condition(0) is None and condition(1) is None)
+        await until(lambda: condition(0) is None and condition(1) is None)
 
     assert (first["type"], first["status"]) == ("Healthy", "False")
     assert later is not None
@@ -205,11 +206,11 @@ async def test_the_object_is_written_on_change_only_and_keeps_what_others_added(
     define(at)
     looks: list[str] = []
     async with at.running() as agent:
-        found = copy.deepcopy(await eventually(lambda: shown(at)))
+        found = copy.deepcopy(await until(lambda: shown(at)))
         found["metadata"].setdefault("labels", {})["team"] = "a"
         found["metadata"]["annotations"] = {"note": "b"}
         at.api.store.update("devices.scheduling.koordinator.sh", found)
-        before = await eventually(
+        before = await until(
             lambda: (one := shown(at)) and "note" in one["metadata"]["annotations"] and one
         )
         client = agent.view_loops[0].__self__.client  # type: ignore[attr-defined]
@@ -220,10 +221,10 @@ async def test_the_object_is_written_on_change_only_and_keeps_what_others_added(
             return await read(path, *kind)
 
         client.read = counted
-        await eventually(lambda: sum("devices/" in path for path in looks) > 3)
+        await until(lambda: sum("devices/" in path for path in looks) > 3)
         after = shown(at)
         (at.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
-        changed = await eventually(
+        changed = await until(
             lambda: (one := shown(at)) and not one["spec"]["devices"][0]["health"] and one
         )
 

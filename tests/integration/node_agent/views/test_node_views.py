@@ -8,7 +8,8 @@ from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.node_agent.agent import MEMORY, NUMBER, share, site
-from tests.support.simcluster.kubelet import NODE, eventually, pod
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
 
 
 async def test_registers_its_resources_and_shows_the_node_its_figures() -> None:
@@ -18,7 +19,7 @@ async def test_registers_its_resources_and_shows_the_node_its_figures() -> None:
         await at.node.allocatable("volcano.sh/vgpu-cores", 200)
         await at.node.allocatable("volcano.sh/gpu-memory", 30720)
         await at.node.allocatable("volcano.sh/gpu-number", 2)
-        report = (await eventually(lambda: at.reported))[0]
+        report = (await until(lambda: at.reported))[0]
 
     assert [device.index for device in report.devices] == [0, 1]
     assert set(report.served) >= {NUMBER, "volcano.sh/gpu-memory"}
@@ -29,7 +30,7 @@ async def test_an_unhealthy_gpu_leaves_the_node_and_comes_back() -> None:
         (at.root / "faults.json").write_text('{"1": "unhealthy"}')
         await at.node.allocatable(NUMBER, 10)
         await at.node.allocatable("volcano.sh/vgpu-cores", 100)
-        reports = await eventually(
+        reports = await until(
             lambda: [r for r in at.reported if not all(d.healthy for d in r.devices)]
         )
         (at.root / "faults.json").write_text("{}")
@@ -42,7 +43,7 @@ async def test_the_register_annotation_and_patched_amounts_come_back_if_they_are
     async with site() as at, at.running() as agent:
         await at.node.allocatable("volcano.sh/vgpu-cores", 200)
         key = "volcano.sh/node-vgpu-register"
-        await eventually(lambda: at.node.node()["metadata"]["annotations"].get(key))
+        await until(lambda: at.node.node()["metadata"]["annotations"].get(key))
         at.node.store.patch("nodes", None, NODE, {"metadata": {"annotations": {key: None}}})
         lost = {
             "status": {
@@ -52,7 +53,7 @@ async def test_the_register_annotation_and_patched_amounts_come_back_if_they_are
         at.node.store.patch("nodes", None, NODE, lost, subresource="status")
         agent.watcher.advertise(agent.state.shown)
         await at.node.allocatable("volcano.sh/vgpu-cores", 200)
-        await eventually(lambda: at.node.node()["metadata"]["annotations"].get(key))
+        await until(lambda: at.node.node()["metadata"]["annotations"].get(key))
 
 
 async def test_item_14_a_handshake_is_reported_over_what_a_scheduler_made_of_it() -> None:
@@ -63,11 +64,11 @@ async def test_item_14_a_handshake_is_reported_over_what_a_scheduler_made_of_it(
 
     async with site(volcano_handshake=True) as at:
         async with at.running():
-            await eventually(lambda: said().startswith("Reported "))
+            await until(lambda: said().startswith("Reported "))
         deleted = {"metadata": {"annotations": {key: "Deleted_2026.08.20 10:00:00"}}}
         at.node.store.patch("nodes", None, NODE, deleted)
         async with at.running():
-            await eventually(lambda: said().startswith("Reported "))
+            await until(lambda: said().startswith("Reported "))
 
 
 async def test_17_a_strategy_that_no_kubelet_takes_ends_the_start_with_the_factor_needed() -> None:
@@ -79,9 +80,7 @@ async def test_17_a_strategy_that_no_kubelet_takes_ends_the_start_with_the_facto
 
 async def test_without_a_driver_it_waits_and_says_so() -> None:
     async with site("nvml") as at, at.running(registered=False) as agent:
-        await eventually(
-            lambda: "not been discovered yet" not in (agent.watcher.unready_reason() or "")
-        )
+        await until(lambda: "not been discovered yet" not in (agent.watcher.unready_reason() or ""))
 
         assert "Install the NVIDIA driver" in (agent.watcher.unready_reason() or "")
         assert at.reported == []
@@ -92,11 +91,9 @@ async def test_a_driver_that_comes_late_is_found_without_a_restart() -> None:
         site("nvml", timing=AgentTiming(nvml_look_s=0.1)) as at,
         at.running(registered=False) as agent,
     ):
-        await eventually(
-            lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or "")
-        )
+        await until(lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or ""))
         agent.watcher.discover = SimulatedGpus(NodeName(NODE), "2xT4").discover
-        await eventually(lambda: at.reported)
+        await until(lambda: at.reported)
 
         assert agent.watcher.unready_reason() is None
         assert len(at.reported[-1].devices) == 2
@@ -123,11 +120,11 @@ class SetBack(SystemClock):
 
 async def test_reports_stay_newer_than_those_before_when_the_clock_is_set_back() -> None:
     async with site() as at, at.running() as agent:
-        await eventually(lambda: at.reported)
+        await until(lambda: at.reported)
         agent.clock = SetBack()
         before = len(at.reported)
         await agent.resync([])
-        await eventually(lambda: len(at.reported) > before)
+        await until(lambda: len(at.reported) > before)
 
         times = [report.reported_at for report in at.reported]
 

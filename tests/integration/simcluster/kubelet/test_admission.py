@@ -15,11 +15,11 @@ from tests.support.simcluster.kubelet import (
     PluginRefusalError,
     ScriptedPlugin,
     container,
-    eventually,
     healthy,
     one_kubelet,
     pod,
 )
+from tests.support.waiting import until
 
 SLOT = "example.com/slot"
 
@@ -229,7 +229,7 @@ async def test_a_pod_deleted_before_its_admission_is_never_admitted() -> None:
         node.create(pod("one", limits={SLOT: 1}))
         node.create(pod("two", limits={SLOT: 1}))
         await node.phase("one", "Running")
-        await eventually(lambda: not node.exists("two"))
+        await until(lambda: not node.exists("two"))
 
         assert len(plugin.device_ids("Allocate")) == 1
 

@@ -23,12 +23,12 @@ from tests.support.simcluster.kubelet import (
     PluginRefusalError,
     ScriptedPlugin,
     container,
-    eventually,
     healthy,
     new_store,
     one_kubelet,
     pod,
 )
+from tests.support.waiting import until
 
 SLOT = "example.com/slot"
 
@@ -94,8 +94,8 @@ async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
             waiting: Json = statuses[0].get("state", {}).get("waiting", {})
             return waiting if waiting.get("reason") == "CreateContainerConfigError" else None
 
-        reason = await eventually(refused)
-        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
+        reason = await until(refused)
+        await until(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
         agreed.set()
         await node.phase("one", "Running")
 
@@ -124,11 +124,11 @@ async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_d
         side = container("side", limits={SLOT: 1}, restartPolicy="Always")
         apps = [container("slot", limits={SLOT: 1}), container("plain")]
         node.create(pod("one", initContainers=[side], containers=apps))
-        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
+        await until(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
         assert running() == []
 
         refused.symmetric_difference_update({"a", "b"})
-        await eventually(lambda: running() == ["side", "plain"])
+        await until(lambda: running() == ["side", "plain"])
         refused.clear()
 
         await node.phase("one", "Running")
@@ -142,7 +142,7 @@ async def test_pre_start_is_called_before_every_restart_and_allocate_only_once()
         await ready(node, plugin, "a")
         crashing = {"sim.leasehold.dev/run-for": "10ms", "sim.leasehold.dev/exit-code": "3"}
         node.create(pod("one", limits={SLOT: 1}, annotations=crashing))
-        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) >= 3)
+        await until(lambda: len(plugin.device_ids("PreStartContainer")) >= 3)
 
         status = node.pod("one")["status"]["containerStatuses"][0]
         assert status["restartCount"] >= 1
@@ -210,7 +210,7 @@ async def test_a_deleted_pod_stops_in_a_final_phase_and_is_removed() -> None:
         node.store.delete("pods", "default", "one")
 
         assert node.exists("one")
-        await eventually(lambda: not node.exists("one"))
+        await until(lambda: not node.exists("one"))
         assert phases[0] == "Running"
         assert phases[-2:] == ["Succeeded", "gone"]
         assert await node.list_pods() == []
@@ -231,7 +231,7 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
         node.store.listeners.append(note)
 
         node.store.delete("pods", "default", "one")
-        await eventually(lambda: not node.exists("one"))
+        await until(lambda: not node.exists("one"))
 
         assert set(seen) == {137}
 
@@ -265,7 +265,7 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
             before = node.container("one")
             port = node.kubelet.port
         async with one_kubelet(store=store, directory=root) as node:
-            await eventually(lambda: node.kubelet.state_of("default", "one"))
+            await until(lambda: node.kubelet.state_of("default", "one"))
 
             assert node.container("one") == before
             assert node.container("one").env["LIMIT"] == "1000m"
@@ -285,7 +285,7 @@ async def test_the_https_endpoint_requires_its_token() -> None:
 async def test_the_node_reports_its_kubelets_address_and_renews_its_lease() -> None:
     async with one_kubelet() as node:
         status = node.node()["status"]
-        lease = await eventually(lambda: node.store.find("leases", "kube-node-lease", "node-0"))
+        lease = await until(lambda: node.store.find("leases", "kube-node-lease", "node-0"))
 
         assert status["daemonEndpoints"]["kubeletEndpoint"]["Port"] == node.kubelet.port
         assert status["nodeInfo"]["kubeletVersion"].startswith("v1.36.")

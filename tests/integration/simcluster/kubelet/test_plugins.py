@@ -9,14 +9,8 @@ import grpc
 import pytest
 
 from simcluster.kubelet.settings import NodeSettings
-from tests.support.simcluster.kubelet import (
-    FAST,
-    ScriptedPlugin,
-    eventually,
-    healthy,
-    one_kubelet,
-    pod,
-)
+from tests.support.simcluster.kubelet import FAST, ScriptedPlugin, healthy, one_kubelet, pod
+from tests.support.waiting import until
 
 SLOT = "example.com/slot"
 
@@ -112,7 +106,7 @@ async def test_after_the_grace_period_a_lost_plugins_resource_reads_0() -> None:
 
         plugin.end_streams()
 
-        await eventually(lambda: node.amount(SLOT, "capacity") == "0")
+        await until(lambda: node.amount(SLOT, "capacity") == "0")
 
 
 async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> None:

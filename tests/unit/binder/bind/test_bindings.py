@@ -11,7 +11,8 @@ from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace, NodeName, PodUid
-from tests.support.binder.world import World, chosen, lease, running, until
+from tests.support.binder.world import World, chosen, lease, running
+from tests.support.waiting import until
 
 
 async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> None:

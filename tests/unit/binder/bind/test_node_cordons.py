@@ -13,8 +13,9 @@ from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
-from tests.support.binder.world import NOW, World, chosen, lease, running, until
+from tests.support.binder.world import NOW, World, chosen, lease, running
 from tests.support.clock import FakeClock
+from tests.support.waiting import until
 
 PRESENCE = PresenceTiming()
 DEFERRAL = DeferralTiming()

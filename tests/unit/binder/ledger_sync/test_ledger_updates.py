@@ -25,7 +25,8 @@ from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.world import NOW, World, lease, running, until
+from tests.support.binder.world import NOW, World, lease, running
+from tests.support.waiting import until
 
 
 def test_every_handler_signature_can_be_read() -> None:

@@ -14,7 +14,8 @@ from shared.model.events.pod_events import (
 from shared.model.lease import LeaseState
 from shared.model.names import PodUid
 from tests.support.binder.events import activation, bound, in_state, listing, report, terminated
-from tests.support.binder.world import NOW, World, chosen, lease, running, until
+from tests.support.binder.world import NOW, World, chosen, lease, running
+from tests.support.waiting import until
 
 
 async def test_a_lease_whose_pod_is_not_listed_ends() -> None:

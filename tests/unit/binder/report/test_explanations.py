@@ -16,17 +16,9 @@ from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
-from tests.support.binder.world import (
-    NOW,
-    FakeMetrics,
-    FakePods,
-    World,
-    chosen,
-    lease,
-    running,
-    until,
-)
+from tests.support.binder.world import NOW, FakeMetrics, FakePods, World, chosen, lease, running
 from tests.support.clock import FakeClock
+from tests.support.waiting import until
 
 
 def refused(text: str = "0/3 nodes are available: 3 full.", name: str = "p1") -> PlacementRefused:

@@ -2,7 +2,8 @@
 
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
 from shared.model.names import DeviceUuid, Namespace, NodeName
-from tests.support.binder.world import World, lease, running, until
+from tests.support.binder.world import World, lease, running
+from tests.support.waiting import until
 
 
 def found(message: str = "container c has no region file any more") -> ViolationFound:

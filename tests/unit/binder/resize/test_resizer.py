@@ -14,8 +14,9 @@ from shared.model.lease import Lease, LeaseState, ShareSize
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.ledger import NoCapacity
 from shared.model.names import DeviceUuid, PodUid
-from tests.support.binder.world import World, lease, running, until
+from tests.support.binder.world import World, lease, running
 from tests.support.build import device
+from tests.support.waiting import until
 
 WAS = ShareSize(memory_mib=1_000, cores_percent=10)
 
