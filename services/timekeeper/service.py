@@ -331,8 +331,7 @@ class Timekeeper:
         await self.store.apply_journal(journal, account_changes)
 
     async def _load_devices(self, leases: Iterable[Lease]) -> None:
-        wanted = {share.device for lease in leases for share in lease.shares}
-        if wanted <= self.devices.keys():
+        if {share.device for lease in leases for share in lease.shares} <= self.devices.keys():
             return
         snapshot = await self.ledger.snapshot()
         for node in snapshot.nodes:
@@ -342,9 +341,8 @@ class Timekeeper:
                 )
 
     def _weigh(self, lease: Lease) -> LeaseWeight:
-        return weigh(
-            lease, self.devices, self.configuration.budget_of(lease.namespace), self.factors
-        )
+        budget = self.configuration.budget_of(lease.namespace)
+        return weigh(lease, self.devices, budget, self.factors)
 
     async def _load(self, now_ms: int) -> None:
         """Load every account whose revision has changed."""
