@@ -1,1 +1,1 @@
-"""Where a pod should run: filters, the index of gaps, the choice, and the words for a refusal."""
+"""Chooses a node and devices for each queued pod and reserves them, or publishes why none fit."""

@@ -1,21 +1,22 @@
-"""The placer's figures for Prometheus."""
+"""The placer's Prometheus metrics."""
 
 from prometheus_client import Counter, Gauge
 
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.mirror.cluster_mirror import ClusterMirror
 
 DECISIONS = Counter(
     "leasehold_placements",
-    "Decisions by outcome: reserved, reserved_other (not the first choice), held (a repeat), "
-    "full (taken meanwhile), kept (for a higher priority), withheld (another pod of its gang does "
-    "not fit), refused, stale (refused, but capacity was freed), feed_lost.",
+    "Decisions by outcome: reserved, reserved_other (not the first choice), already_leased (a "
+    "repeat), no_capacity (used meanwhile), deferred (offered to a pod that comes first), "
+    "gang_incomplete (another pod of its gang does not fit), refused, stale (refused, but capacity "
+    "was freed), feed_truncated.",
     ["outcome"],
 )
 NODES = Gauge("leasehold_placer_nodes", "Nodes in the placer's mirror.")
 
 
-class PrometheusTally:
-    """Counts on the process's metrics page."""
+class PrometheusPlacerMetrics:
+    """Counts decisions on the metrics page."""
 
     def count(self, outcome: str, amount: int = 1) -> None:
         """Add to the number of an outcome."""
@@ -23,6 +24,6 @@ class PrometheusTally:
             DECISIONS.labels(outcome).inc(amount)
 
 
-def watch_mirror(mirror: Mirror) -> None:
-    """Show the mirror's size from now on."""
+def export_mirror(mirror: ClusterMirror) -> None:
+    """Export the mirror's size from now on."""
     NODES.set_function(lambda: len(mirror.nodes))

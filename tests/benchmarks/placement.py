@@ -23,9 +23,9 @@ from collections import deque
 
 from msgspec import structs
 
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -105,9 +105,9 @@ class Load:
     def __init__(self, nodes: int, order: NodeOrder) -> None:
         self.dice = random.Random(1)  # noqa: S311
         held = cluster(nodes, self.dice)
-        self.mirror = Mirror()
+        self.mirror = ClusterMirror()
         self.mirror.reset(held)
-        self.index = Index(self.mirror)
+        self.index = NodeIndex(self.mirror)
         self.templates = templates(order)
         self.totals = {device.uuid: use for node in held for device, use in node.devices}
         self.pods: deque[tuple[PodUid, tuple[Share, ...]]] = deque()
@@ -123,7 +123,7 @@ class Load:
             return
         self.number += 1
         pod = PodUid(f"pod-{self.number}")
-        self.mirror.hold(pod, answer[0], wanted.resources)
+        self.mirror.reserve(pod, answer[0], wanted.resources)
         self.untold.append((pod, answer[0].shares))
 
     def tell(self) -> None:
@@ -132,11 +132,11 @@ class Load:
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             node = NodeName("node-" + shares[0].device.split("-")[1])
             fenced = tuple(structs.replace(s, fence=fences[s.device]) for s in shares)
-            self.mirror.settle(
+            self.mirror.confirm(
                 Lease(pod=pod, namespace=Namespace(""), name=pod, node=node, shares=fenced)
             )
             self._add(shares, 1)
-        self.mirror.forget_counted()
+        self.mirror.drop_counted()
         self.pods.extend(self.untold)
         self.untold.clear()
 
@@ -154,7 +154,7 @@ class Load:
                 shares=before.shares + sign,
                 fence=before.fence + 1,
             )
-            self.mirror.learn_use(share.device, total)
+            self.mirror.update_device_use(share.device, total)
 
     def batch(self) -> list[PodRequest]:
         """A batch of pods to come."""

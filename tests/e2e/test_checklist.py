@@ -235,7 +235,7 @@ async def test_item_22_all_cores_need_an_idle_card_and_close_it(up: Stack) -> No
     busy = await refused(up, asking("not-idle", vgpu(memory=10, cores=100), on(1)))
     never = await refused(up, asking("never", vgpu(memory=10, cores=101)))
 
-    assert "1 node(s) had only GPUs that other pods hold alone" in free
+    assert "1 node(s) had only GPUs that other pods use exclusively" in free
     assert "1 Insufficient GPU cores" in more
     assert "1 Insufficient GPU cores" in busy
     assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100 percent of a GPU" in never

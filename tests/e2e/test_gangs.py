@@ -101,7 +101,7 @@ async def test_a_gang_waits_for_its_pod_group_and_for_its_pods_and_says_so(
 
     await apply(cluster, group("late-group", 2))
 
-    await cluster.until("early", lambda pod: "1 of 2 pods are here" in why(pod))
+    await cluster.until("early", lambda pod: "1 of 2 pods exist" in why(pod))
     await cluster.create(member("second", "late-group"))
     await all_run(cluster, "early", "second")
 
@@ -109,7 +109,7 @@ async def test_a_gang_waits_for_its_pod_group_and_for_its_pods_and_says_so(
 async def test_a_lowered_minimum_lets_those_run_that_are_here(cluster: Stack) -> None:
     await apply(cluster, group("shrinking", 6))
     await cluster.create(member("only", "shrinking"))
-    await cluster.until("only", lambda pod: "1 of 6 pods are here" in why(pod))
+    await cluster.until("only", lambda pod: "1 of 6 pods exist" in why(pod))
 
     await apply(cluster, group("shrinking", 1))
 

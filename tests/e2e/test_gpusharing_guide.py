@@ -304,7 +304,7 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
     await quota({"quota": {"M40": 1}, "pool": ["public"]})
     await until_runs(up, "imported", "first")
     await create(up, "imported", "second", {CORE: 60, MEMORY: 4})
-    await until_waits(up, "imported", "second", "of model M40, 0.6 are held and 0.6 asked for")
+    await until_waits(up, "imported", "second", "of model M40, 0.6 are used and 0.6 requested")
 
     await remove(up, "imported", "first")
     await until_runs(up, "imported", "second")

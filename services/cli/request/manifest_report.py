@@ -18,9 +18,9 @@ from services.cli.flags import schedulers_of
 from services.cli.request.example_node import ExampleNode, ledger_node, parse_example_node
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.placement import place
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.watcher.pod_parser import PodParser
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
@@ -131,9 +131,9 @@ def _place_and_grant(
 
 def _place(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusal:
     """Place the pod as a placer would; each share gets the first slot, as on an idle device."""
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.put_node(node)
-    result = place(request, Index(mirror), lambda: 0.0)
+    result = place(request, NodeIndex(mirror), lambda: 0.0)
     if isinstance(result, Refusal):
         return result
     return tuple(

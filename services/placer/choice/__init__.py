@@ -1,1 +1,1 @@
-"""The choice of node and devices for pods and gangs."""
+"""Which devices of one node a pod gets, or why they do not fit."""

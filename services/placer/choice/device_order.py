@@ -1,77 +1,61 @@
-"""In which order a node's devices are tried, given what the pod has of them already."""
+"""In which order a node's devices are tried, given what the pod uses of them already; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from services.placer.mirror.node_mirror import DeviceState
+from services.placer.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses
+from services.placer.mirror.node_mirror import MirroredDevice
 from shared.model.request import DeviceOrder, PodRequest
 
-
-@dataclass(slots=True)
-class Own:
-    """What earlier containers of the same pod were given of one device."""
-
-    memory: int = 0
-    cores: int = 0
-    shares: int = 0
-    alone: bool = False
-    layout: str = ""
-    """MIG layout that instances of the pod pin, those of init containers too."""
-    positions: int = 0
-    """Its positions that are taken, as bits."""
+AllocationWeights = tuple[int, int, int]
 
 
-Owns = Mapping[DeviceState, Own]
-
-NOTHING_OWN: Owns = {}
-NOTHING = Own()
-
-Weights = tuple[int, int, int]
-
-
-def in_order(
-    request: PodRequest, devices: Sequence[DeviceState], owns: Owns
-) -> Sequence[DeviceState]:
+def ordered_devices(
+    request: PodRequest, devices: Sequence[MirroredDevice], pod_uses: PodDeviceUses
+) -> Sequence[MirroredDevice]:
     """Sort devices, given by ascending index, into the order in which they are tried."""
     order = request.device_order
     if order is DeviceOrder.LAST:
         return devices[::-1]
     if order is DeviceOrder.FIRST:
         return devices
-    if not owns:
-        plain = _PLAIN.get(order)
-        if plain is not None:
-            return sorted(devices, key=plain)
-    rank = _RANKS[order]
+    if not pod_uses:
+        key = _KEYS_WITHOUT_POD_USE.get(order)
+        if key is not None:
+            return sorted(devices, key=key)
+    key_of = _KEYS[order]
     return sorted(
         devices,
-        key=lambda device: rank(device, owns.get(device, NOTHING), request.allocation_weights),
+        key=lambda device: key_of(
+            device, pod_uses.get(device, NO_POD_USE), request.allocation_weights
+        ),
     )
 
 
-_PLAIN: Mapping[DeviceOrder, Callable[[DeviceState], int]] = {
-    DeviceOrder.BINPACK: lambda device: -device.memory,
+_KEYS_WITHOUT_POD_USE: Mapping[DeviceOrder, Callable[[MirroredDevice], int]] = {
+    DeviceOrder.BINPACK: lambda device: -device.used_mib,
     DeviceOrder.SPREAD: lambda device: device.shares,
 }
-"""Where the pod has nothing of its own yet, and nothing needs weighing."""
+"""Sort keys of orders that need no weights, while the pod uses no device yet."""
 
 
-def _allocated(device: DeviceState, own: Own, weights: Weights) -> int:
+def _allocated(device: MirroredDevice, pod_use: PodDeviceUse, weights: AllocationWeights) -> int:
     """Return the weighted part of a device that is in use, in millionths."""
     slots, cores, memory = weights
     return (
-        slots * 1_000_000 * (device.shares + own.shares) // max(device.slots, 1)
-        + cores * 10_000 * (device.cores + own.cores)
-        + memory * 1_000_000 * (device.memory + own.memory) // max(device.total, 1)
+        slots * 1_000_000 * (device.shares + pod_use.shares) // max(device.slots, 1)
+        + cores * 10_000 * (device.used_cores + pod_use.cores_percent)
+        + memory * 1_000_000 * (device.used_mib + pod_use.memory_mib) // max(device.total_mib, 1)
     )
 
 
-_RANKS: Mapping[DeviceOrder, Callable[[DeviceState, Own, Weights], tuple[int, int]]] = {
-    DeviceOrder.BINPACK: lambda device, own, _: (0, -device.memory - own.memory),
-    DeviceOrder.SPREAD: lambda device, own, _: (0, device.shares + own.shares),
-    DeviceOrder.TIGHTEST: lambda device, own, _: (
-        -device.cores - own.cores,
-        -device.memory - own.memory,
+_KEYS: Mapping[
+    DeviceOrder, Callable[[MirroredDevice, PodDeviceUse, AllocationWeights], tuple[int, int]]
+] = {
+    DeviceOrder.BINPACK: lambda device, pod_use, _: (0, -device.used_mib - pod_use.memory_mib),
+    DeviceOrder.SPREAD: lambda device, pod_use, _: (0, device.shares + pod_use.shares),
+    DeviceOrder.TIGHTEST: lambda device, pod_use, _: (
+        -device.used_cores - pod_use.cores_percent,
+        -device.used_mib - pod_use.memory_mib,
     ),
     DeviceOrder.MOST_ALLOCATED: lambda *facts: (0, -_allocated(*facts)),
     DeviceOrder.LEAST_ALLOCATED: lambda *facts: (0, _allocated(*facts)),

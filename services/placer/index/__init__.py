@@ -1,1 +1,1 @@
-"""The index of nodes by free capacity: kept up to date, queried per request."""
+"""Nodes ranked by free capacity for each kind of request, kept up to date."""

@@ -1,54 +1,54 @@
-"""Which nodes meet a pod's demands, remembered per equal demands until the node changes."""
+"""Which nodes meet a pod's node requirements, cached until the node changes; pure."""
 
-from services.placer.mirror.cluster_mirror import Mirror
-from services.placer.mirror.node_mirror import NodeState
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.mirror.node_mirror import MirroredNode
 from shared.model.request import NodeRequirements
 from shared.placing.node_filters import NodeFilterFailure, check_node, preference
 
-REMEMBERED_DEMANDS = 64
-WELCOME: tuple[NodeFilterFailure | None, int] = (None, 0)
+CACHED_REQUIREMENTS = 64
+ACCEPTED: tuple[NodeFilterFailure | None, int] = (None, 0)
 
 
-class Eligibility:
-    """Answers about nodes' facts; pods of one template ask the same, and facts rarely change."""
+class NodeEligibility:
+    """Caches checks of nodes: pods of one template have equal requirements; facts seldom change."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
-        self._answers: dict[
-            NodeRequirements, dict[NodeState, tuple[NodeFilterFailure | None, int]]
+        self._results: dict[
+            NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
         ] = {}
-        self._seen = 0
+        self._seen_changes = 0
 
-    def is_wanting(self, demands: NodeRequirements) -> bool:
-        """Say whether nodes that meet these demands are not all equally welcome."""
-        return bool(demands.preferred) or self.mirror.soft_nodes > 0
+    def has_preferences(self, requirements: NodeRequirements) -> bool:
+        """Return whether some of the nodes that meet the requirements are preferred to others."""
+        return bool(requirements.preferred) or self.mirror.soft_taint_nodes > 0
 
-    def answer(
-        self, demands: NodeRequirements, node: NodeState
+    def check(
+        self, requirements: NodeRequirements, node: MirroredNode
     ) -> tuple[NodeFilterFailure | None, int]:
-        """Return what blocks the node, if anything does, and how welcome it is."""
+        """Return why the node is excluded, or None, and the weight of its preference."""
         self._catch_up()
-        answers = self._answers.get(demands)
-        if answers is None:
-            if len(self._answers) >= REMEMBERED_DEMANDS:
-                del self._answers[next(iter(self._answers))]
-            answers = self._answers[demands] = {}
-        answer = answers.get(node)
-        if answer is None:
+        results = self._results.get(requirements)
+        if results is None:
+            if len(self._results) >= CACHED_REQUIREMENTS:
+                del self._results[next(iter(self._results))]
+            results = self._results[requirements] = {}
+        result = results.get(node)
+        if result is None:
             facts = node.facts
-            answer = (check_node(demands, facts), preference(demands, facts))
-            answers[node] = answer = WELCOME if answer == WELCOME else answer
-        return answer
+            result = (check_node(requirements, facts), preference(requirements, facts))
+            results[node] = result = ACCEPTED if result == ACCEPTED else result
+        return result
 
     def _catch_up(self) -> None:
         changes = self.mirror.inventory_changes
-        if self._seen == changes.end:
+        if self._seen_changes == changes.end:
             return
-        changed = changes.since(self._seen)
+        changed = changes.since(self._seen_changes)
         if changed is None:
-            self._answers.clear()
+            self._results.clear()
         else:
-            for answers in self._answers.values():
+            for results in self._results.values():
                 for node in changed:
-                    answers.pop(node, None)
-        self._seen = changes.end
+                    results.pop(node, None)
+        self._seen_changes = changes.end

@@ -1,35 +1,35 @@
-"""Nodes sorted by rank, kept so by following the mirror's changes: cheap to ask, cheap to keep.
+"""Nodes sorted by rank, kept sorted by following the mirror's changes; pure.
 
-A lane costs nothing while nobody asks it; then it works off what changed since, each node once.
+Ranked nodes cost nothing until they are read; a read applies the changes since, each node once.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from services.placer.index.ranking import Rank, Ranking, has_gap, is_band, skip_to
-from services.placer.mirror.cluster_mirror import Mirror
-from services.placer.mirror.node_mirror import NodeState
+from services.placer.index.node_rank import Rank, Ranking, has_gap, is_tie, next_rank_with_gap
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.mirror.node_mirror import MirroredNode
 
-WINDOW_NODES = 64
-"""At most so many nodes are a toss-up, and at most one in `WINDOW_PART` of all."""
-WINDOW_PART = 16
-WINDOW_GROUPS = 8
+TIE_NODES = 64
+"""The first choice is random among at most so many nodes, and at most one in `TIE_SHARE` of all."""
+TIE_SHARE = 16
+BEST_GROUPS = 8
 CANDIDATES = 3
 
 
-class Window:
-    """The best nodes of a lane, as groups of equal rank."""
+class BestNodes:
+    """The best of the ranked nodes, as groups of equal rank."""
 
-    __slots__ = ("groups", "near", "total")
+    __slots__ = ("groups", "tied", "total")
 
     def __init__(self) -> None:
-        self.groups: list[list[NodeState]] = []
-        self.near = 0
-        """Nodes, from the first on, between which the first choice is a toss-up."""
+        self.groups: list[list[MirroredNode]] = []
+        self.tied = 0
+        """How many nodes, from the first on, tie: the first choice is random among them."""
         self.total = 0
 
-    def node(self, position: int) -> NodeState:
+    def node(self, position: int) -> MirroredNode:
         """Return the node at a position from 0 to `total` - 1."""
         for group in self.groups:
             if position < len(group):
@@ -38,28 +38,29 @@ class Window:
         raise IndexError(position)
 
 
-class Lane:
+class RankedNodes:
     """Nodes grouped by rank; the ranks in order."""
 
-    def __init__(self, mirror: Mirror, ranking: Ranking, *, packs: bool) -> None:
+    def __init__(self, mirror: ClusterMirror, ranking: Ranking, *, packs: bool) -> None:
         self.mirror = mirror
         self.ranking = ranking
         self.packs = packs
         self.ranks: list[Rank] = []
-        self.groups: dict[Rank, list[NodeState]] = {}
-        self._rank_of: dict[NodeState, Rank] = {}
-        self._place_of: dict[NodeState, int] = {}
-        self._seen = -1
+        self.groups: dict[Rank, list[MirroredNode]] = {}
+        self._rank_by_node: dict[MirroredNode, Rank] = {}
+        self._position_by_node: dict[MirroredNode, int] = {}
+        """Position of a node within its group."""
+        self._seen_changes = -1
 
     def __len__(self) -> int:
-        return len(self._rank_of)
+        return len(self._rank_by_node)
 
     def catch_up(self) -> None:
-        """Work off what changed in the mirror since the last time."""
+        """Apply the mirror's changes since the last call."""
         changes = self.mirror.changes
-        if self._seen == changes.end:
+        if self._seen_changes == changes.end:
             return
-        changed = changes.since(self._seen) if self._seen >= 0 else None
+        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
         if changed is None:
             self._clear()
             for node in self.mirror.nodes.values():
@@ -69,26 +70,26 @@ class Lane:
         else:
             for node in dict.fromkeys(changed):
                 self.update(node)
-        self._seen = changes.end
+        self._seen_changes = changes.end
 
-    def update(self, node: NodeState) -> None:
-        """Put one node where it belongs now."""
-        rank = None if node.gone else self.ranking(node)
-        known = self._rank_of.get(node)
+    def update(self, node: MirroredNode) -> None:
+        """Move one node to its current rank."""
+        rank = None if node.removed else self.ranking(node)
+        known = self._rank_by_node.get(node)
         if rank == known:
             return
         if known is not None:
-            self._take_out(node, known)
+            self._remove(node, known)
         if rank is not None:
             group = self.groups.get(rank)
             if group is None:
                 group = self.groups[rank] = []
                 insort(self.ranks, rank)
-            self._rank_of[node] = rank
-            self._place_of[node] = len(group)
+            self._rank_by_node[node] = rank
+            self._position_by_node[node] = len(group)
             group.append(node)
 
-    def walk(self, need: int) -> Iterator[Rank]:
+    def ranks_with_gap(self, need: int) -> Iterator[Rank]:
         """Yield the ranks of nodes whose gap is `need` or more, best first."""
         ranks, packs = self.ranks, self.packs
         at = self._start(need)
@@ -98,43 +99,45 @@ class Lane:
                 yield rank
                 at += 1
             else:
-                at = bisect_left(ranks, skip_to(rank, need, packs=packs), at + 1)
+                at = bisect_left(ranks, next_rank_with_gap(rank, need, packs=packs), at + 1)
 
-    def window(self, need: int) -> Window:
-        """Return the best nodes with a gap of `need` or more: one at least, if there is any."""
-        window = Window()
-        limit = max(1, min(WINDOW_NODES, len(self.mirror.nodes) // WINDOW_PART))
-        packs, groups = self.packs, self.groups
+    def best_nodes(self, need: int) -> BestNodes:
+        """Return the best nodes with a gap of `need` or more: at least one, if there is any."""
+        best = BestNodes()
+        limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
+        packs, groups_by_rank = self.packs, self.groups
         if packs:
             start = self._start(need)
-            ranks: Iterable[Rank] = self.ranks[start : start + WINDOW_GROUPS]
+            ranks: Iterable[Rank] = self.ranks[start : start + BEST_GROUPS]
         else:
-            ranks = islice(self.walk(need), WINDOW_GROUPS)
-        first, total, near, found = -1, 0, 0, window.groups
+            ranks = islice(self.ranks_with_gap(need), BEST_GROUPS)
+        first, total, tied, groups = -1, 0, 0, best.groups
         for rank in ranks:
             if first < 0:
                 first = rank
-            group = groups[rank]
-            found.append(group)
-            if near == total and total < limit and is_band(first, rank, packs=packs):
-                near += len(group)
+            group = groups_by_rank[rank]
+            groups.append(group)
+            if tied == total and total < limit and is_tie(first, rank, packs=packs):
+                tied += len(group)
             total += len(group)
             if total >= limit and total >= CANDIDATES:
                 break
-        window.near, window.total = near, total
-        return window
+        best.tied, best.total = tied, total
+        return best
 
     def _start(self, need: int) -> int:
-        return bisect_left(self.ranks, skip_to(0, need, packs=True)) if self.packs else 0
+        if not self.packs:
+            return 0
+        return bisect_left(self.ranks, next_rank_with_gap(0, need, packs=True))
 
-    def _take_out(self, node: NodeState, rank: Rank) -> None:
+    def _remove(self, node: MirroredNode, rank: Rank) -> None:
         group = self.groups[rank]
-        at = self._place_of.pop(node)
-        del self._rank_of[node]
+        position = self._position_by_node.pop(node)
+        del self._rank_by_node[node]
         last = group.pop()
         if last is not node:
-            group[at] = last
-            self._place_of[last] = at
+            group[position] = last
+            self._position_by_node[last] = position
         if not group:
             del self.groups[rank]
             del self.ranks[bisect_left(self.ranks, rank)]
@@ -142,5 +145,5 @@ class Lane:
     def _clear(self) -> None:
         self.ranks.clear()
         self.groups.clear()
-        self._rank_of.clear()
-        self._place_of.clear()
+        self._rank_by_node.clear()
+        self._position_by_node.clear()

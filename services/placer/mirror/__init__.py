@@ -1,1 +1,1 @@
-"""The copy of nodes, devices and leases that the placer decides on."""
+"""The placer's copy of nodes and devices, with what is used of them."""

@@ -1,183 +1,212 @@
-"""The placer's picture of the cluster: nodes, devices and what is taken of them.
+"""The placer's mirror of the cluster: nodes, devices and what is used of them; pure.
 
-The ledger's totals are absolute, so that hearing a change twice is harmless. On top of them lie
-holds: choices of this placer that the totals may not contain yet. A hold whose device has reached
-the fence of its lease is part of the totals and is dropped.
+The ledger's totals are absolute, so a repeated change does no harm. On top of them the mirror
+counts tentative reservations: choices of this placer that the totals may not contain yet. Once a
+device reaches the fence of a lease, its totals contain the lease, and the tentative reservation is
+dropped.
 """
 
 from collections.abc import Iterable, Mapping
 
-from services.placer.mirror.node_mirror import DeviceState, NodeState
-from services.placer.mirror.tentative_reservations import Hold
+from services.placer.mirror.node_mirror import (
+    MirroredDevice,
+    MirroredNode,
+    TentativeReservation,
+)
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode
+from shared.model.ledger import LedgerChange, LedgerNode, NodeUse
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
 
-LOG_LIMIT = 1 << 16
-"""Changes kept for indexes to catch up with; who is further behind starts anew."""
+CHANGE_LOG_LENGTH = 1 << 16
+"""Changes kept for indexes to catch up with; an index that is further behind starts again."""
 
 
 class ChangeLog:
-    """Which nodes changed, in order; readers remember how far they came."""
+    """Changed nodes in order; each reader remembers its own position."""
 
     def __init__(self) -> None:
-        self._entries: list[NodeState] = []
-        self._forgotten = 0
+        self._nodes: list[MirroredNode] = []
+        self._trimmed = 0
 
     @property
     def end(self) -> int:
         """The position after the last change."""
-        return self._forgotten + len(self._entries)
+        return self._trimmed + len(self._nodes)
 
-    def add(self, node: NodeState) -> None:
-        """Note a change."""
-        self._entries.append(node)
-        if len(self._entries) > LOG_LIMIT:
-            del self._entries[: LOG_LIMIT // 2]
-            self._forgotten += LOG_LIMIT // 2
+    def add(self, node: MirroredNode) -> None:
+        """Append a change."""
+        self._nodes.append(node)
+        if len(self._nodes) > CHANGE_LOG_LENGTH:
+            del self._nodes[: CHANGE_LOG_LENGTH // 2]
+            self._trimmed += CHANGE_LOG_LENGTH // 2
 
-    def since(self, position: int) -> list[NodeState] | None:
-        """Return the changes from `position` on, or None if they are no longer known."""
-        if position < self._forgotten:
+    def since(self, position: int) -> list[MirroredNode] | None:
+        """Return the changes from `position` on, or None if they have been trimmed."""
+        if position < self._trimmed:
             return None
-        return self._entries[position - self._forgotten :]
+        return self._nodes[position - self._trimmed :]
 
 
-class Mirror:
+class ClusterMirror:
     """All nodes by name, and logs of which of them changed, for the indexes to follow."""
 
     def __init__(self) -> None:
-        self.nodes: dict[NodeName, NodeState] = {}
+        self.nodes: dict[NodeName, MirroredNode] = {}
         self.changes = ChangeLog()
         self.inventory_changes = ChangeLog()
-        """Changes of more than what is taken: facts, devices, services."""
-        self.soft_nodes = 0
-        """Nodes with a taint that only says what should rather not happen."""
+        """Changes of more than amounts in use: facts, devices, served resources."""
+        self.capacity = -1
+        """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
+        self.soft_taint_nodes = 0
+        """Nodes with a PreferNoSchedule taint."""
         self.mig_nodes = 0
         """Nodes with devices in MIG mode."""
-        self._devices: dict[DeviceUuid, DeviceState] = {}
-        self._holds: dict[PodUid, Hold] = {}
+        self._devices: dict[DeviceUuid, MirroredDevice] = {}
+        self._reservations: dict[PodUid, TentativeReservation] = {}
 
     def reset(self, nodes: Iterable[LedgerNode]) -> None:
-        """Forget everything, holds included, and start from a snapshot."""
-        for pod in list(self._holds):
+        """Drop everything, tentative reservations too, and start from a snapshot."""
+        for pod in list(self._reservations):
             self.drop(pod)
-        kept = list(nodes)
-        for name in self.nodes.keys() - {node.facts.name for node in kept}:
+        snapshot = list(nodes)
+        for name in self.nodes.keys() - {node.facts.name for node in snapshot}:
             self.remove_node(name)
         for device in self._devices.values():
-            device.base = DeviceUse()
-        for node in kept:
+            device.ledger_use = DeviceUse()
+        for node in snapshot:
             self.put_node(node)
 
-    def largest(self) -> tuple[int, int]:
+    def apply(self, change: LedgerChange) -> None:
+        """Apply one change of the ledger."""
+        for node in change.nodes:
+            self.put_node(node)
+        for name in change.removed:
+            self.remove_node(name)
+        self.update_uses(change.devices, change.used)
+        self.capacity = change.capacity
+
+    def update_uses(
+        self, devices: Mapping[DeviceUuid, DeviceUse], nodes: Mapping[NodeName, NodeUse]
+    ) -> None:
+        """Apply totals of devices and of nodes' other resources."""
+        for uuid, use in devices.items():
+            self.update_device_use(uuid, use)
+        for name, node_use in nodes.items():
+            self.update_node_use(name, node_use.used, node_use.version)
+
+    def largest_device(self) -> tuple[int, int]:
         """Return the most MiB, and the most of its node's units, that any one device has."""
         devices = self._devices.values()
-        mib = max((state.total for state in devices), default=0)
-        return mib, max((state.total // state.unit for state in devices), default=0)
+        mib = max((device.total_mib for device in devices), default=0)
+        return mib, max((device.total_mib // device.unit_mib for device in devices), default=0)
 
     def put_node(self, node: LedgerNode) -> None:
-        """Learn a whole node: facts, devices, totals."""
+        """Apply a whole node: facts, devices, totals."""
         name = node.facts.name
-        state = self.nodes.get(name)
-        if state is None:
-            state = self.nodes[name] = NodeState(name)
-        self.soft_nodes -= state.soft
-        self.mig_nodes -= state.mig
-        before = {device.uuid: device for device in state.devices}
+        mirrored = self.nodes.get(name)
+        if mirrored is None:
+            mirrored = self.nodes[name] = MirroredNode(name)
+        self.soft_taint_nodes -= mirrored.has_soft_taint
+        self.mig_nodes -= mirrored.has_mig
+        before = {device.uuid: device for device in mirrored.devices}
         devices = []
         for device, use in node.devices:
-            known = before.pop(device.uuid, None) or DeviceState(state, device)
-            known.describe(device, closed=device.index in node.facts.excluded_devices)
-            known.learn(use)
+            known = before.pop(device.uuid, None) or MirroredDevice(mirrored, device)
+            known.update_device(device, closed=device.index in node.facts.excluded_devices)
+            known.update_ledger_use(use)
             self._devices[device.uuid] = known
             devices.append(known)
-        self._forget_devices(before.values())
-        state.describe(node, devices)
-        self.soft_nodes += state.soft
-        self.mig_nodes += state.mig
-        self.changes.add(state)
-        self.inventory_changes.add(state)
+        self._remove_devices(before.values())
+        mirrored.update_node(node, devices)
+        self.soft_taint_nodes += mirrored.has_soft_taint
+        self.mig_nodes += mirrored.has_mig
+        self.changes.add(mirrored)
+        self.inventory_changes.add(mirrored)
 
     def remove_node(self, name: NodeName) -> None:
-        """Forget a node and its devices."""
-        state = self.nodes.pop(name, None)
-        if state is None:
+        """Remove a node and its devices."""
+        node = self.nodes.pop(name, None)
+        if node is None:
             return
-        state.gone = True
-        self.soft_nodes -= state.soft
-        self.mig_nodes -= state.mig
-        self._forget_devices(state.devices)
-        self.changes.add(state)
-        self.inventory_changes.add(state)
+        node.removed = True
+        self.soft_taint_nodes -= node.has_soft_taint
+        self.mig_nodes -= node.has_mig
+        self._remove_devices(node.devices)
+        self.changes.add(node)
+        self.inventory_changes.add(node)
 
-    def learn_use(self, uuid: DeviceUuid, use: DeviceUse) -> None:
-        """Learn a device's totals; an unknown device comes with its node later.
+    def update_device_use(self, uuid: DeviceUuid, use: DeviceUse) -> None:
+        """Apply a device's totals; an unknown device comes with its node later.
 
-        Totals that only confirm what was held here already change nothing that indexes see.
+        Totals that only confirm a tentative reservation change nothing that indexes see.
         """
         device = self._devices.get(uuid)
-        if device is not None and device.learn(use):
+        if device is not None and device.update_ledger_use(use):
             self.changes.add(device.node)
 
-    def learn_used(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
-        """Learn what leases take of a node's resources; an older version is passed over."""
+    def update_node_use(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
+        """Apply what leases take of a node's resources; an older version is ignored."""
         node = self.nodes.get(name)
         if node is not None and version >= node.version:
-            node.used, node.version = used, version
+            node.used_resources, node.version = used, version
             if node.sum_up():
                 self.changes.add(node)
 
-    def hold(
+    def reserve(
         self,
         pod: PodUid,
         placement: Placement,
         resources: Mapping[str, int],
-        tags: tuple[str, ...] = (),
+        groups: tuple[str, ...] = (),
     ) -> None:
-        """Count a choice as taken until the ledger has spoken of it."""
+        """Count a choice as used until the ledger has replied."""
         node = self.nodes.get(placement.node)
-        if pod in self._holds:
+        if pod in self._reservations:
             self.drop(pod)
         if node is not None:
-            self._holds[pod] = Hold.of(node, self._devices, placement.shares, resources, tags)
+            self._reservations[pod] = TentativeReservation.add(
+                node, self._devices, placement.shares, resources, groups
+            )
             self.changes.add(node)
 
     def drop(self, pod: PodUid) -> None:
-        """Take back a hold: the ledger granted nothing, or its totals contain it already."""
-        hold = self._holds.pop(pod, None)
-        if hold is not None:
-            hold.end()
-            self.changes.add(hold.node)
+        """Remove a tentative reservation: it was not granted, or the totals contain it already."""
+        reservation = self._reservations.pop(pod, None)
+        if reservation is not None:
+            reservation.remove()
+            self.changes.add(reservation.node)
 
-    def settle(self, lease: Lease) -> None:
-        """Replace a hold by the lease it became, until the totals have reached its fences."""
-        hold, node = self._holds.get(lease.pod), self.nodes.get(lease.node)
-        confirmed = hold is not None and hold.node is node and hold.confirm(lease)
-        if hold is not None and confirmed and lease.shares:
-            if hold.is_counted():
+    def confirm(self, lease: Lease) -> None:
+        """Replace a tentative reservation by its lease, until the totals reach its fences."""
+        reservation, node = self._reservations.get(lease.pod), self.nodes.get(lease.node)
+        confirmed = (
+            reservation is not None and reservation.node is node and reservation.confirm(lease)
+        )
+        if reservation is not None and confirmed and lease.shares:
+            if reservation.is_counted():
                 self.drop(lease.pod)
             return
         self.drop(lease.pod)
         if node is None or not lease.shares:
             return
-        hold = Hold.of(
+        reservation = TentativeReservation.add(
             node, self._devices, lease.shares, lease.resources, lease.anti_affinity_groups
         )
-        if hold.is_counted():
-            hold.end()
+        if reservation.is_counted():
+            reservation.remove()
         else:
-            self._holds[lease.pod] = hold
+            self._reservations[lease.pod] = reservation
         self.changes.add(node)
 
-    def forget_counted(self) -> None:
-        """Forget the holds that the totals contain by now."""
-        for pod in [pod for pod, hold in self._holds.items() if hold.is_counted()]:
-            del self._holds[pod]
+    def drop_counted(self) -> None:
+        """Drop the tentative reservations that the totals contain by now."""
+        counted = [pod for pod, one in self._reservations.items() if one.is_counted()]
+        for pod in counted:
+            del self._reservations[pod]
 
-    def _forget_devices(self, devices: Iterable[DeviceState]) -> None:
+    def _remove_devices(self, devices: Iterable[MirroredDevice]) -> None:
         for device in devices:
             if self._devices.get(device.uuid) is device:
                 del self._devices[device.uuid]

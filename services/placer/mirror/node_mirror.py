@@ -1,12 +1,16 @@
-"""Nodes and devices as the mirror holds them: mutable, and summed up for quick questions."""
+"""Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from services.placer.mirror.tentative_uses import (
+    SharingConstraints,
+    TentativeDeviceUse,
+    tentative_uses,
+)
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
-from shared.model.lease import Share
+from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
 from shared.placing.mig_instances import (
     LayoutShapes,
@@ -18,196 +22,221 @@ from shared.placing.mig_instances import (
 )
 from shared.placing.node_filters import accepts_any_pod, free_resources, has_soft_taint
 
-if TYPE_CHECKING:
-    from services.placer.mirror.tentative_reservations import Hold, Manners, Part
-
 NO_USE = DeviceUse()
 
 
-class DeviceState:
-    """One device: what the ledger counted, the holds on top, and the sum of both."""
+class MirroredDevice:
+    """One device: the ledger's totals, tentative uses on top, and the sum of both."""
 
     __slots__ = (
-        "alone",
-        "base",
-        "cores",
+        "accepts_shares",
+        "anti_affinity_groups",
+        "cached_shares",
         "device",
-        "everything",
+        "exclusive",
+        "free_cores",
+        "free_instance_mib",
+        "free_slot_cores",
         "free_units",
-        "guarded",
         "healthy",
+        "in_mig_mode",
         "index",
-        "instance",
-        "known_shares",
-        "largest",
+        "isolation_restricted",
+        "largest_instance_mib",
         "layout",
-        "memory",
-        "mig",
+        "layout_shapes",
+        "ledger_use",
         "node",
-        "parts",
-        "positions",
-        "room",
-        "shared",
         "shares",
         "slots",
-        "slotted_room",
-        "tables",
-        "tags",
-        "total",
-        "unit",
+        "taken_positions",
+        "tentative_uses",
+        "total_mib",
+        "unit_mib",
+        "used_cores",
+        "used_mib",
         "uuid",
+        "whole_units_mib",
     )
 
-    def __init__(self, node: "NodeState", device: Device) -> None:
+    def __init__(self, node: "MirroredNode", device: Device) -> None:
         self.node = node
-        self.base = NO_USE
-        self.parts: list[Part] = []
-        self.memory = 0
-        """MiB taken."""
-        self.cores = 0
+        self.ledger_use = NO_USE
+        self.tentative_uses: list[TentativeDeviceUse] = []
+        self.used_mib = 0
+        self.used_cores = 0
+        """Reserved percent of the cores."""
         self.shares = 0
-        self.tags: frozenset[str] = frozenset()
-        self.alone = False
+        self.anti_affinity_groups: frozenset[str] = frozenset()
+        self.exclusive = False
         self.layout = ""
         """MIG layout that live instances pin; empty: none is live."""
-        self.positions = 0
-        """Its positions that are taken, as bits."""
-        self.describe(device)
+        self.taken_positions = 0
+        """Taken positions of the layout, as bits."""
+        self.update_device(device)
 
-    def describe(self, device: Device, *, closed: bool = False) -> None:
-        """Take over what the agent reports."""
+    def update_device(self, device: Device, *, closed: bool = False) -> None:
+        """Apply the node agent's report of the device; a closed device takes no new shares."""
         self.device = device
         self.uuid = device.uuid
         self.index = device.index
-        self.total = device.memory_mib
-        self.unit = device.unit_mib
+        self.total_mib = device.memory_mib
+        self.unit_mib = device.unit_mib
         self.slots = device.slots
-        self.everything = device.memory_mib // device.unit_mib * device.unit_mib
-        self.mig = device.mode is DeviceMode.MIG
-        self.tables: LayoutShapes = layout_shapes(device.layouts) if self.mig else {}
-        self.largest = largest_instance_mib(self.tables)
+        self.whole_units_mib = device.memory_mib // device.unit_mib * device.unit_mib
+        """MiB of all of the device's whole units."""
+        self.in_mig_mode = device.mode is DeviceMode.MIG
+        self.layout_shapes: LayoutShapes = layout_shapes(device.layouts) if self.in_mig_mode else {}
+        self.largest_instance_mib = largest_instance_mib(self.layout_shapes)
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
-        self.guarded = device.isolation is not Isolation.SHARED
-        """Not every share may come, whatever is free."""
-        self.known_shares: dict[object, Share] = {}
-        self.instance = 0
-        """MiB of the largest MIG instance that is free, 0 if none is."""
-        self.note_manners()
-        self.take(0, 0, 0)
+        self.isolation_restricted = device.isolation is not Isolation.SHARED
+        """The device's isolation does not accept every share."""
+        self.cached_shares: dict[object, Share] = {}
+        self.free_instance_mib = 0
+        """MiB of the largest free MIG instance; 0: none is free."""
+        self.update_constraints()
+        self.add_use(0, 0, 0)
 
-    def learn(self, use: DeviceUse) -> bool:
-        """Take over the ledger's totals and tell whether the sum changed.
-
-        An older fence is an older truth and is passed over.
-        """
-        if use.fence < self.base.fence:
+    def update_ledger_use(self, use: DeviceUse) -> bool:
+        """Apply the ledger's totals and return whether the sum changed; ignore an older fence."""
+        if use.fence < self.ledger_use.fence:
             return False
-        before = self._summed()
-        self.base = use
-        if self.parts:
-            self.parts = [part for part in self.parts if not part.is_counted()]
+        before = self._sums()
+        self.ledger_use = use
+        if self.tentative_uses:
+            self.tentative_uses = [one for one in self.tentative_uses if not self.counts(one)]
         self.sum_up()
-        return before != self._summed()
+        return before != self._sums()
 
-    def _summed(self) -> tuple[object, ...]:
-        manners = (self.tags, self.alone, self.layout, self.positions)
-        return (self.memory, self.cores, self.shares, manners)
+    def counts(self, use: TentativeDeviceUse) -> bool:
+        """Return whether the ledger's totals of the device contain the use."""
+        return 0 < use.fence <= self.ledger_use.fence
+
+    def _sums(self) -> tuple[object, ...]:
+        constraints = (
+            self.anti_affinity_groups,
+            self.exclusive,
+            self.layout,
+            self.taken_positions,
+        )
+        return (self.used_mib, self.used_cores, self.shares, constraints)
 
     def sum_up(self) -> None:
-        """Add the holds to the ledger's totals."""
-        use, parts = self.base, self.parts
-        self.note_manners()
-        self.take(
-            use.memory_mib + sum(part.memory for part in parts) - self.memory,
-            use.cores_percent + sum(part.cores for part in parts) - self.cores,
-            use.shares + sum(part.shares for part in parts) - self.shares,
+        """Add the tentative uses to the ledger's totals."""
+        ledger_use, tentative = self.ledger_use, self.tentative_uses
+        self.update_constraints()
+        self.add_use(
+            ledger_use.memory_mib + sum(use.memory_mib for use in tentative) - self.used_mib,
+            ledger_use.cores_percent
+            + sum(use.cores_percent for use in tentative)
+            - self.used_cores,
+            ledger_use.shares + sum(use.shares for use in tentative) - self.shares,
         )
 
-    def note_manners(self) -> None:
-        """Work out who is on the device, whether he keeps it to himself, and in which instances."""
-        base = self.base
-        self.tags, self.alone, self.layout = base.anti_affinity_groups, base.exclusive, base.layout
-        if self.mig:
-            self.positions = parse_positions(base.slots_taken) if base.layout else 0
-        for part in self.parts:
-            if part.manners is not None:
-                self._note(part.manners)
-        self.shared = not (self.mig or self.layout or self.alone) and self.healthy
-        """Shares that HAMi-core holds to may come, as far as manners go."""
+    def update_constraints(self) -> None:
+        """Recompute groups, exclusive use, the MIG layout and its taken positions."""
+        ledger_use = self.ledger_use
+        self.anti_affinity_groups = ledger_use.anti_affinity_groups
+        self.exclusive, self.layout = ledger_use.exclusive, ledger_use.layout
+        if self.in_mig_mode:
+            self.taken_positions = (
+                parse_positions(ledger_use.slots_taken) if ledger_use.layout else 0
+            )
+        for use in self.tentative_uses:
+            if use.constraints is not None:
+                self._add_constraints(use.constraints)
+        self.accepts_shares = (
+            not (self.in_mig_mode or self.layout or self.exclusive) and self.healthy
+        )
+        """Shares that HAMi-core enforces are not excluded by mode, exclusive use or health."""
 
-    def _note(self, manners: "Manners") -> None:
-        self.tags = self.tags.union(manners.tags)
-        self.alone = self.alone or manners.alone
-        self.layout = self.layout or manners.layout
-        if manners.layout == self.layout:
-            self.positions |= manners.positions
+    def _add_constraints(self, constraints: SharingConstraints) -> None:
+        self.anti_affinity_groups = self.anti_affinity_groups.union(
+            constraints.anti_affinity_groups
+        )
+        self.exclusive = self.exclusive or constraints.exclusive
+        self.layout = self.layout or constraints.layout
+        if constraints.layout == self.layout:
+            self.taken_positions |= constraints.positions
 
-    def take(self, memory: int, cores: int, shares: int) -> None:
-        """Count so much more as taken."""
-        self.node.taken += memory
+    def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
+        """Add to what is used; negative amounts are subtracted."""
+        self.node.used_mib += memory_mib
         self.node.shares += shares
-        self.memory += memory
-        self.cores += cores
+        self.used_mib += memory_mib
+        self.used_cores += cores_percent
         self.shares += shares
-        free = self.total - self.memory
-        self.free_units = free // self.unit if free > 0 else 0
-        self.room = room = 100 - self.cores if self.shared else -1
-        """Percent of the cores that another share may reserve; -1: none may come."""
-        self.slotted_room = room if self.shares < self.slots else -1
+        free_mib = self.total_mib - self.used_mib
+        self.free_units = free_mib // self.unit_mib if free_mib > 0 else 0
+        self.free_cores = free_cores = 100 - self.used_cores if self.accepts_shares else -1
+        """Percent of the cores that another share can reserve; -1: no share is accepted."""
+        self.free_slot_cores = free_cores if self.shares < self.slots else -1
         """The same for a share that takes a slot."""
-        if self.mig:
-            self.instance = self._largest_free(free)
+        if self.in_mig_mode:
+            self.free_instance_mib = self._largest_free_instance(free_mib)
 
-    def _largest_free(self, free: int) -> int:
-        """Shares from before it was partitioned keep a device from being partitioned at all."""
-        if not self.healthy or self.alone or (self.shares and not self.layout):
+    def _largest_free_instance(self, free_mib: int) -> int:
+        """Return 0 also where shares from before MIG mode prevent partitioning."""
+        if not self.healthy or self.exclusive or (self.shares and not self.layout):
             return 0
-        return largest_free_mib(self.tables, self.layout, self.positions, free)
+        return largest_free_mib(self.layout_shapes, self.layout, self.taken_positions, free_mib)
 
-    def give_back(self, part: "Part") -> None:
-        """Count a hold's part, no longer among `parts`, as taken no more."""
-        if part.manners is not None:
-            self.note_manners()
-        self.take(-part.memory, -part.cores, -part.shares)
+    def add_tentative_use(self, use: TentativeDeviceUse) -> None:
+        """Count a tentative use."""
+        self.tentative_uses.append(use)
+        if use.constraints is not None:
+            self.update_constraints()
+        self.add_use(use.memory_mib, use.cores_percent, use.shares)
+
+    def remove_tentative_use(self, use: TentativeDeviceUse) -> None:
+        """Stop counting a tentative use, unless the ledger's totals have replaced it."""
+        if use in self.tentative_uses:
+            self.tentative_uses.remove(use)
+            if use.constraints is not None:
+                self.update_constraints()
+            self.add_use(-use.memory_mib, -use.cores_percent, -use.shares)
 
     def use(self) -> DeviceUse:
         """Return the sum as the model's value."""
+        taken = self.taken_positions
         return DeviceUse(
-            memory_mib=self.memory,
-            cores_percent=self.cores,
+            memory_mib=self.used_mib,
+            cores_percent=self.used_cores,
             shares=self.shares,
-            fence=self.base.fence,
-            anti_affinity_groups=self.tags,
-            exclusive=self.alone,
-            slots_taken=format_positions(self.positions) if self.mig else self.base.slots_taken,
+            fence=self.ledger_use.fence,
+            anti_affinity_groups=self.anti_affinity_groups,
+            exclusive=self.exclusive,
+            slots_taken=(
+                format_positions(taken) if self.in_mig_mode else self.ledger_use.slots_taken
+            ),
             layout=self.layout,
-            claimed_by=self.base.claimed_by,
+            claimed_by=self.ledger_use.claimed_by,
         )
 
 
-class NodeState:
-    """One node: its facts, its devices in order of index, and what is left of its resources."""
+class MirroredNode:
+    """One node: its facts, its devices by ascending index, and its free resources."""
 
     __slots__ = (
+        "accepts_any_pod",
         "devices",
         "facts",
-        "free",
-        "gone",
-        "guarded",
-        "holds",
-        "linked",
-        "mig",
+        "free_resources",
+        "has_mig",
+        "has_soft_taint",
+        "has_topology",
+        "isolation_restricted",
+        "linked_sets",
         "name",
-        "open",
-        "served",
-        "sets",
+        "removed",
+        "serving",
+        "shareable_devices",
         "shares",
-        "sharing",
-        "soft",
-        "taken",
-        "total",
-        "used",
+        "tentative_reservations",
+        "total_mib",
+        "used_mib",
+        "used_resources",
         "version",
     )
 
@@ -215,72 +244,136 @@ class NodeState:
         self.name = name
         self.facts = NodeFacts(name=name)
         self.version = 0
-        self.used: Mapping[str, int] = {}
-        self.served: frozenset[str] = frozenset()
+        self.used_resources: Mapping[str, int] = {}
+        """What live leases take of resources other than devices."""
+        self.serving: frozenset[str] = frozenset()
+        """Resource names that the node agent serves."""
         self.put_devices(())
-        self.holds: list[Hold] = []
-        self.gone = False
-        self.open = True
-        self.soft = False
-        self.total = 0
+        self.tentative_reservations: list[TentativeReservation] = []
+        self.removed = False
+        self.accepts_any_pod = True
+        self.has_soft_taint = False
+        self.total_mib = 0
         """MiB of all its devices."""
-        self.taken = 0
-        """MiB taken of all its devices."""
+        self.used_mib = 0
+        """Used MiB of all its devices."""
         self.shares = 0
         """Shares on all its devices."""
-        self.free: dict[str, int] = {}
+        self.free_resources: dict[str, int] = {}
 
-    def put_devices(self, devices: Iterable[DeviceState]) -> None:
-        """Take over which devices there are."""
+    def put_devices(self, devices: Iterable[MirroredDevice]) -> None:
+        """Replace the devices."""
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
-        self.mig = any(device.mig for device in self.devices)
-        """Some are in MIG mode."""
-        self.guarded = any(device.guarded for device in self.devices)
-        self.sharing = tuple(
+        self.has_mig = any(device.in_mig_mode for device in self.devices)
+        """At least one device is in MIG mode."""
+        self.isolation_restricted = any(device.isolation_restricted for device in self.devices)
+        self.shareable_devices = tuple(
             device
             for device in self.devices
-            if device.device.isolation is not Isolation.STRICT or device.mig
+            if device.device.isolation is not Isolation.STRICT or device.in_mig_mode
         )
-        """Those that may be had in parts."""
-        self.linked = any(
+        """Devices of which a pod can get less than all."""
+        self.has_topology = any(
             device.device.links or device.device.numa is not None for device in self.devices
         )
-        """It is known how they lie to each other."""
-        self.sets: dict[object, tuple[int, tuple[int, ...]]] = {}
-        """Which sets of them are linked best, as far as it was asked: see `topology`."""
+        """Links between devices or their NUMA nodes are known."""
+        self.linked_sets: dict[object, tuple[int, tuple[int, ...]]] = {}
+        """Cache of the best linked sets of devices: see `device_topology`."""
 
-    def describe(self, node: LedgerNode, devices: Sequence[DeviceState]) -> None:
-        """Take over everything the ledger says of the node."""
+    def update_node(self, node: LedgerNode, devices: Sequence[MirroredDevice]) -> None:
+        """Apply everything that the ledger has of the node."""
         self.facts = node.facts
         self.version = node.version
-        self.used = node.used
-        self.served = node.serving
+        self.used_resources = node.used
+        self.serving = node.serving
         self.put_devices(devices)
-        self.open = accepts_any_pod(node.facts)
-        self.soft = has_soft_taint(node.facts)
-        self.total = sum(device.total for device in devices)
-        self.taken = sum(device.memory for device in devices)
+        self.accepts_any_pod = accepts_any_pod(node.facts)
+        self.has_soft_taint = has_soft_taint(node.facts)
+        self.total_mib = sum(device.total_mib for device in devices)
+        self.used_mib = sum(device.used_mib for device in devices)
         self.shares = sum(device.shares for device in devices)
         self.sum_up()
 
     def sum_up(self) -> bool:
-        """Work out afresh what is left of each resource; tell whether it changed."""
-        before = self.free
-        if self.holds:
-            self.holds = [hold for hold in self.holds if not hold.is_counted()]
-        self.free = free_resources(self.facts, self.used)
-        for hold in self.holds:
-            self.take(hold.resources)
-        return self.free != before
+        """Recompute the free amount of each resource; return whether one changed."""
+        before = self.free_resources
+        if self.tentative_reservations:
+            self.tentative_reservations = [
+                reservation
+                for reservation in self.tentative_reservations
+                if not reservation.is_counted()
+            ]
+        self.free_resources = free_resources(self.facts, self.used_resources)
+        for reservation in self.tentative_reservations:
+            self.subtract_resources(reservation.resources)
+        return self.free_resources != before
 
-    def take(self, resources: Mapping[str, int]) -> None:
-        """Subtract what a hold takes."""
-        free = self.free
+    def subtract_resources(self, resources: Mapping[str, int]) -> None:
+        """Subtract what a tentative reservation takes."""
+        free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) - amount
 
-    def give_back(self, resources: Mapping[str, int]) -> None:
-        """Add what a hold took."""
-        free = self.free
+    def add_resources(self, resources: Mapping[str, int]) -> None:
+        """Add what a removed tentative reservation took."""
+        free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
+
+
+class TentativeReservation:
+    """What one chosen placement takes until the ledger's totals contain it."""
+
+    __slots__ = ("node", "resources", "uses")
+
+    def __init__(
+        self,
+        node: MirroredNode,
+        uses: list[tuple[MirroredDevice, TentativeDeviceUse]],
+        resources: Mapping[str, int],
+    ) -> None:
+        self.node = node
+        self.uses = uses
+        self.resources = resources
+
+    @classmethod
+    def add(
+        cls,
+        node: MirroredNode,
+        devices: Mapping[DeviceUuid, MirroredDevice],
+        shares: Sequence[Share],
+        resources: Mapping[str, int],
+        groups: tuple[str, ...],
+    ) -> "TentativeReservation":
+        """Make a reservation of `shares` and count it on the node and its devices."""
+        uses: list[tuple[MirroredDevice, TentativeDeviceUse]] = []
+        for uuid, use in tentative_uses(shares, groups):
+            device = devices.get(uuid)
+            if device is not None:
+                device.add_tentative_use(use)
+                uses.append((device, use))
+        reservation = cls(node, uses, resources)
+        node.tentative_reservations.append(reservation)
+        node.subtract_resources(resources)
+        return reservation
+
+    def confirm(self, lease: Lease) -> bool:
+        """Set the fences of the lease; return False, with nothing set, if its devices differ."""
+        fences = {share.device: share.fence for share in lease.shares}
+        if {device.uuid for device, _ in self.uses} != fences.keys():
+            return False
+        for device, use in self.uses:
+            use.fence = fences[device.uuid]
+        return True
+
+    def is_counted(self) -> bool:
+        """Return whether the ledger's totals contain it: one change brings all of a lease."""
+        return any(device.counts(use) for device, use in self.uses)
+
+    def remove(self) -> None:
+        """Stop counting the reservation."""
+        for device, use in self.uses:
+            device.remove_tentative_use(use)
+        if self in self.node.tentative_reservations:
+            self.node.tentative_reservations.remove(self)
+            self.node.add_resources(self.resources)

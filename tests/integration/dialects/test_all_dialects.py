@@ -64,9 +64,9 @@ class MixMachine(RuleBasedStateMachine):
         for name in NODES:
             await self.leases.save_node(facts(name, labels=LABELS))
             await self.report(name)
-        self.following = [asyncio.create_task(placer.follow()) for placer in self.placers]
+        self.following = [asyncio.create_task(placer.follow_ledger()) for placer in self.placers]
         async with asyncio.timeout(20):
-            while any(placer.missing() for placer in self.placers):
+            while any(placer.unready_reason() for placer in self.placers):
                 await asyncio.sleep(0.001)
 
     async def report(self, name: NodeName) -> None:

@@ -64,10 +64,10 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
     for number in range(3):
         await preemptions.open(preemption(f"p{number}", number))
     placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
-    following = asyncio.create_task(placer.follow())
+    following = asyncio.create_task(placer.follow_ledger())
     try:
         async with asyncio.timeout(30):
-            while placer.missing():
+            while placer.unready_reason():
                 await asyncio.sleep(0.01)
         other = pod_queued("other", request(gpu(memory=1_000), resources={"cpu": 100, "pods": 1}))
 

@@ -112,7 +112,7 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
         try:
             async with asyncio.timeout(30):
                 await asyncio.gather(*(begun.wait() for begun in started))
-                while any(placer.missing() for placer in placers):
+                while any(placer.unready_reason() for placer in placers):
                     await asyncio.sleep(0.01)
             yield World(leases, bus)
         finally:
@@ -146,7 +146,7 @@ async def test_of_two_gangs_that_each_fit_alone_one_runs_whole_and_then_the_othe
     chance = random.Random(seed)  # noqa: S311
     nodes = chance.randint(1, 3)
     shares = 2 * nodes * 2
-    """Places for pods of half a device."""
+    """Positions for pods of half a device."""
     sizes = {name: chance.randint(shares // 2 + 1, shares) for name in ("a", "b")}
     async with nats_server() as nats, world(server, nats, nodes) as it:
         pods = [pod for name, size in sizes.items() for pod in gang(name, size, DEVICE_MIB // 2)]
@@ -158,7 +158,7 @@ async def test_of_two_gangs_that_each_fit_alone_one_runs_whole_and_then_the_othe
         second = next(name for name in sizes if f"default/{name}" != first)
         assert held == sizes[first.removeprefix("default/")]
         [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting_pods.load()}
-        assert why.startswith(f"gang default/{second} runs with {sizes[second]} pods at once")
+        assert why.startswith(f"gang default/{second} needs {sizes[second]} pods at once")
         await it.end(first)
         await it.until(Counter({f"default/{second}": sizes[second]}))
         await assert_sound(it.leases)
@@ -194,7 +194,7 @@ async def test_a_gang_waits_for_its_pods_and_says_so(server: ValkeyServer) -> No
         assert await it.held() == {}
         assert {why.hint for why in said} >= {"create the other 1, or lower the gang's minimum"}
         assert max(why.reason for why in said) == (
-            "gang default/a runs with 4 pods at once or not at all; 3 of 4 pods are here"
+            "gang default/a needs 4 pods at once; 3 of 4 pods exist"
         )
 
         await it.queue(pods[3:])

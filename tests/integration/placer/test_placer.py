@@ -116,7 +116,7 @@ async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
             type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)
         )
         async with asyncio.timeout(30):
-            while placer.mirror.nodes[NodeName("a")].open:
+            while placer.mirror.nodes[NodeName("a")].accepts_any_pod:
                 await asyncio.sleep(0.01)
 
         assert [type(one) for one in await placer.place_pods(pods(1))] == [PlacementRefused]
@@ -234,7 +234,7 @@ async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_hig
         await leases.release([PodUid("uid-0")], reason="gone")
         async with asyncio.timeout(30):
             freed = await leases.capacity()
-            while min(one.capacity, other.capacity) < freed:
+            while min(one.mirror.capacity, other.mirror.capacity) < freed:
                 await asyncio.sleep(0.01)
 
         late = await other.place_pods([pod_queued("late", SHARE)])

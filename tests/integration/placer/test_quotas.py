@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.placer.service import Answer, Placer
+from services.placer.rounds.decision_writer import PlacementEvent
+from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
@@ -42,10 +43,10 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 @pytest.fixture
 async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
     placer = Placer(leases, SystemClock(), Uncounted(), dice(3), ttl_s=30.0)
-    following = asyncio.create_task(placer.follow())
+    following = asyncio.create_task(placer.follow_ledger())
     try:
         async with asyncio.timeout(30):
-            while placer.missing():
+            while placer.unready_reason():
                 await asyncio.sleep(0.01)
         yield placer
     finally:
@@ -63,7 +64,7 @@ async def add_node(leases: RedisLeases, name: str, model: str, **labels: str) ->
     await leases.save_devices(report(name, [device(name, 0, model=model)]))
 
 
-def told(answers: Sequence[Answer]) -> dict[str, str]:
+def told(answers: Sequence[PlacementEvent]) -> dict[str, str]:
     """Return by pod where it goes, or why it waits."""
     return {
         one.lease.pod if isinstance(one, PlacementChosen) else one.pod: (
@@ -84,8 +85,8 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_na
 
     [refused] = [one for one in answers if isinstance(one, PlacementRefused)]
     assert refused.refusal.reason == (
-        "the GPU quota of namespace team is in the way: it allows 0.5 GPUs, 0.5 are held and 0.25 "
-        "asked for"
+        "the GPU quota of namespace team blocks the pod: it allows 0.5 GPUs, 0.5 are used and 0.25 "
+        "requested"
     )
     assert refused.refusal.counts == (("ExceedsGPUQuota", 1),)
     assert "raise its GPUQuota" in refused.refusal.hint
@@ -134,7 +135,7 @@ async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
     answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
     assert sorted(answers.values())[:4] == ["a"] * 4
-    assert "it allows 1 GPU cards, 1 are held and 1 asked for" in max(answers.values())
+    assert "it allows 1 GPU cards, 1 are used and 1 asked for" in max(answers.values())
     devices = {share.device for lease in await assert_sound(leases) for share in lease.shares}
     assert len(devices) == 1
 
@@ -163,7 +164,7 @@ async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_rais
 
     answers = told(await placer.place_pods(ranks))
 
-    assert all("the GPU quota of namespace team is in the way" in why for why in answers.values())
+    assert all("the GPU quota of namespace team blocks the pod" in why for why in answers.values())
     assert not await assert_sound(leases)
 
     await leases.quotas.save([], read_at=NOW + 1)
@@ -189,7 +190,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
 
     [(name, why)] = told(await placer.place_pods([pod("ours")])).items()
 
-    assert "0 GPU cards of model T4, 0 are held and 1 asked for; elsewhere 0/2 nodes" in why
+    assert "0 GPU cards of model T4, 0 are used and 1 asked for; elsewhere 0/2 nodes" in why
     await leases.release([(await held_on(leases, "b"))[0]], reason="test")
     assert [each.pod for each in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [name]
 

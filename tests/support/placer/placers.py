@@ -21,10 +21,10 @@ async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]
     several = [
         Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0) for seed in range(count)
     ]
-    following = [asyncio.create_task(placer.follow()) for placer in several]
+    following = [asyncio.create_task(placer.follow_ledger()) for placer in several]
     try:
         async with asyncio.timeout(30):
-            while any(placer.missing() for placer in several):
+            while any(placer.unready_reason() for placer in several):
                 await asyncio.sleep(0.01)
         yield several
     finally:

@@ -1,8 +1,8 @@
 """A cluster of the placer's mirror alone, in which what is placed stays placed."""
 
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
@@ -14,9 +14,9 @@ class Cluster:
     """A mirror with its index. Pods are called uid-1, uid-2, ..."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.mirror = Mirror()
+        self.mirror = ClusterMirror()
         self.mirror.reset(nodes)
-        self.index = Index(self.mirror)
+        self.index = NodeIndex(self.mirror)
         self.pods = 0
 
     def place(self, wanted: PodRequest) -> Placement | Refusal:
@@ -24,7 +24,7 @@ class Cluster:
         if isinstance(answer, Refusal):
             return answer
         self.pods += 1
-        self.mirror.hold(
+        self.mirror.reserve(
             PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.anti_affinity_groups
         )
         return answer[0]

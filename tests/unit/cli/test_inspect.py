@@ -366,7 +366,7 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
         resource_version="1",
         request=PodRequest(gang=gang),
     )
-    waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
+    waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods exist"), capacity=1)
     peer = structs.replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
     node = replace(NODE, leases=(peer,))
     snapshot = Snapshot(read_at=1_000.0, nodes=(node,), waiting=(waiting,))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.model.lease import Lease
@@ -32,14 +32,14 @@ class Placed:
     """A mirror that keeps what is placed, with a recount beside it."""
 
     def __init__(self, seed: int) -> None:
-        self.mirror = Mirror()
+        self.mirror = ClusterMirror()
         self.mirror.reset(
             [
                 ledger_node(name, *devices, labels=LABELS, served=SERVED)
                 for name, devices in NODES.items()
             ]
         )
-        self.index = Index(self.mirror)
+        self.index = NodeIndex(self.mirror)
         self.recount = Recount(NODES)
         self.draw = dice(seed)
 
@@ -63,7 +63,7 @@ class Placed:
         if isinstance(answer, Refusal):
             return None
         pod = PodUid(f"uid-{number}")
-        self.mirror.hold(pod, answer[0], request.resources, request.anti_affinity_groups)
+        self.mirror.reserve(pod, answer[0], request.resources, request.anti_affinity_groups)
         return _lease(pod, request, answer[0])
 
     def end(self, pod: str) -> None:

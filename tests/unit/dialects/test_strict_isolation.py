@@ -11,9 +11,9 @@ from services.node_agent.gpus.sharing_config import (
     without_isolation,
 )
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -53,9 +53,9 @@ def strict_part() -> PodRequest:
 
 
 def answer(wanted: PodRequest, *cards: Any) -> Placement | Refusal:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset([ledger_node("n", *cards)])
-    said = place(wanted, Index(mirror), dice(1))
+    said = place(wanted, NodeIndex(mirror), dice(1))
     return said if isinstance(said, Refusal) else said[0]
 
 
@@ -136,7 +136,7 @@ def test_without_instances_a_strict_part_is_refused_by_name_and_for_good() -> No
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuIsolationStrict", 1),)
     assert "takes MIG instances or whole GPUs only" in refusal.nearest_nodes[0].devices[0].reason
-    assert "take the strict isolation off the pod" in refusal.hint
+    assert "remove strict isolation from the pod" in refusal.hint
     assert refusal.permanent
 
 
@@ -184,11 +184,11 @@ def test_a_node_gets_only_shares_that_its_isolation_allows(
 
 
 def test_the_index_offers_no_strict_node_for_a_part() -> None:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset([ledger_node(f"n{n}", STRICT) for n in range(3)])
     (node, *_) = mirror.nodes.values()
 
-    assert node.sharing == ()
+    assert node.shareable_devices == ()
     assert len(node.devices) == 1
 
 

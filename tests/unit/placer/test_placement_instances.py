@@ -174,7 +174,7 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
 
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
-    assert refusal.hint.startswith("ask for at most 80896 MiB")
+    assert refusal.hint.startswith("request at most 80896 MiB")
     assert "the largest in its layouts has 80896 MiB" in (
         refusal.nearest_nodes[0].devices[0].reason
     )

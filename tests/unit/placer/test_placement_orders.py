@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.placer.choice.placement import place
+from services.placer.placement import place
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
 from shared.model.lease import Share, bookings
 from shared.model.ledger import LedgerNode
@@ -192,7 +192,9 @@ def requests(draw: Any) -> PodRequest:
     )
 
 
-def _check(wanted: PodRequest, mirror: Mirror, index: Index, nodes: list[LedgerNode]) -> None:
+def _check(
+    wanted: PodRequest, mirror: ClusterMirror, index: NodeIndex, nodes: list[LedgerNode]
+) -> None:
     """Ask the index, and judge its answer by the naive scan over the same nodes."""
     by_name = {node.facts.name: node for node in nodes}
     answer = place(wanted, index, dice(1))
@@ -211,9 +213,9 @@ def _check(wanted: PodRequest, mirror: Mirror, index: Index, nodes: list[LedgerN
 def test_a_placement_fits_and_a_refusal_is_shared_by_the_naive_scan(
     nodes: list[LedgerNode], wanted: list[PodRequest]
 ) -> None:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset(nodes)
-    index = Index(mirror)
+    index = NodeIndex(mirror)
 
     for one in wanted:
         _check(one, mirror, index, nodes)
@@ -266,9 +268,9 @@ def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) ->
 def test_after_any_changes_the_index_answers_as_one_built_anew(
     nodes: list[LedgerNode], steps: list[Any]
 ) -> None:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset(nodes)
-    index = Index(mirror)
+    index = NodeIndex(mirror)
     truth = {node.facts.name: node for node in nodes}
 
     for number, step in enumerate(steps):
@@ -276,7 +278,7 @@ def test_after_any_changes_the_index_answers_as_one_built_anew(
             _check(step, mirror, index, list(truth.values()))
             answer = place(step, index, dice(number))
             if not isinstance(answer, Refusal):
-                mirror.hold(
+                mirror.reserve(
                     PodUid(str(number)), answer[0], step.resources, step.anti_affinity_groups
                 )
                 node = truth[answer[0].node]
@@ -326,15 +328,15 @@ asked = st.builds(
 def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
     node: LedgerNode, steps: list[PodRequest]
 ) -> None:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset([node])
-    index = Index(mirror)
+    index = NodeIndex(mirror)
 
     for number, step in enumerate(steps):
         _check(step, mirror, index, [node])
         answer = place(step, index, dice(number))
         if not isinstance(answer, Refusal):
-            mirror.hold(PodUid(str(number)), answer[0], step.resources)
+            mirror.reserve(PodUid(str(number)), answer[0], step.resources)
             taken = {card.uuid: held.slots_taken for card, held in node.devices}
             for share in answer[0].shares:
                 assert share.mig is not None
@@ -343,16 +345,16 @@ def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
 
 
 def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:
-    mirror = Mirror()
+    mirror = ClusterMirror()
     mirror.reset([ledger_node("n1", device())])
-    index = Index(mirror)
+    index = NodeIndex(mirror)
     wanted = request(gpu(memory=1000))
     answer = place(wanted, index, dice(1))
     assert not isinstance(answer, Refusal)
-    mirror.hold(PodUid("uid"), answer[0], wanted.resources)
+    mirror.reserve(PodUid("uid"), answer[0], wanted.resources)
     card = mirror.nodes[NodeName("n1")].devices[0]
-    assert (card.memory, card.shares) == (1000, 1)
+    assert (card.used_mib, card.shares) == (1000, 1)
 
-    mirror.learn_use(card.uuid, use(1000, fence=1))
-    mirror.learn_used(NodeName("n1"), wanted.resources, 2)
-    assert card.memory == 2000, "nobody has said yet that the totals contain the hold"
+    mirror.update_device_use(card.uuid, use(1000, fence=1))
+    mirror.update_node_use(NodeName("n1"), wanted.resources, 2)
+    assert card.used_mib == 2000, "nobody has said yet that the totals contain the hold"

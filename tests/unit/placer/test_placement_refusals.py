@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.placer.choice.placement import place
-from services.placer.index.node_index import Index
-from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
@@ -16,13 +16,13 @@ from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodReque
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 
 
-def index_of(*nodes: LedgerNode) -> Index:
-    mirror = Mirror()
+def index_of(*nodes: LedgerNode) -> NodeIndex:
+    mirror = ClusterMirror()
     mirror.reset(nodes)
-    return Index(mirror)
+    return NodeIndex(mirror)
 
 
-def answer(wanted: PodRequest, index: Index) -> tuple[Placement, ...] | Refusal:
+def answer(wanted: PodRequest, index: NodeIndex) -> tuple[Placement, ...] | Refusal:
     return place(wanted, index, dice(3))
 
 
@@ -32,7 +32,7 @@ def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
     return said
 
 
-def chosen(wanted: PodRequest, index: Index) -> list[str]:
+def chosen(wanted: PodRequest, index: NodeIndex) -> list[str]:
     said = answer(wanted, index)
     return [] if isinstance(said, Refusal) else [placement.node for placement in said]
 
@@ -65,7 +65,7 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
 
     assert refusal.nearest_nodes[0] == NodeVerdict(
         node=NodeName("near"),
-        reason="Insufficient GPU memory (1 GPU wanted, 0 of those there fit)",
+        reason="Insufficient GPU memory (1 GPU requested, 0 fit)",
         devices=(
             DeviceVerdict(
                 device=device("GPU-near").uuid,
@@ -74,7 +74,7 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
             ),
         ),
     )
-    assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node near device 3"
+    assert refusal.hint == "request at most 2768 MiB: node near device 3 has the most free memory"
 
 
 def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
@@ -84,7 +84,7 @@ def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
         ledger_node("closed", device("GPU-empty"), unschedulable=True),
     )
 
-    assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node full device 0"
+    assert refusal.hint == "request at most 2768 MiB: node full device 0 has the most free memory"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_resource_whose_list_was_too_long_points_at_what_is_served_in_its_plac
 
     refusal = refused(request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",)), node)
 
-    assert refusal.hint.startswith("ask for leasehold.dev/share: 1 beside it: node n1 has so much")
+    assert refusal.hint.startswith("request leasehold.dev/share: 1 beside it: node n1 has so much")
 
 
 def test_an_empty_cluster_is_no_reason_to_give_up() -> None:
@@ -164,7 +164,7 @@ def test_a_waiting_pod_fits_once_capacity_is_freed() -> None:
     wanted = request(gpu(memory=1))
 
     assert chosen(wanted, index) == []
-    index.mirror.learn_use(device().uuid, DeviceUse(fence=2))
+    index.mirror.update_device_use(device().uuid, DeviceUse(fence=2))
     assert chosen(wanted, index) == ["n1"]
 
 
@@ -175,9 +175,11 @@ def test_preferred_nodes_come_first_and_soft_taints_last() -> None:
         ledger_node("plain", device("GPU-2")),
         ledger_node("liked", device("GPU-3"), labels={"zone": "a"}),
     )
-    liking = NodeRequirements(preferred=((10, (NodeTerm(key="zone", operator="Exists"),)),))
+    preference_weight = NodeRequirements(
+        preferred=((10, (NodeTerm(key="zone", operator="Exists"),)),)
+    )
 
-    assert chosen(request(gpu(memory=1), node_requirements=liking), index)[0] == "liked"
+    assert chosen(request(gpu(memory=1), node_requirements=preference_weight), index)[0] == "liked"
     assert chosen(request(gpu(memory=1)), index)[0] != "soft"
 
 

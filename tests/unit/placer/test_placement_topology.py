@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.placer.choice.device_topology import best_set
-from services.placer.mirror.cluster_mirror import Mirror
-from services.placer.mirror.node_mirror import NodeState
+from services.placer.choice.device_topology import best_linked_set
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.mirror.node_mirror import MirroredNode
 from shared.model.device import Device
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
@@ -138,7 +138,7 @@ def test_what_lies_nobody_knows_where_is_within_no_scope_and_says_so() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
     assert [(v.index, v.reason) for v in refusal.nearest_nodes[0].devices] == [
-        (1, "its NUMA node is not known, and the pod wants all its GPUs on one")
+        (1, "its NUMA node is not known, and the pod requires all its GPUs on one")
     ]
     assert chosen(asking(1, topology_scope=TopologyScope.NUMA), known, unknown) == [0]
     assert chosen(asking(1, topology_scope=TopologyScope.NUMA), unknown) == []
@@ -155,8 +155,8 @@ def test_devices_that_fit_but_lie_apart_are_named_as_that() -> None:
     assert refusal.permanent
 
 
-def mirrored(held: list[Device]) -> NodeState:
-    mirror = Mirror()
+def mirrored(held: list[Device]) -> MirroredNode:
+    mirror = ClusterMirror()
     mirror.reset([ledger_node("n1", *held)])
     return mirror.nodes[NodeName("n1")]
 
@@ -165,7 +165,7 @@ def test_sixteen_devices_are_searched_greedily_and_found_well() -> None:
     boards = {(a, b): NVLINK for a, b in combinations(range(16), 2) if a // 8 == b // 8}
     node = mirrored(cards(16, boards))
 
-    places = best_set(asking(4), node.devices[5:], 4)
+    places = best_linked_set(asking(4), node.devices[5:], 4)
 
     assert places is not None
     assert {node.devices[5 + place].index // 8 for place in places} == {1}
@@ -177,7 +177,7 @@ def test_the_greedy_search_is_seldom_far_from_the_best() -> None:
     for _ in range(30):
         links = {pair: dice.choice((10, 30, 50, 150)) for pair in combinations(range(9), 2)}
         node = mirrored(cards(9, links))
-        places = best_set(asking(3), node.devices, 3)
+        places = best_linked_set(asking(3), node.devices, 3)
         assert places is not None
         found += sum(links[pair] for pair in combinations(places, 2))
         best += max(

@@ -58,7 +58,7 @@ class Ledger:
         self.stale_once: set[PodUid] = set()
         self.held: list[Lease] = []
         self.outcomes: list[ReservationOutcome] = []
-        """Told once each, in order, instead of granting."""
+        """LastVerdicts once each, in order, instead of granting."""
         self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
         self.snapshots = 0
 
@@ -127,7 +127,7 @@ class Running:
         self.placer = Placer(self.ledger, self.clock, self.tally, dice(1), ttl_s=30.0)
 
     async def __aenter__(self) -> "Running":
-        self.following = asyncio.create_task(self.placer.follow())
+        self.following = asyncio.create_task(self.placer.follow_ledger())
         await self.settled()
         return self
 
@@ -137,7 +137,7 @@ class Running:
 
     async def settled(self) -> None:
         async with asyncio.timeout(30):
-            while self.placer.missing() or not self.ledger.feed.empty():
+            while self.placer.unready_reason() or not self.ledger.feed.empty():
                 await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_what_the_ledger_finds_taken_is_decided_afresh_with_its_totals() -
         assert isinstance(answers[0], PlacementChosen)
         assert answers[0].lease.node == "n2"
         assert [c.node for c in it.ledger.groups[1][0].candidates] == ["n2"]
-        assert it.tally.counts["full"] == 1
+        assert it.tally.counts["no_capacity"] == 1
 
 
 async def test_refusals_beside_a_disturbed_reservation_are_decided_again() -> None:
@@ -345,13 +345,13 @@ async def test_an_unreachable_ledger_leaves_no_hold_behind() -> None:
         with pytest.raises(UnavailableError):
             await it.placer.place_pods([pod_queued("uid-1", request(gpu()))])
 
-        assert it.placer.mirror.nodes[NodeName("n1")].devices[0].memory == 0
+        assert it.placer.mirror.nodes[NodeName("n1")].devices[0].used_mib == 0
 
 
 async def test_before_the_first_snapshot_nothing_is_decided() -> None:
     it = Running(*two_nodes())
 
-    assert it.placer.missing() == "no snapshot of the ledger yet"
+    assert it.placer.unready_reason() == "no snapshot of the ledger yet"
     with pytest.raises(UnavailableError):
         await it.placer.place_pods([pod_queued()])
 
@@ -364,7 +364,7 @@ async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again
     heard: list[LargestDeviceReported] = []
 
     async def listen() -> None:
-        async for events in it.placer.largest():
+        async for events in it.placer.largest_device():
             heard.extend(events)
 
     listening = asyncio.create_task(listen())
@@ -386,12 +386,12 @@ async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
         async with asyncio.timeout(30):
             await it.following
 
-        assert it.placer.missing() is None
+        assert it.placer.unready_reason() is None
         it.clock.advance(11)
-        assert it.placer.missing() == "cut off from the ledger for 11 s"
+        assert it.placer.unready_reason() == "disconnected from the ledger for 11 s"
         with pytest.raises(UnavailableError):
             await it.placer.place_pods([pod_queued()])
-        it.following = asyncio.create_task(it.placer.follow())
+        it.following = asyncio.create_task(it.placer.follow_ledger())
         await it.settled()
         assert it.ledger.snapshots == 2
         assert len(await it.placer.place_pods([pod_queued()])) == 1
@@ -412,6 +412,6 @@ async def test_the_feed_confirms_a_hold_without_counting_it_twice() -> None:
         await it.settled()
 
         node = it.placer.mirror.nodes[NodeName("n1")]
-        assert (node.devices[0].memory, node.devices[0].shares) == (1000, 1)
-        assert node.free["pods"] == 109
-        assert node.free["cpu"] == 63_900
+        assert (node.devices[0].used_mib, node.devices[0].shares) == (1000, 1)
+        assert node.free_resources["pods"] == 109
+        assert node.free_resources["cpu"] == 63_900

@@ -1,9 +1,9 @@
-"""The ledger as the placer asks it, with a span for each pod's reservation."""
+"""The placer's ledger with a trace span for each pod's reservation."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.placer.service import Ledger, PlacerWaitingPods
+from services.placer.rounds.decision_writer import PlacerLedger, PlacerWaitingPods
 from shared.model.ledger import (
     LedgerChange,
     Reservation,
@@ -17,40 +17,40 @@ from shared.runtime import telemetry
 
 @dataclass(slots=True)
 class TracedLedger:
-    """Passes everything on; what a lease leads to becomes a child of its reservation."""
+    """Calls the ledger; spans of a lease become children of the span of its reservation."""
 
-    ledger: Ledger
+    ledger: PlacerLedger
     tracing: telemetry.Tracing
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
-        """Reserve a group inside the spans `placer reserve`."""
-        return await self._inside(
-            wanted, lambda inside: self.ledger.reserve(inside, now=now, ttl_s=ttl_s)
+        """Reserve a group within spans named `placer reserve`, one for each pod."""
+        return await self._within_spans(
+            wanted, lambda traced: self.ledger.reserve(traced, now=now, ttl_s=ttl_s)
         )
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
-        """Reserve a gang inside the same spans, one for each pod."""
-        return await self._inside(
-            wanted, lambda inside: self.ledger.reserve_gang(gang, inside, now=now, ttl_s=ttl_s)
+        """Reserve a gang within the same spans."""
+        return await self._within_spans(
+            wanted, lambda traced: self.ledger.reserve_gang(gang, traced, now=now, ttl_s=ttl_s)
         )
 
-    async def _inside(
+    async def _within_spans(
         self,
         wanted: Sequence[Reservation],
         reserve: Callable[[Sequence[Reservation]], Awaitable[list[ReservationOutcome]]],
     ) -> list[ReservationOutcome]:
-        spans = [self.tracing.span("placer reserve", one.trace, _facts(one)) for one in wanted]
-        inside = [
+        spans = [self.tracing.span("placer reserve", one.trace, _attributes(one)) for one in wanted]
+        traced = [
             one if span is None else replace(one, trace=telemetry.context_of(span))
             for one, span in zip(wanted, spans, strict=True)
         ]
         outcomes: list[ReservationOutcome] = []
         try:
-            outcomes = await reserve(inside)
+            outcomes = await reserve(traced)
         finally:
             for number, span in enumerate(spans):
                 if span is not None:
@@ -63,7 +63,7 @@ class TracedLedger:
 
     @property
     def waiting_pods(self) -> PlacerWaitingPods:
-        """The pods that fit nowhere yet."""
+        """The waiting pods."""
         return self.ledger.waiting_pods
 
     async def snapshot(self) -> Snapshot:
@@ -71,11 +71,11 @@ class TracedLedger:
         return await self.ledger.snapshot()
 
     def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield what changes after the position."""
+        """Yield changes after the position."""
         return self.ledger.changes(position)
 
 
-def _facts(wanted: Reservation) -> dict[str, str]:
+def _attributes(wanted: Reservation) -> dict[str, str]:
     return {
         "k8s.pod.uid": wanted.pod,
         "k8s.pod.name": wanted.name,

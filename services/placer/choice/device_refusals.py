@@ -1,0 +1,199 @@
+"""Why the devices of one node do not fit: per node in short, per device with numbers; pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from services.placer.choice.container_choice import (
+    CONTAINER_CHOOSERS,
+    instance_availability,
+    share_mib,
+)
+from services.placer.choice.device_choice import (
+    allowed_modes,
+    allows_instances,
+    devices_in_mode,
+)
+from services.placer.choice.device_topology import topology_location
+from services.placer.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
+from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
+from shared.model.placement import DeviceVerdict
+from shared.model.request import GpuRequest, PodRequest, TopologyScope
+from shared.placing.device_filters import device_excluded
+from shared.placing.mig_instances import instance_mib, instance_refusal
+from shared.placing.node_filters import NodeFilterFailure
+
+NODE_TEXTS: Mapping[str, str] = {
+    "InsufficientGpuMemory": "Insufficient GPU memory",
+    "InsufficientGpuCores": "Insufficient GPU cores",
+    "GpuSlotsTaken": "node(s) had no free GPU share slot",
+    "GpuGroupSpread": "node(s) had only GPUs that carry the pod's group already",
+    "GpuNotIdle": "node(s) had no idle GPU",
+    "GpuClaimed": "node(s) had only GPUs that are reserved for a preempting pod",
+    "GpuHeldAlone": "node(s) had only GPUs that other pods use exclusively",
+    "GpuClosed": "node(s) had GPUs excluded from new shares",
+    "GpuUnhealthy": "node(s) had unhealthy GPUs",
+    "GpuModeMismatch": "node(s) had only GPUs in another mode",
+    "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
+    "GpuNotShared": "node(s) had only GPUs that are not shared",
+    "GpuNotIsolated": "node(s) had no working isolation library",
+    "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
+    "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
+    "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
+    "GpuInstanceTooSmall": "node(s) had only GPUs whose MIG instances are too small",
+    "NoGpuInstances": "node(s) had GPUs in MIG mode without a known layout",
+    "GpuInstancesLive": "node(s) had only GPUs with live MIG instances",
+    "GpuNotPartitioned": "node(s) had GPUs that running shares prevent from being partitioned",
+    "GpuPlaceUnknown": "node(s) had GPUs whose NUMA node or PCIe root is not known",
+}
+
+SCOPES: Mapping[TopologyScope, str] = {
+    TopologyScope.NUMA: "NUMA node",
+    TopologyScope.PCIE: "PCIe root",
+}
+
+EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuClosed"})
+"""Codes of devices that the pod could never use: reported only where they are the only codes."""
+
+CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node excludes it from new shares")
+
+
+def explain_no_devices(request: PodRequest, node: MirroredNode) -> NodeFilterFailure:
+    """Return the reason that most of the node's devices share."""
+    if not node.devices:
+        return NodeFilterFailure("NoGpus", "node(s) had no GPU")
+    most = max(container.gpus for container in request.containers)
+    if most > len(node.devices):
+        numbers = f"{most} different GPUs requested, {len(node.devices)} present"
+        return NodeFilterFailure(
+            "NotEnoughGpus", "node(s) had fewer GPUs than the pod requests", numbers
+        )
+    refusals = device_refusals(request, node)
+    counts = Counter(refusal.code for refusal in refusals.values())
+    if not counts:
+        scope = SCOPES.get(request.topology_scope)
+        where = f" on one {scope}" if scope else ""
+        text = f"node(s) had no GPUs for all containers at once{where}"
+        return NodeFilterFailure("GpusDoNotFitTogether", text)
+    usable = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
+    code = (usable or counts).most_common(1)[0][0]
+    fitting = len(node.devices) - len(refusals)
+    return NodeFilterFailure(
+        code, NODE_TEXTS[code], f"{most} GPU{'s' * (most > 1)} requested, {fitting} fit"
+    )
+
+
+def device_verdicts(request: PodRequest, node: MirroredNode) -> tuple[DeviceVerdict, ...]:
+    """Return the reason of each device that does not fit."""
+    return tuple(
+        DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
+        for device, refusal in device_refusals(request, node).items()
+    )
+
+
+def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
+    """Return why devices do not fit the first container that gets none."""
+    refusals: dict[MirroredDevice, DeviceRefusal] = {}
+    allowed = []
+    for device in node.devices:
+        excluded = _exclusion(request, node, device)
+        if excluded is None:
+            allowed.append(device)
+        else:
+            refusals[device] = excluded
+    for mode in DeviceMode:
+        in_mode = devices_in_mode(allowed, mode)
+        for devices in [(d,) for d in in_mode] if request.same_device else [tuple(in_mode)]:
+            refusals |= _refusals_together(request, devices, mode)
+    return dict(sorted(refusals.items(), key=lambda entry: entry[0].index))
+
+
+def _exclusion(
+    request: PodRequest, node: MirroredNode, device: MirroredDevice
+) -> DeviceRefusal | None:
+    excluded = device_excluded(request.selection, device.device)
+    if excluded is None and device.index in node.facts.excluded_devices:
+        return CLOSED
+    return excluded
+
+
+def _refusals_together(
+    request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
+) -> dict[MirroredDevice, DeviceRefusal]:
+    """Return why devices of one mode, on which the pod is to fit, do not fit."""
+    unserved: tuple[GpuRequest, PodDeviceUses] | None = request.containers[0], {}
+    if mode in allowed_modes(request):
+        unserved = _first_unserved(request, devices, mode)
+    if unserved is None:
+        return {}
+    container, pod_uses = unserved
+    refusals = {device: _refusal(container, request, device, pod_uses) for device in devices}
+    return {device: refusal for device, refusal in refusals.items() if refusal is not None}
+
+
+def _first_unserved(
+    request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
+) -> tuple[GpuRequest, PodDeviceUses] | None:
+    """Return the first container that gets no device, and what those before it use."""
+    pod_uses: dict[MirroredDevice, PodDeviceUse] = {}
+    for container in request.containers:
+        chosen = CONTAINER_CHOOSERS[mode](container, request, devices, pod_uses)
+        if chosen is None:
+            return container, pod_uses
+        add_pod_uses(chosen, pod_uses)
+    return None
+
+
+def _refusal(
+    container: GpuRequest,
+    request: PodRequest,
+    device: MirroredDevice,
+    pod_uses: PodDeviceUses,
+) -> DeviceRefusal | None:
+    scope = request.topology_scope
+    if scope in SCOPES and topology_location(device, scope) is None:
+        text = f"its {SCOPES[scope]} is not known, and the pod requires all its GPUs on one"
+        return DeviceRefusal("GpuPlaceUnknown", text)
+    if device.in_mig_mode and allows_instances(request):
+        return _instance_refusal(container, request, device, pod_uses)
+    pod_use = PodDeviceUse() if container.init else pod_uses.get(device, PodDeviceUse())
+    use = device.use()
+    sum_of_uses = DeviceUse(
+        memory_mib=use.memory_mib + pod_use.memory_mib,
+        cores_percent=use.cores_percent + pod_use.cores_percent,
+        shares=use.shares + pod_use.shares,
+        fence=use.fence,
+        anti_affinity_groups=use.anti_affinity_groups,
+        exclusive=use.exclusive or pod_use.exclusive,
+        layout=use.layout,
+        claimed_by=use.claimed_by,
+    )
+    return device_refusal(
+        container,
+        device.device,
+        sum_of_uses,
+        memory_mib=share_mib(container, device),
+        tags=request.anti_affinity_groups,
+    )
+
+
+def _instance_refusal(
+    container: GpuRequest,
+    request: PodRequest,
+    device: MirroredDevice,
+    pod_uses: PodDeviceUses,
+) -> DeviceRefusal | None:
+    groups = sorted(device.anti_affinity_groups.intersection(request.anti_affinity_groups))
+    if not device.healthy:
+        return DeviceRefusal("GpuUnhealthy", "it is unhealthy")
+    if groups:
+        text = f"it already carries a pod of group {', '.join(groups)}"
+        return DeviceRefusal("GpuGroupSpread", text)
+    if device.shares and not device.layout:
+        text = f"{device.shares} shares from before MIG mode prevent it from being partitioned"
+        return DeviceRefusal("GpuNotPartitioned", text)
+    layout, taken, free_mib = instance_availability(device, container, pod_uses)
+    need_mib = instance_mib(container, device.device, device.largest_instance_mib)
+    return instance_refusal(
+        device.layout_shapes, layout, taken, need_mib=need_mib, free_mib=free_mib
+    )

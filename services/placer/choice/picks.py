@@ -1,0 +1,85 @@
+"""Devices picked for a pod: what its containers use of each, and the shares they become; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.placer.mirror.node_mirror import MirroredDevice
+from shared.model.device import required_cores_percent
+from shared.model.lease import MigPlacement, Share
+from shared.model.request import GpuRequest, SharingPolicy
+from shared.placing.shares import enforced_share, instance_share
+
+DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
+"""A container, a device for it, the MiB of its share there, and the MIG instance; None: HAMi-core
+enforces the share."""
+
+CACHED_SHARES = 16
+"""Cached shares per device: a share is a value, and pods of one template request equal ones."""
+
+
+@dataclass(slots=True)
+class PodDeviceUse:
+    """What earlier containers of the same pod use of one device."""
+
+    memory_mib: int = 0
+    cores_percent: int = 0
+    shares: int = 0
+    exclusive: bool = False
+    layout: str = ""
+    """MIG layout that instances of the pod pin, those of init containers too."""
+    positions: int = 0
+    """Taken positions of the layout, as bits."""
+
+
+PodDeviceUses = Mapping[MirroredDevice, PodDeviceUse]
+
+NO_POD_USES: PodDeviceUses = {}
+NO_POD_USE = PodDeviceUse()
+
+
+def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, PodDeviceUse]) -> None:
+    """Add picks to what the pod's containers use; of an init container, only the layout stays."""
+    for container, device, memory_mib, instance in picks:
+        if container.init and instance is None:
+            continue
+        pod_use = pod_uses.setdefault(device, PodDeviceUse())
+        if instance is not None:
+            pod_use.layout = instance.layout
+        if container.init:
+            continue
+        pod_use.memory_mib += memory_mib
+        pod_use.shares += 1
+        if instance is not None:
+            pod_use.positions |= 1 << instance.position
+        else:
+            pod_use.cores_percent += required_cores_percent(container)
+            pod_use.exclusive |= container.sharing is SharingPolicy.EXCLUSIVE
+
+
+def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
+    """Return the shares that picks become."""
+    return tuple([_share(*pick) for pick in picks])
+
+
+def _share(
+    container: GpuRequest, device: MirroredDevice, memory_mib: int, instance: MigPlacement | None
+) -> Share:
+    if instance is not None:
+        return instance_share(container, device.device, memory_mib, instance)
+    key = (
+        memory_mib,
+        container.container,
+        container.cores_percent,
+        container.sharing is not SharingPolicy.SHARED and container.sharing,
+        container.whole,
+        container.slotted,
+        container.slots,
+        container.init,
+        container.records_requested_units and (container.memory_bytes, container.memory_percent),
+    )
+    share = device.cached_shares.get(key)
+    if share is None:
+        if len(device.cached_shares) >= CACHED_SHARES:
+            device.cached_shares.clear()
+        share = device.cached_shares[key] = enforced_share(container, device.device, memory_mib)
+    return share

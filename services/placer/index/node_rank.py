@@ -1,0 +1,230 @@
+"""One number per node and kind of request: whether the node may fit, and how well; pure.
+
+A *gap* is the most that each of n shares can get on a node at once: the n-th largest of its
+devices' free memory. A *rank* packs the gap with how full the node is, so that nodes sorted by
+rank are sorted by preference: for BINPACK the smallest gap first and then the fullest node; for
+SPREAD the emptiest node first and then the largest gap.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from services.placer.choice.container_choice import required_free_cores
+from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
+from shared.model.request import GpuRequest, NodeOrder, PodRequest
+
+FULLNESS_BITS = 6
+TOP_FULLNESS = (1 << FULLNESS_BITS) - 1
+GAP_BITS = 40
+TOP_GAP = (1 << GAP_BITS) - 1
+PREFERENCE_SHIFT = GAP_BITS + FULLNESS_BITS
+PREFERENCE_TOP = 1 << 20
+"""More than any pod's weights add up to; they do not go far below zero either."""
+
+Rank = int
+Ranking = Callable[[MirroredNode], Rank | None]
+
+
+UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
+"""The unit of the gap, the one that the pod's request uses. WHOLE: 1 if nothing is used, else 0.
+NONE: no device is requested."""
+
+
+class RequestKind(NamedTuple):
+    """What requests that share ranked nodes have in common; a filter that is never too strict."""
+
+    measure: str
+    gpus: int
+    cores: int
+    """Percent of a device's cores that must be free: see `required_free_cores`."""
+    idle: bool
+    """The device must be idle."""
+    slotted: bool
+    packs: bool
+    """BINPACK, not SPREAD."""
+    instances: bool = False
+    """The gap is the largest free instance of devices in MIG mode; else of all other devices."""
+
+
+def request_kind(
+    request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE
+) -> tuple[RequestKind, int]:
+    """Return the kind of a request, for devices of one mode, and the gap it needs at least.
+
+    Of several containers the most demanding one stands for all; the exact choice of devices
+    decides whether the others fit beside it.
+    """
+    packs = request.node_order is NodeOrder.BINPACK
+    containers = request.containers
+    if not containers:
+        return RequestKind(NONE, 0, 0, False, False, packs), 0
+    lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
+    measure, need = _need(lead)
+    if mode is DeviceMode.MIG:
+        if lead.wants_all_memory:
+            measure, need = WHOLE, 1
+        return RequestKind(measure, lead.gpus, 0, False, False, packs, instances=True), need
+    if request.same_device and measure == UNITS:
+        need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
+    idle, slotted = lead.sharing in IDLE_BEFORE, lead.slotted and not lead.slots
+    return RequestKind(measure, lead.gpus, required_free_cores(lead), idle, slotted, packs), need
+
+
+def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
+    measure, need = _need(container)
+    return (
+        container.gpus,
+        measure == WHOLE,
+        need,
+        container.cores_percent,
+    )
+
+
+def _need(container: GpuRequest) -> tuple[str, int]:
+    if not container.whole:
+        if container.memory_percent is not None:
+            return PERCENT, container.memory_percent
+        if container.memory_bytes is not None:
+            return MIBS, -(-container.memory_bytes // MIB)
+        if container.memory_units is not None:
+            return UNITS, container.memory_units
+    return WHOLE, 1
+
+
+def ranking_for(kind: RequestKind) -> Ranking:
+    """Return the function that ranks a node for one kind, None where it cannot fit."""
+    gap_of = _gap_of(kind)
+    if kind.packs:
+
+        def rank_tightest(node: MirroredNode) -> Rank | None:
+            gap = gap_of(node)
+            return None if gap < 0 else gap << FULLNESS_BITS | TOP_FULLNESS - fullness(node)
+
+        return rank_tightest
+
+    def rank_emptiest(node: MirroredNode) -> Rank | None:
+        gap = gap_of(node)
+        return None if gap < 0 else fullness(node) << GAP_BITS | TOP_GAP - gap
+
+    return rank_emptiest
+
+
+def fullness(node: MirroredNode) -> int:
+    """Return how full a node is, 0 (idle) to 63, by its devices or else by its cpu."""
+    if node.devices:
+        if not node.shares or not node.total_mib:
+            return 0
+        return min(1 + 62 * node.used_mib // node.total_mib, TOP_FULLNESS)
+    total = node.facts.allocatable.get("cpu", 0)
+    used = total - node.free_resources.get("cpu", 0)
+    return min(TOP_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
+
+
+def _gap_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
+    if kind.measure == NONE:
+        return lambda node: len(node.devices)
+    nth, gaps_of = kind.gpus, _instance_gaps_of(kind) if kind.instances else _share_gaps_of(kind)
+    all_devices = kind.idle or kind.instances
+
+    def gap_of(node: MirroredNode) -> int:
+        gaps = gaps_of(node.devices if all_devices else node.shareable_devices)
+        if len(gaps) < nth:
+            return -1
+        if nth == 1:
+            return max(gaps)
+        gaps.sort()
+        return gaps[-nth] if nth else 0
+
+    return gap_of
+
+
+def _instance_gaps_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
+    gap = _INSTANCE_GAPS[kind.measure]
+    return lambda devices: [gap(device) for device in devices if device.free_instance_mib]
+
+
+def _share_gaps_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
+    cores, gap, slotted, idle = kind.cores, _SHARE_GAPS[kind.measure], kind.slotted, kind.idle
+    if kind.measure == UNITS and slotted and not idle:
+        return lambda devices: [d.free_units for d in devices if d.free_slot_cores >= cores]
+    return lambda devices: [
+        gap(d)
+        for d in devices
+        if (d.free_slot_cores if slotted else d.free_cores) >= cores and not (idle and d.shares)
+    ]
+
+
+def _free_units(device: MirroredDevice) -> int:
+    return device.free_units
+
+
+def _free_mib(device: MirroredDevice) -> int:
+    return device.total_mib - device.used_mib
+
+
+def _free_percent(device: MirroredDevice) -> int:
+    """Return the largest percentage whose share, rounded down to units, is free."""
+    units, free = device.total_mib // device.unit_mib, device.free_units
+    return 100 if free >= units else (100 * (free + 1) - 1) // units
+
+
+def _is_unused(device: MirroredDevice) -> int:
+    return int(device.used_mib <= 0)
+
+
+_SHARE_GAPS: Mapping[str, Callable[[MirroredDevice], int]] = {
+    UNITS: _free_units,
+    MIBS: _free_mib,
+    PERCENT: _free_percent,
+    WHOLE: _is_unused,
+}
+
+
+def _instance_units(device: MirroredDevice) -> int:
+    return device.free_instance_mib // device.unit_mib
+
+
+def _instance_percent(device: MirroredDevice) -> int:
+    """Return the largest percentage of the device's memory for which an instance is free."""
+    units = device.total_mib // device.unit_mib
+    return min(99, (100 * (_instance_units(device) + 1) - 1) // units)
+
+
+_INSTANCE_GAPS: Mapping[str, Callable[[MirroredDevice], int]] = {
+    UNITS: _instance_units,
+    MIBS: lambda device: device.free_instance_mib,
+    PERCENT: _instance_percent,
+    WHOLE: lambda device: int(device.free_instance_mib >= device.largest_instance_mib),
+}
+
+
+def has_gap(rank: Rank, need: int, *, packs: bool) -> bool:
+    """Return whether a rank stands for a gap of `need` or more."""
+    if packs:
+        return rank >> FULLNESS_BITS >= need
+    return TOP_GAP - (rank & TOP_GAP) >= need
+
+
+def next_rank_with_gap(rank: Rank, need: int, *, packs: bool) -> Rank:
+    """Return the lowest rank after `rank` that may have the gap, if `rank` has not."""
+    return need << FULLNESS_BITS if packs else ((rank >> GAP_BITS) + 1) << GAP_BITS
+
+
+def is_tie(one: Rank, other: Rank, *, packs: bool) -> bool:
+    """Return whether nodes of two ranks tie, so that the choice between them is random.
+
+    BINPACK never starts to use an idle node while a used one fits; SPREAD stays within one level
+    of fullness.
+    """
+    if packs:
+        idle = one & TOP_FULLNESS == TOP_FULLNESS
+        return (
+            idle == (other & TOP_FULLNESS == TOP_FULLNESS) and not (one ^ other) >> PREFERENCE_SHIFT
+        )
+    return not (one ^ other) >> GAP_BITS
+
+
+def preferred_rank(rank: Rank, weight: int) -> Rank:
+    """Return the rank with the weight of the pod's own preference before everything else."""
+    return (PREFERENCE_TOP - weight << PREFERENCE_SHIFT) + rank

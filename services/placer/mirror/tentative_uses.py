@@ -1,0 +1,95 @@
+"""What a chosen placement takes of each device until the ledger's totals contain it; pure."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shared.model.lease import Share, bookings
+from shared.model.names import DeviceUuid
+from shared.model.request import SharingPolicy
+
+
+class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a use demands of a device besides amounts; most uses demand nothing."""
+
+    exclusive: bool
+    anti_affinity_groups: tuple[str, ...]
+    layout: str
+    """MIG layout that it pins; empty: none."""
+    positions: int
+    """Taken positions of that layout, as bits."""
+
+
+class TentativeDeviceUse:
+    """What a tentative reservation takes of one device."""
+
+    __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
+
+    def __init__(
+        self,
+        memory_mib: int,
+        cores_percent: int,
+        shares: int,
+        *,
+        fence: int,
+        constraints: SharingConstraints | None,
+    ) -> None:
+        self.memory_mib = memory_mib
+        self.cores_percent = cores_percent
+        self.shares = shares
+        self.fence = fence
+        """The device's fence once the lease is counted; 0 until the ledger has replied."""
+        self.constraints = constraints
+
+
+def tentative_uses(
+    shares: Sequence[Share], groups: tuple[str, ...]
+) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
+    """Return what the shares of a pod with these anti-affinity groups take, device by device."""
+    if len(shares) == 1 or len({share.device for share in shares}) == len(shares):
+        return [(share.device, _use_of_share(share, groups)) for share in shares]
+    return _summed_uses(shares, groups)
+
+
+def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
+    """Return the use of a device by one share, the only one of its pod there."""
+    cores_percent, constraints = share.cores_percent, None
+    if groups or share.mig or share.sharing is SharingPolicy.EXCLUSIVE:
+        cores_percent = share.booked_cores
+        constraints = SharingConstraints(
+            exclusive=share.sharing is SharingPolicy.EXCLUSIVE,
+            anti_affinity_groups=groups,
+            layout=share.mig.layout if share.mig else "",
+            positions=1 << share.mig.position if share.mig else 0,
+        )
+    return TentativeDeviceUse(
+        share.memory_mib, cores_percent, 1, fence=share.fence, constraints=constraints
+    )
+
+
+def _summed_uses(
+    shares: Sequence[Share], groups: tuple[str, ...]
+) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
+    """Sum up shares of several containers on the same devices."""
+    fences = {share.device: share.fence for share in shares}
+    for booking in bookings(shares):
+        positions = 0
+        for share in shares:
+            if share.mig and share.device == booking.device:
+                positions |= 1 << share.mig.position
+        constraints = SharingConstraints(
+            exclusive=booking.sharing is SharingPolicy.EXCLUSIVE,
+            anti_affinity_groups=groups,
+            layout=booking.layout,
+            positions=positions,
+        )
+        yield (
+            booking.device,
+            TentativeDeviceUse(
+                booking.memory_mib,
+                booking.cores_percent,
+                booking.shares,
+                fence=fences[booking.device],
+                constraints=constraints,
+            ),
+        )

@@ -1,0 +1,182 @@
+"""What exceeded quotas mean for a pod: where else it can run, or why it waits; pure."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import Namespace
+from shared.model.placement import Placement, Refusal
+from shared.model.quota import QuotaExcess
+from shared.model.request import NodeTerm, PodRequest
+
+Result = tuple[Placement, ...] | Refusal
+
+BUDGET = "budget"
+"""In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
+
+_MEASURE_NAMES = {
+    "cores": "GPUs' cores",
+    "milliGPU": "GPUs",
+    "memoryMiB": "MiB of GPU memory",
+    "cards": "GPU cards",
+}
+
+
+def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
+    """Return the request without what the quota refuses; None: it refuses everything.
+
+    If the namespace may use no further card, the request is limited to the cards that it uses.
+    """
+    for excess in excesses:
+        if excess.model or excess.measure in {"pool", "model"}:
+            request = _exclude(request, excess)
+        elif excess.measure == "cards" and excess.values:
+            known = request.selection.uuids
+            uuids = tuple(each for each in excess.values if not known or each in known)
+            if not uuids or uuids == known:
+                return None
+            request = replace(request, selection=replace(request.selection, uuids=uuids))
+        else:
+            return None
+    return request
+
+
+def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
+    """Limit the request to the nodes or models that the quota allows."""
+    if excess.label:
+        operator = "NotIn" if excess.model else "In"
+        term = NodeTerm(key=excess.label, operator=operator, values=excess.values)
+        required = tuple((*each, term) for each in request.node_requirements.required or ((),))
+        return replace(
+            request, node_requirements=replace(request.node_requirements, required=required)
+        )
+    chosen = request.selection
+    if excess.model:
+        chosen = replace(chosen, not_types=(*chosen.not_types, *excess.values))
+    else:
+        chosen = replace(chosen, types=_intersect_types(chosen.types, excess.values))
+    return replace(request, selection=chosen)
+
+
+def _intersect_types(requested: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return parts of names; a model that contains one contains one of each tuple."""
+    if not requested:
+        return allowed
+    pairs = [(a, b) for a in requested for b in allowed]
+    within = [a if b.lower() in a.lower() else b for a, b in pairs if _overlap(a, b)]
+    return tuple(dict.fromkeys(within)) or ("\n",)
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = one.lower(), other.lower()
+    return one in other or other in one
+
+
+class QuotaRefusals:
+    """What quotas refused while one batch is decided, by pod; pods of a gang share an entry."""
+
+    def __init__(self) -> None:
+        self._excesses: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
+        """By pod or gang, the capacity number of the first refusal, and what was exceeded."""
+
+    def clear(self) -> None:
+        """Forget everything: a batch begins."""
+        self._excesses.clear()
+
+    def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
+        """Add what the ledger refused when the mirror had reached `capacity`."""
+        if excesses:
+            key = _key(event)
+            since, known = self._excesses.get(key, (capacity, ()))
+            self._excesses[key] = (min(since, capacity), known + excesses)
+
+    def forget(self, events: Iterable[PodQueued]) -> None:
+        """Forget what was refused for these, so that the ledger decides again."""
+        for event in events:
+            self._excesses.pop(_key(event), None)
+
+    def place_within(self, event: PodQueued, place: Callable[[PodRequest], Result]) -> Result:
+        """Place the pod where its quota allows it, or return a refusal that names the quota."""
+        if not self._excesses or _key(event) not in self._excesses:
+            return place(event.request)
+        excesses = self._excesses[_key(event)][1]
+        allowed = narrowed(event.request, excesses)
+        if allowed is None:
+            return over_quota(event.namespace, excesses, None)
+        result = place(allowed)
+        if isinstance(result, Refusal):
+            return over_quota(event.namespace, excesses, result)
+        return result
+
+    def decided_at(self, event: PodQueued, capacity: int) -> int:
+        """Return the capacity number of the state on which the verdict rests."""
+        return min(capacity, self._excesses.get(_key(event), (capacity, ()))[0])
+
+
+def _key(event: PodQueued) -> str:
+    gang = event.request.gang
+    return f"gang {gang.name}" if gang and gang.min_member > 1 else event.pod
+
+
+def over_quota(
+    namespace: Namespace, excesses: Iterable[QuotaExcess], other_refusal: Refusal | None
+) -> Refusal:
+    """Return a refusal with what the quota allows, what is used and what is requested.
+
+    `other_refusal` is why the pod does not fit where the quota allows it, if it allows it anywhere;
+    capacity freed there is offered to the pod as to any other.
+    """
+    excesses = tuple(excesses)
+    if any(excess.measure == BUDGET for excess in excesses):
+        return no_budget(namespace)
+    reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
+    reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
+    hint = (
+        f"wait until a pod of namespace {namespace} ends, or raise its GPUQuota "
+        f"(kubectl get gpuquota {namespace})"
+    )
+    if other_refusal is None:
+        return Refusal(
+            reason=reason,
+            counts=(("ExceedsGPUQuota", 1),),
+            hint=hint,
+            permanent=True,
+            quota=namespace,
+        )
+    return replace(
+        other_refusal,
+        reason=f"{reason}; elsewhere {other_refusal.reason}",
+        counts=(("ExceedsGPUQuota", 1), *other_refusal.counts),
+        hint=hint,
+        quota=namespace,
+    )
+
+
+def no_budget(namespace: Namespace) -> Refusal:
+    """Return the refusal of a namespace whose budget is exhausted."""
+    return Refusal(
+        reason=f"namespace {namespace} has used up its GPU time: new pods wait for its budget",
+        counts=(("BudgetExhausted", 1),),
+        hint=f"wait for its next window, or have more granted; `leasehold budget {namespace}` "
+        "shows when",
+        permanent=True,
+        quota=namespace,
+    )
+
+
+def _reason(excess: QuotaExcess) -> str:
+    listed = ", ".join(excess.values)
+    if excess.measure == "pool":
+        return f"it allows only nodes with label {excess.label} of {listed}"
+    if excess.measure == "model":
+        return f"it allows only GPUs of model {listed}"
+    of_model = f" of model {excess.model}" if excess.model else ""
+    limit, used, requested = (
+        _amount(excess.measure, n) for n in (excess.limit, excess.held, excess.asked)
+    )
+    measure = _MEASURE_NAMES[excess.measure]
+    return f"it allows {limit} {measure}{of_model}, {used} are used and {requested} requested"
+
+
+def _amount(measure: str, number: int) -> str:
+    return f"{number / 1000:g}" if measure in {"cores", "milliGPU"} else str(number)

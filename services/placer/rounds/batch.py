@@ -1,0 +1,132 @@
+"""Decisions for a batch of pods: each sees what was chosen for those before it; pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import Rng, place
+from services.placer.refusal.quota_refusals import QuotaRefusals
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import Reservation, WaitingPod
+from shared.model.placement import Placement, Refusal
+from shared.model.request import Gang
+
+ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
+"""A pod, and its candidates, best first."""
+RefusedPod = tuple[PodQueued, Refusal]
+
+DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementUnit:
+    """Pods of a batch that are decided together: those of one gang, or of none."""
+
+    gang: Gang | None
+    pods: list[PodQueued]
+
+
+def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
+    """Split a batch into units, the highest priority first.
+
+    A gang comes where the highest of its pods comes; a gang of one pod counts as none.
+    """
+    units: list[PlacementUnit] = []
+    gangs: dict[str, PlacementUnit] = {}
+    for event in sorted(events, key=lambda event: -event.request.priority):
+        gang = event.request.gang
+        if gang is None or gang.min_member <= 1:
+            if not units or units[-1].gang is not None:
+                units.append(PlacementUnit(None, []))
+            units[-1].pods.append(event)
+        elif gang.name in gangs:
+            gangs[gang.name].pods.append(event)
+        else:
+            gangs[gang.name] = PlacementUnit(gang, [event])
+            units.append(gangs[gang.name])
+    return units
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionContext:
+    """What decisions rest on: the mirror, its index, what quotas refused, and a random source."""
+
+    mirror: ClusterMirror
+    index: NodeIndex
+    quotas: QuotaRefusals
+    rng: Rng
+
+    def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
+        """Place the pod, and count the first candidate as used in the mirror."""
+        result = self.quotas.place_within(
+            event, lambda request: place(request, self.index, self.rng)
+        )
+        if not isinstance(result, Refusal):
+            request = event.request
+            self.mirror.reserve(
+                event.pod, result[0], request.resources, request.anti_affinity_groups
+            )
+        return result
+
+
+@dataclass(slots=True)
+class RoundDecisions:
+    """What one round decided, and how the ledger's reply changed it."""
+
+    chosen: list[ChosenPod] = field(default_factory=list)
+    refused: list[RefusedPod] = field(default_factory=list)
+    deferred: list[PodQueued] = field(default_factory=list)
+    """The capacity that these chose is being offered to waiting pods that come first."""
+    ledger_disagreed: bool = False
+    """The ledger did not grant every first candidate: refusals may rest on choices in vain."""
+
+
+def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecisions:
+    """Place every pod."""
+    decisions = RoundDecisions()
+    for event in pods:
+        result = context.choose(event)
+        if isinstance(result, Refusal):
+            decisions.refused.append((event, result))
+        else:
+            decisions.chosen.append((event, result))
+    return decisions
+
+
+def waiting_pod(
+    event: PodQueued,
+    refusal: Refusal,
+    capacity: int,
+    now: float,
+    *,
+    receives_offers: bool,
+    min_members: int = 0,
+) -> WaitingPod:
+    """Return what the ledger stores of a waiting pod."""
+    return WaitingPod(
+        queued=replace(event, unexplained=False),
+        refusal=refusal,
+        capacity=capacity,
+        waiting_since=now,
+        receives_offers=receives_offers,
+        min_members=min_members,
+    )
+
+
+def reservation_for(event: PodQueued, candidates: tuple[Placement, ...]) -> Reservation:
+    """Return the request for a lease on the first of the candidates that fits."""
+    request = event.request
+    return Reservation(
+        pod=event.pod,
+        namespace=event.namespace,
+        name=event.name,
+        candidates=candidates,
+        dialect=request.dialect,
+        resources=request.resources,
+        anti_affinity_groups=request.anti_affinity_groups,
+        gang=request.gang.name if request.gang else "",
+        priority=request.priority,
+        memo=request.memo,
+        trace=event.trace,
+    )

@@ -1,0 +1,263 @@
+"""Writes decisions to the ledger and turns its replies into events."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Protocol
+
+from services.placer.rounds.batch import (
+    DEFERRED,
+    DecisionContext,
+    RefusedPod,
+    RoundDecisions,
+    reservation_for,
+    waiting_pod,
+)
+from shared.model.clock import Clock
+from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import (
+    RESERVED_FOR_OTHER,
+    AlreadyLeased,
+    GangEnrollment,
+    GangIncomplete,
+    LedgerChange,
+    NoCapacity,
+    Reservation,
+    ReservationOutcome,
+    Reserved,
+    Snapshot,
+    WaitingPod,
+    WaitResult,
+)
+from shared.model.names import PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.request import Gang
+
+CACHED_REASONS = 65_536
+
+PlacementEvent = PlacementChosen | PlacementRefused
+
+
+class PlacerWaitingPods(Protocol):
+    """The waiting pods in the ledger."""
+
+    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
+        """Store pods of a gang as waiting, and count the gang."""
+        ...
+
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+        """Store waiting pods; return those with a stale verdict, and leases that pods have."""
+        ...
+
+
+class PlacerLedger(Protocol):
+    """What the placer needs of the ledger."""
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve a group; each reservation gets the first of its candidates that fits."""
+        ...
+
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve for all pods or none; then at least `gang.min_member` of it have leases."""
+        ...
+
+    @property
+    def waiting_pods(self) -> PlacerWaitingPods:
+        """The waiting pods."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Return all nodes."""
+        ...
+
+    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield changes after the position. Raises FeedTruncatedError if it is too old."""
+        ...
+
+
+class PlacerMetrics(Protocol):
+    """Counts decisions."""
+
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Add to the number of an outcome."""
+        ...
+
+
+class LastVerdicts:
+    """The reason last published for each waiting pod; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[PodUid, str] = {}
+
+    def forget(self, pod: PodUid) -> None:
+        """Treat the pod's next refusal as new."""
+        self._reasons.pop(pod, None)
+
+    def is_new(self, event: PodQueued, refusal: Refusal) -> bool:
+        """Return whether the reason differs from the last one that reached the pod."""
+        pod = event.pod
+        if self._reasons.pop(pod, None) == refusal.reason and not event.unexplained:
+            self._reasons[pod] = refusal.reason
+            return False
+        if len(self._reasons) >= CACHED_REASONS:
+            del self._reasons[next(iter(self._reasons))]
+        self._reasons[pod] = refusal.reason
+        return True
+
+
+class DecisionWriter:
+    """Reserves for chosen pods and stores refused ones; adds events to the caller's list."""
+
+    def __init__(
+        self,
+        ledger: PlacerLedger,
+        clock: Clock,
+        metrics: PlacerMetrics,
+        context: DecisionContext,
+        *,
+        ttl_s: float,
+    ) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self.metrics = metrics
+        self.mirror = context.mirror
+        self.quotas = context.quotas
+        self.ttl_s = ttl_s
+        self.last_verdicts = LastVerdicts()
+
+    async def reserve(
+        self, decisions: RoundDecisions, events: list[PlacementEvent], gang: Gang | None = None
+    ) -> list[PodQueued]:
+        """Reserve for the chosen pods, with a `gang` all or none; return those without a lease."""
+        wanted = [reservation_for(pod, candidates) for pod, candidates in decisions.chosen]
+        now, ttl_s, capacity = self.clock.now(), self.ttl_s, self.mirror.capacity
+        try:
+            if gang is None:
+                outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+            else:
+                outcomes = await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+        except BaseException:
+            for pod, _ in decisions.chosen:
+                self.mirror.drop(pod.pod)
+            raise
+        undecided: list[PodQueued] = []
+        for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
+            match outcome:
+                case Reserved(lease=lease):
+                    self._apply_lease(decisions, pod, lease, candidates, events)
+                case AlreadyLeased(lease=lease):
+                    self.mirror.drop(pod.pod)
+                    decisions.ledger_disagreed = True
+                    self.metrics.count("already_leased")
+                    self._repeat_lease(pod, lease, events)
+                case NoCapacity():
+                    self._apply_no_capacity(decisions, pod, outcome, capacity)
+                    if not outcome.reserved_for_other:
+                        undecided.append(pod)
+                case GangIncomplete():
+                    self.mirror.drop(pod.pod)
+                    self.metrics.count("gang_incomplete")
+                    undecided.append(pod)
+        return undecided
+
+    async def write_refusals(
+        self,
+        refused: Sequence[RefusedPod],
+        capacity: int,
+        events: list[PlacementEvent],
+        recipients: Collection[PodUid] | None = None,
+        min_members: int = 0,
+    ) -> WaitResult:
+        """Store refused pods as waiting, unless capacity freed since may help them.
+
+        Freed capacity is offered to the `recipients`; None: to all. With `min_members`, pods are
+        not stored if that many of their gang exist by now.
+        """
+        if not refused:
+            return WaitResult()
+        now = self.clock.now()
+        verdicts = [
+            waiting_pod(
+                pod,
+                refusal,
+                self.quotas.decided_at(pod, capacity),
+                now,
+                receives_offers=recipients is None or pod.pod in recipients,
+                min_members=min_members,
+            )
+            for pod, refusal in refused
+        ]
+        result = await self.ledger.waiting_pods.enqueue(verdicts)
+        self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
+        stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
+        self.metrics.count("stale", len(stale))
+        self.metrics.count("already_leased", len(leases))
+        self.metrics.count("refused", len(refused) - len(stale) - len(leases))
+        for pod, refusal in refused:
+            if pod.pod in leases:
+                self._repeat_lease(pod, leases[pod.pod], events)
+            elif pod.pod not in stale and self.last_verdicts.is_new(pod, refusal):
+                events.append(
+                    PlacementRefused(
+                        pod=pod.pod,
+                        namespace=pod.namespace,
+                        name=pod.name,
+                        refusal=refusal,
+                        trace=pod.trace,
+                    )
+                )
+        return result
+
+    async def defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
+        """Store pods as waiting until their capacity has been offered to others; return the rest.
+
+        No event is published: this takes a moment, and ends with a placement or a verdict.
+        """
+        if not deferred:
+            return []
+        now = self.clock.now()
+        result = await self.ledger.waiting_pods.enqueue(
+            [
+                waiting_pod(pod, DEFERRED, RESERVED_FOR_OTHER, now, receives_offers=True)
+                for pod in deferred
+            ]
+        )
+        ready = {*result.stale, *(lease.pod for lease in result.already_leased)}
+        return [pod for pod in deferred if pod.pod in ready]
+
+    def _apply_lease(
+        self,
+        decisions: RoundDecisions,
+        pod: PodQueued,
+        lease: Lease,
+        candidates: Sequence[Placement],
+        events: list[PlacementEvent],
+    ) -> None:
+        self.mirror.confirm(lease)
+        first = lease.node == candidates[0].node
+        decisions.ledger_disagreed |= not first
+        self.metrics.count("reserved" if first else "reserved_other")
+        events.append(self._placement_chosen(pod, lease))
+
+    def _apply_no_capacity(
+        self, decisions: RoundDecisions, pod: PodQueued, outcome: NoCapacity, capacity: int
+    ) -> None:
+        self.mirror.drop(outcome.pod)
+        self.mirror.update_uses(outcome.devices, outcome.nodes)
+        self.quotas.add(pod, outcome.quotas, capacity)
+        decisions.ledger_disagreed = True
+        self.metrics.count("deferred" if outcome.reserved_for_other else "no_capacity")
+        if outcome.reserved_for_other:
+            decisions.deferred.append(pod)
+
+    def _repeat_lease(self, pod: PodQueued, lease: Lease, events: list[PlacementEvent]) -> None:
+        """Publish again which lease the pod has, until its node has activated it."""
+        if lease.state is not LeaseState.ACTIVE:
+            events.append(self._placement_chosen(pod, lease))
+
+    def _placement_chosen(self, pod: PodQueued, lease: Lease) -> PlacementChosen:
+        self.last_verdicts.forget(pod.pod)
+        return PlacementChosen(lease=lease, trace=pod.trace)

@@ -1,0 +1,137 @@
+"""Gangs: enough of their pods are placed together, or none at all; pure."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.placer.rounds.batch import ChosenPod, DecisionContext
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import GangEnrollment
+from shared.model.names import PodUid
+from shared.model.placement import Refusal
+from shared.model.request import Gang, GpuRequest, PodRequest
+
+GANG_NOT_DECIDED = Refusal(reason="its gang is being counted")
+"""The stored refusal of a pod until its gang has been decided on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangDecision:
+    """Places for as many pods of a gang as needed; or for none, and why the next does not fit."""
+
+    chosen: list[ChosenPod]
+    fitting: int
+    """How many pods fit before one did not."""
+    refusal: Refusal | None = None
+
+
+def decide_gang(
+    members: Sequence[PodQueued], needed: int, context: DecisionContext
+) -> GangDecision:
+    """Place `needed` of the members, counting each as used in the mirror, or none of them.
+
+    The largest pods go first, since small ones fit between them. If that fails and there are more
+    members than needed, the smallest go first.
+    """
+    largest_first = sorted(members, key=_size, reverse=True)
+    first = _place_in_order(largest_first, needed, context)
+    if first.refusal is None or len(members) == needed:
+        return first
+    second = _place_in_order(sorted(members, key=_size), needed, context)
+    return second if second.fitting > first.fitting else first
+
+
+def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
+    """Return the refusal of a gang of which pods are missing."""
+    missing = gang.min_member - live - waiting
+    return Refusal(
+        reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",
+        hint=f"create the other {missing}, or lower the gang's minimum",
+    )
+
+
+def gang_does_not_fit(gang: Gang, *, live: int, fitting: int, refusal: Refusal) -> Refusal:
+    """Return the refusal of a gang of which only some pods fit, with the reason of the next."""
+    if live:
+        leased = f"{live} of {gang.min_member} have a lease"
+        count = f"{leased}, {fitting} of the other {gang.min_member - live}"
+    else:
+        count = f"{fitting} of {gang.min_member}"
+    return replace(refusal, reason=f"{_rule(gang)}; {count} fit: {refusal.reason}")
+
+
+def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
+    """Choose which pods of a gang freed capacity is offered to: one for each different request.
+
+    A gang that does not fit can fit only once one of its pods fits where capacity was freed.
+    """
+    recipients: dict[tuple[GpuRequest, ...], PodUid] = {}
+    for event in members:
+        recipients.setdefault(event.request.containers, event.pod)
+    return set(recipients.values())
+
+
+def changed_verdicts(
+    members: Iterable[PodQueued],
+    enrollment: GangEnrollment,
+    refusal: Refusal,
+    recipients: Collection[PodUid],
+) -> list[PodQueued]:
+    """Return members whose stored verdict differs, and all recipients, to update their capacity.
+
+    So a gang of a thousand pods that still does not fit does not cost a thousand writes.
+    """
+    known = {
+        waiting.queued.pod: (waiting.refusal.reason, waiting.queued.request)
+        for waiting in enrollment.waiting
+        if not waiting.receives_offers
+    }
+    return [
+        event
+        for event in members
+        if event.pod in recipients or known.get(event.pod) != (refusal.reason, event.request)
+    ]
+
+
+def _place_in_order(
+    members: Iterable[PodQueued], needed: int, context: DecisionContext
+) -> GangDecision:
+    chosen: list[ChosenPod] = []
+    refused: list[tuple[PodRequest, Refusal]] = []
+    for event in members:
+        request = event.request
+        if refused and request == refused[-1][0]:
+            refused.append(refused[-1])
+            continue
+        result = context.choose(event)
+        if isinstance(result, Refusal):
+            refused.append((request, result))
+            continue
+        chosen.append((event, result))
+        if len(chosen) == needed:
+            return GangDecision(chosen, needed)
+    for event, _ in chosen:
+        context.mirror.drop(event.pod)
+    may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
+    refusal = replace(refused[0][1], permanent=may_fit < needed)
+    return GangDecision([], len(chosen), refusal)
+
+
+def _size(event: PodQueued) -> tuple[int, ...]:
+    """Return a sort key: how hard the pod is to place."""
+    containers = [container for container in event.request.containers if not container.init]
+    return (
+        sum(container.gpus for container in containers),
+        sum(_requests_all_memory(container) for container in containers),
+        sum((one.memory_units or 0) + (one.memory_bytes or 0) for one in containers),
+        sum(container.memory_percent or 0 for container in containers),
+        sum(container.cores_percent for container in containers),
+    )
+
+
+def _requests_all_memory(container: GpuRequest) -> bool:
+    amounts = (container.memory_units, container.memory_percent, container.memory_bytes)
+    return container.whole or amounts == (None, None, None)
+
+
+def _rule(gang: Gang) -> str:
+    return f"gang {gang.name} needs {gang.min_member} pods at once"

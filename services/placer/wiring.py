@@ -1,0 +1,51 @@
+"""Builds the placer from real clients and serves it."""
+
+import random
+
+from services.placer.metrics import PrometheusPlacerMetrics, export_mirror
+from services.placer.service import Placer
+from services.placer.settings import PlacerSettings
+from services.placer.traced_ledger import TracedLedger
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.run import Nats, serve
+from shared.runtime.telemetry import open_tracing
+
+
+async def serve_placer(settings: PlacerSettings) -> None:
+    """Serve the placer until SIGTERM or SIGINT."""
+    async with (
+        RedisLeases.connect(
+            settings.redis_url,
+            credentials=settings.redis_client_credentials,
+            detects_lost_writes=True,
+        ) as ledger,
+        Bus.connect_later(
+            settings.nats_url,
+            name="placer",
+            keys=settings.nats_client_credentials("placer"),
+            keeps_stream=True,
+            copies=settings.nats_copies,
+        ) as bus,
+    ):
+        rng = random.Random().random  # noqa: S311 - spreads placers, no secret depends on it
+        tracing = open_tracing("placer", settings)
+        placer = Placer(
+            TracedLedger(ledger, tracing) if tracing.tracer else ledger,
+            SystemClock(),
+            PrometheusPlacerMetrics(),
+            rng,
+            ttl_s=settings.reservation_ttl,
+        )
+        export_mirror(placer.mirror)
+        probes = {"redis": ledger.unready_reason, "ledger": placer.unready_reason}
+        await serve(
+            "placer",
+            placer,
+            bus=bus,
+            settings=settings,
+            nats=Nats.MEANWHILE,
+            tracing=tracing,
+            probes=probes,
+        )

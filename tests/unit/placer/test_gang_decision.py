@@ -1,0 +1,178 @@
+"""Gangs in a batch: decided together, by priority, all or nothing."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.refusal.quota_refusals import QuotaRefusals
+from services.placer.rounds.batch import DecisionContext, split_into_units
+from services.placer.rounds.gang_decision import (
+    GANG_NOT_DECIDED,
+    changed_verdicts,
+    choose_offer_recipients,
+    decide_gang,
+    gang_does_not_fit,
+    gang_too_small,
+)
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import GangEnrollment, WaitingPod
+from shared.model.placement import Refusal
+from shared.model.request import Gang, PodRequest
+from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
+
+GANG = Gang(name="default/g", min_member=3)
+MIB = 10_000
+
+
+def member(pod: str, mib: int = 5_000, *, gang: Gang | None = GANG, priority: int = 0) -> PodQueued:
+    return pod_queued(pod, replace(request(gpu(memory=mib)), gang=gang, priority=priority))
+
+
+def cluster(nodes: int, gpus: int) -> DecisionContext:
+    mirror = ClusterMirror()
+    for number in range(nodes):
+        node_devices = devices(gpus, f"n{number}", memory_mib=MIB)
+        mirror.put_node(ledger_node(f"n{number}", *node_devices))
+    return context_of(mirror)
+
+
+def context_of(mirror: ClusterMirror) -> DecisionContext:
+    return DecisionContext(mirror, NodeIndex(mirror), QuotaRefusals(), dice(1))
+
+
+def used_mib(context: DecisionContext) -> list[int]:
+    return [card.used_mib for node in context.mirror.nodes.values() for card in node.devices]
+
+
+def test_a_batch_is_split_into_gangs_and_single_pods_by_priority() -> None:
+    alone = Gang(name="default/alone", min_member=1)
+    events = [
+        member("low", gang=None),
+        member("g-0"),
+        member("high", gang=None, priority=9),
+        member("g-1", priority=5),
+        member("alone", gang=alone, priority=7),
+    ]
+
+    units = [
+        (u.gang and u.gang.name, [event.pod for event in u.pods]) for u in split_into_units(events)
+    ]
+
+    assert units == [(None, ["high", "alone"]), ("default/g", ["g-1", "g-0"]), (None, ["low"])]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.sampled_from([1_000, 4_000, 6_000, 10_000, 20_000]), min_size=1, max_size=12),
+    st.data(),
+)
+def test_a_gang_is_placed_in_full_or_leaves_nothing_behind(
+    nodes: int, gpus: int, sizes: list[int], data: st.DataObject
+) -> None:
+    context = cluster(nodes, gpus)
+    needed = data.draw(st.integers(1, len(sizes)))
+    members = [member(f"p{n}", mib) for n, mib in enumerate(sizes)]
+
+    decided = decide_gang(members, needed, context)
+
+    if decided.refusal is None:
+        chosen = [event.pod for event, _ in decided.chosen]
+        assert len(chosen) == len(set(chosen)) == needed
+        assert sum(used_mib(context)) == sum(sizes[int(pod[1:])] for pod in chosen)
+        assert max(used_mib(context)) <= MIB
+    else:
+        assert (decided.chosen, sum(used_mib(context))) == ([], 0)
+        assert decided.fitting < needed
+
+
+def test_large_pods_go_first_and_spare_ones_are_left_out() -> None:
+    context = cluster(1, 2)
+    mixed = [member("s-0", 4_000), member("s-1", 4_000), member("l-0", 6_000), member("l-1", 6_000)]
+    assert decide_gang(mixed, 4, context).refusal is None
+
+    context = cluster(1, 1)
+    spared = [member("l", 10_000), *(member(f"s-{n}", 5_000) for n in range(2))]
+    found = decide_gang(spared, 2, context)
+    assert [event.pod for event, _ in found.chosen] == ["s-0", "s-1"]
+
+
+def test_a_gang_of_which_too_few_pods_can_ever_fit_is_refused_permanently() -> None:
+    context = cluster(1, 1)
+    hopeless = member("huge", 90_000)
+
+    refusal = decide_gang([hopeless, member("s")], 2, context).refusal
+    hopeful = decide_gang([member("a"), member("b"), member("c")], 3, context)
+
+    assert refusal is not None
+    assert refusal.permanent
+    assert hopeful.refusal is not None
+    assert not hopeful.refusal.permanent
+    assert hopeful.fitting == 2
+
+
+def test_refusals_name_what_the_gang_lacks() -> None:
+    missing = gang_too_small(GANG, live=0, waiting=1)
+    full = Refusal(reason="0/1 nodes are available.")
+
+    assert missing.reason == ("gang default/g needs 3 pods at once; 1 of 3 pods exist")
+    assert missing.hint == "create the other 2, or lower the gang's minimum"
+    assert gang_does_not_fit(GANG, live=0, fitting=2, refusal=full).reason.endswith(
+        "; 2 of 3 fit: 0/1 nodes are available."
+    )
+    assert gang_does_not_fit(GANG, live=1, fitting=0, refusal=full).reason.endswith(
+        "; 1 of 3 have a lease, 0 of the other 2 fit: 0/1 nodes are available."
+    )
+
+
+def test_capacity_is_offered_to_one_pod_of_each_different_request() -> None:
+    small, same, large = member("a"), member("b"), member("c", 9_000)
+
+    assert choose_offer_recipients([small, same, large]) == {"a", "c"}
+    assert choose_offer_recipients(
+        [pod_queued("x", PodRequest()), pod_queued("y", PodRequest())]
+    ) == {"x"}
+
+
+def test_only_changed_verdicts_and_offer_recipients_are_written() -> None:
+    why = Refusal(reason="2 of 3 fit")
+    pods = [member(name) for name in ("a", "b", "c", "d")]
+
+    def known(event: PodQueued, refusal: Refusal, *, receives_offers: bool) -> WaitingPod:
+        return WaitingPod(
+            queued=event, refusal=refusal, capacity=1, receives_offers=receives_offers
+        )
+
+    enrollment = GangEnrollment(
+        live_count=0,
+        waiting_count=4,
+        waiting=(
+            known(pods[0], why, receives_offers=True),
+            known(pods[1], why, receives_offers=False),
+            known(pods[2], GANG_NOT_DECIDED, receives_offers=False),
+            known(pods[3], why, receives_offers=True),
+        ),
+    )
+
+    written = changed_verdicts(pods, enrollment, why, {pods[0].pod})
+
+    assert [event.pod for event in written] == ["a", "c", "d"]
+
+
+def test_pods_of_a_gang_with_anti_affinity_do_not_share_a_device() -> None:
+    mirror = ClusterMirror()
+    mirror.put_node(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
+    context = context_of(mirror)
+    tagged = [
+        replace(pod, request=replace(pod.request, anti_affinity_groups=("default/g",)))
+        for pod in (member("a", 1_000), member("b", 1_000))
+    ]
+
+    decided = decide_gang(tagged, 2, context)
+
+    assert decided.fitting == 1
+    assert used_mib(context) == [0]
