@@ -375,6 +375,6 @@ async def test_a_refusal_is_two_sentences(up: Stack) -> None:
 
     assert text == (
         "0/2 nodes are available: 1 Insufficient GPU memory, 1 node(s) didn't match Pod's node "
-        f"affinity/selector. Ask for at most {CARD_MIB} MiB: the largest gap is on node {NODE} "
-        "device 0."
+        f"affinity/selector. Request at most {CARD_MIB} MiB: node {NODE} device 0 has the most "
+        "free memory."
     )

@@ -18,9 +18,9 @@ from services.cli.flags import schedulers_of
 from services.cli.request.example_node import ExampleNode, ledger_node, parse_example_node
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.placer.placement import place
 from services.placer.index.node_index import NodeIndex
 from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
 from services.watcher.pod_parser import PodParser
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
