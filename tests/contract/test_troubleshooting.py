@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 CAMEL = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Z][A-Za-z]*")
 OPERATORS = {"DoesNotExist", "NotIn"}
 EFFECTS = {"NoExecute", "NoSchedule", "PreferNoSchedule"}
-NO_CODES = OPERATORS | EFFECTS | {"MirroredNode", "TooMany"}
+NO_CODES = OPERATORS | EFFECTS | {"MirroredNode", "TentativeReservation", "TooMany"}
 NO_REASONS = OPERATORS | {"PodScheduled", "TokenBucket"}
 
 
