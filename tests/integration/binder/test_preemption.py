@@ -1,6 +1,6 @@
 """Preemption on a real Valkey and the simulated API server, step by step."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,13 +18,7 @@ from shared.model.preemption import (
 )
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, uses, uuid
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
+from tests.support.servers.valkey import ValkeyServer
 
 
 @pytest.fixture

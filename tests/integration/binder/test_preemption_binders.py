@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-
-import pytest
 
 from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import EVICTIONS, PrometheusMetrics
@@ -25,7 +23,7 @@ from tests.support.binder.preemption import Scene, budget, scene
 from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import nats_server
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
 
@@ -34,12 +32,6 @@ class RealClock(FakeClock):
 
     def now(self) -> float:
         return time.time()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Preemption continues exactly where a binder was killed, and never twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,13 +14,7 @@ from shared.model.placement import Placement
 from shared.model.preemption import EvictionOutcome, Victim
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import share
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
+from tests.support.servers.valkey import ValkeyServer
 
 
 @pytest.fixture

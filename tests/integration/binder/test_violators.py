@@ -1,6 +1,6 @@
 """Pods that break a rule of their node are evicted where the operator wants it, and no others."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,15 +10,9 @@ from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionCause, PreemptionStage
 from tests.support.binder.preemption import Scene, scene
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 EVICTED = {"violations": frozenset({ViolationReason.TAMPERED, ViolationReason.UNLEASED})}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture

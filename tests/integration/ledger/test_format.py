@@ -7,7 +7,7 @@ Where a row changes, raise `state.format` in `scripts/common/state.lua` (with th
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,6 @@ PRESENT = (
     "waiting-groups",
 )
 """What is stored of the present; the feed and the journal tell the same again."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, ledger
 from tests.support.servers.nats import NatsServer, nats_server
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 PLACERS = 4
 DEVICE_MIB = 16_000
@@ -31,12 +31,6 @@ DEVICE_MIB = 16_000
 class Uncounted:
     def count(self, outcome: str, amount: int = 1) -> None:
         """Forget it."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @dataclass(frozen=True)

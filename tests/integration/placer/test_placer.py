@@ -2,11 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -19,21 +17,8 @@ from shared.model.request import DeviceSelection, SharingPolicy
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, device, facts, ledger, report, uses
 from tests.support.placer.placers import placers
-from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def url(server: ValkeyServer) -> str:
-    await server.ready()
-    return server.url
 
 
 def pods(count: int, first: int = 0) -> list[PodQueued]:
@@ -143,7 +128,7 @@ def instance_pods(chance: random.Random, first: int, count: int) -> list[PodQueu
     wanted = []
     for number in range(count):
         containers = [
-            gpu(f"c{n}", 1, chance.choice([3_000, 5_000, 8_000, 15_000, None]), instances=True)
+            gpu(f"c{n}", 1, chance.choice([3_000, 5_000, 8_000, 15_000, None]), mig_allowed=True)
             for n in range(chance.choice([1, 1, 1, 2, 3]))
         ]
         asked = request(
@@ -171,7 +156,7 @@ async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_ask
     url: str,
 ) -> None:
     def wanting(pod: str, memory: int, **fields: Any) -> PodQueued:
-        asked = gpu("main", 1, memory, instances=True, **fields)
+        asked = gpu("main", 1, memory, mig_allowed=True, **fields)
         return pod_queued(pod, request(asked, resources={"cpu": 100, "pods": 1}))
 
     async with ledger(url, {"a": 0}) as leases:

@@ -1,7 +1,7 @@
 """Placers and quotas on a real ledger: who waits and why, where else a pod goes, what follows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
@@ -25,12 +25,6 @@ SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
 class Uncounted:
     def count(self, outcome: str, amount: int = 1) -> None:
         """Forget it."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What a lease is charged that changes its size: each size for exactly as long as it was held."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -11,18 +10,11 @@ from shared.model.lease import Lease
 from shared.model.names import Namespace
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import device, facts, report, reserve, share, wish
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import T0, TEAM, AccountLedger, account_ledger, budget, lease
 
 DEFAULT = Namespace("default")
 WHOLE, HALF, QUARTER = 1_000, 500, 250
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as started:
-        asyncio.run(started.ready())
-        yield started
 
 
 @pytest.fixture

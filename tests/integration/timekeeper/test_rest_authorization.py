@@ -1,10 +1,9 @@
 """The timekeeper's REST interface in a cluster: who sees and grants what, and its certificate."""
 
-import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +27,7 @@ from shared.model.names import Namespace
 from shared.runtime import health
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import api_server
 from tests.support.timekeeper.accounts import (
     MINUTE_MS,
@@ -41,13 +40,6 @@ from tests.support.timekeeper.accounts import (
 
 OWN, OTHER = Namespace("default"), Namespace("team-b")
 NAMES = ("127.0.0.1", "localhost")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as started:
-        asyncio.run(started.ready())
-        yield started
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from shared.runtime.telemetry import Tracing
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import device, facts, report, reserve, share, wish
 from tests.support.servers.nats import nats_server
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.timekeeper.accounts import (
     MINUTE_MS,
@@ -48,13 +48,6 @@ from tests.support.waiting import until
 DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"
 ADMIN = {"Authorization": "Bearer of-admins"}
 MEMBER = {"Authorization": "Bearer of-team-a"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as started:
-        asyncio.run(started.ready())
-        yield started
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Whatever happens to timekeepers, every lease is charged weight x (end - begin), to the unit."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, ClassVar
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +19,7 @@ from hypothesis.stateful import (
 from services.timekeeper.service import Timekeeper
 from shared.model.budget import BudgetPolicy, Period, PolicyType
 from shared.model.lease import Lease
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (
     T0,
     TEAM,
@@ -176,13 +175,6 @@ class Accounts(RuleBasedStateMachine):
             ends = [since, *(entry.to_ms for entry in mine)]
             assert [entry.from_ms for entry in mine] == ends[:-1]
             assert all(entry.weight == weight for entry in mine)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as started:
-        asyncio.run(started.ready())
-        yield started
 
 
 def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None:

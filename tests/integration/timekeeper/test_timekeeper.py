@@ -1,7 +1,7 @@
 """The timekeeper over a real valkey-server: what is charged for what the ledger of leases says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace, PodUid
 from tests.support.placer.ledger import reserve, share, wish
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (
     MINUTE_MS,
     T0,
@@ -35,13 +35,6 @@ from tests.support.timekeeper.accounts import (
 )
 
 DEFAULT = Namespace("default")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as started:
-        asyncio.run(started.ready())
-        yield started
 
 
 @pytest.fixture
