@@ -339,7 +339,7 @@ async def test_gpusharing_a_gpuquota_adds_up_over_all_words_for_gpus(up: Stack) 
     await create(up, "team-q", "vcuda", {CORE: 60, MEMORY: 4})
     await until_runs(up, "team-q", "vcuda")
     await create(up, "team-q", "hami", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50})
-    await until_waits(up, "team-q", "hami", "it allows 1 GPUs, 0.6 are held")
+    await until_waits(up, "team-q", "hami", "it allows 1 GPUs, 0.6 are used")
 
     quota["spec"] = {"maxMilliGPU": 2000}
     await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(quota))

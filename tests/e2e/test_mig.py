@@ -81,7 +81,7 @@ async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: St
     assert "[" not in usual["metadata"]["annotations"][IDS]
     assert "[" in pod["metadata"]["annotations"][IDS]
     assert "isolation is strict" in part["status"]["conditions"][0]["message"]
-    assert "ask for whole GPUs" in said
+    assert "request whole GPUs" in said
     await up.clear()
 
 

@@ -39,14 +39,12 @@ def choose_shared_devices(
         if (device.free_slot_cores if takes_slot else device.free_cores) < free_cores:
             continue
         memory_mib = share_mib(container, device)
+        if device.used_mib + memory_mib > device.total_mib:
+            continue
         if (
-            device.used_mib + memory_mib <= device.total_mib
-            and (
-                not (constrained or device.isolation_restricted)
-                or _meets_constraints(container, request, device)
-            )
-            and (not met_uses or _fits_beside(container, device, memory_mib, met_uses))
-        ):
+            not (constrained or device.isolation_restricted)
+            or _meets_constraints(container, request, device)
+        ) and _fits_beside(container, device, memory_mib, met_uses):
             chosen.append((container, device, memory_mib, None))
             if len(chosen) == enough:
                 break
@@ -196,6 +194,11 @@ def required_free_cores(container: GpuRequest) -> int:
     if container.whole:
         return 100
     return container.cores_percent or int(container.sharing is not SharingPolicy.BEST_EFFORT)
+
+
+def required_units(container: GpuRequest) -> int:
+    """Return the requested units of memory, 0 if memory is not requested in units."""
+    return container.memory_units or 0
 
 
 def share_mib(container: GpuRequest, device: MirroredDevice) -> int:

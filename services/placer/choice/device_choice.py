@@ -12,6 +12,7 @@ from services.placer.choice.container_choice import (
     choose_mig_instances,
     choose_shared_devices,
     required_free_cores,
+    required_units,
 )
 from services.placer.choice.device_order import ordered_devices
 from services.placer.choice.picks import NO_POD_USES, DevicePick, PodDeviceUse, add_pod_uses
@@ -59,11 +60,8 @@ def device_chooser(request: PodRequest) -> DeviceChooser:
 
 def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     [container] = request.containers
-    gpus, units, free_cores = (
-        container.gpus,
-        container.memory_units or 0,
-        required_free_cores(container),
-    )
+    gpus, free_cores = container.gpus, required_free_cores(container)
+    units = required_units(container)
     slotted, last_first = container.slotted, request.device_order is DeviceOrder.LAST
     by_links = gpus > 1 and request.prefer_links
 

@@ -134,7 +134,7 @@ def instance_pods(chance: random.Random, first: int, count: int) -> list[PodQueu
         asked = request(
             *containers,
             resources={"cpu": 10, "pods": 1},
-            instances_first=chance.random() < 0.5,
+            prefer_mig=chance.random() < 0.5,
             selection=DeviceSelection(mode=chance.choice([None, "mig", "mig"])),
         )
         wanted.append(pod_queued(f"uid-{first + number}", asked))

@@ -118,7 +118,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
     where = [told(await placer.place_pods([pod(str(n))]))[str(n)] for n in range(6)]
 
     assert sorted(where[:5]) == ["a", "a", "a", "a", "b"]
-    assert "it allows 0.25 GPUs of model P100, 0.25 are held" in where[5]
+    assert "it allows 0.25 GPUs of model P100, 0.25 are used" in where[5]
 
 
 async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
@@ -129,7 +129,7 @@ async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
     answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
     assert sorted(answers.values())[:4] == ["a"] * 4
-    assert "it allows 1 GPU cards, 1 are used and 1 asked for" in max(answers.values())
+    assert "it allows 1 GPU cards, 1 are used and 1 requested" in max(answers.values())
     devices = {share.device for lease in await assert_sound(leases) for share in lease.shares}
     assert len(devices) == 1
 
@@ -184,7 +184,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
 
     [(name, why)] = told(await placer.place_pods([pod("ours")])).items()
 
-    assert "0 GPU cards of model T4, 0 are used and 1 asked for; elsewhere 0/2 nodes" in why
+    assert "0 GPU cards of model T4, 0 are used and 1 requested; elsewhere 0/2 nodes" in why
     await leases.release([(await held_on(leases, "b"))[0]], reason="test")
     assert [each.pod for each in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [name]
 
