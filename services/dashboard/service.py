@@ -29,7 +29,7 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.ledger import LedgerChange, NodeTotals, Snapshot, WaitingPod
+from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.runtime.service import loops, observes
 
@@ -54,7 +54,7 @@ class DashboardTiming:
 class DashboardLedger(Protocol):
     """The ledger, as the dashboard reads it."""
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes, and the position in the change feed."""
         ...
 
@@ -218,7 +218,7 @@ class Dashboard:
                 self.feed.publish({MISSING})
             await self.clock.sleep(self.timing.components_s)
 
-    def _mark_all_stale(self, snapshot: Snapshot) -> None:
+    def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
         self._all_pods_stale = True
         self._mark_stale({*self.projection.nodes, *(node.facts.name for node in snapshot.nodes)})
         self._wake.set()

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from services.placer.rounds.decision_writer import PlacerLedger, PlacerWaitingPods
 from shared.model.ledger import (
     LedgerChange,
+    LedgerSnapshot,
     Reservation,
     ReservationOutcome,
     Reserved,
-    Snapshot,
 )
 from shared.model.request import Gang
 from shared.runtime import telemetry
@@ -66,7 +66,7 @@ class TracedLedger:
         """The waiting pods."""
         return self.ledger.waiting_pods
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes."""
         return await self.ledger.snapshot()
 

@@ -37,7 +37,7 @@ from shared.model.errors import ConflictError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
-from shared.model.ledger import Snapshot
+from shared.model.ledger import LedgerSnapshot
 from shared.model.names import DeviceUuid, Namespace
 from shared.runtime.service import loops, publishes
 
@@ -83,14 +83,14 @@ class AccountStore(Protocol):
         ...
 
 
-class LiveLeases(Protocol):
+class ChargedLeases(Protocol):
     """Live leases and their devices."""
 
     def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases."""
         ...
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes with their devices."""
         ...
 
@@ -159,7 +159,7 @@ class Timekeeper:
         self,
         *,
         store: AccountStore,
-        ledger: LiveLeases,
+        ledger: ChargedLeases,
         configuration: BudgetConfiguration,
         bus: BudgetPublisher,
         statuses: BudgetStatuses,

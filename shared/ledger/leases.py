@@ -45,10 +45,10 @@ from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
     FeedTruncatedError,
     LedgerChange,
+    LedgerSnapshot,
     Reservation,
     ReservationOutcome,
     Reserved,
-    Snapshot,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -281,7 +281,7 @@ class RedisLeases(LedgerPart):
         _, capacity, _ = await self._connection.run("query", "position")
         return int(capacity)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes that the API server has, and the position in the feed."""
         start = await read_nodes(self._connection, [])
         nodes = []
@@ -292,7 +292,7 @@ class RedisLeases(LedgerPart):
             nodes += [
                 decode_node_totals(row, page.leases).node for row in page.rows if is_known(row)
             ]
-        return Snapshot(
+        return LedgerSnapshot(
             position=f"{start.generation}:{start.feed_entry}",
             capacity=start.capacity,
             nodes=tuple(nodes),

@@ -115,7 +115,7 @@ class LedgerChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class LedgerSnapshot:
     """All nodes. Applying every change after `position` brings them up to date.
 
     A page may already contain a change that comes after `position`; hearing it again is harmless.

@@ -1,4 +1,4 @@
-"""How the doctor judges the cluster's components; pure."""
+"""How the doctor judges the cluster's components."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -51,16 +51,16 @@ class _WebhookEntry(msgspec.Struct, frozen=True):
     )
 
 
-class _WebhookConfiguration(msgspec.Struct, frozen=True):
+class _ListedWebhookConfiguration(msgspec.Struct, frozen=True):
     webhooks: list[_WebhookEntry] = []
 
 
-class _ReviewStatus(msgspec.Struct, frozen=True):
+class _SelfAccessStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
 
 
-class _AccessReview(msgspec.Struct, frozen=True):
-    status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
+class _SelfAccessReview(msgspec.Struct, frozen=True):
+    status: _SelfAccessStatus = msgspec.field(default_factory=_SelfAccessStatus)
 
 
 class ClusterProbes:
@@ -123,7 +123,7 @@ class ClusterProbes:
         kind = "mutatingwebhookconfigurations"
         try:
             path = f"{ADMISSION}/{kind}/leasehold"
-            webhooks = (await self.kubernetes.read(path, _WebhookConfiguration)).webhooks
+            webhooks = (await self.kubernetes.read(path, _ListedWebhookConfiguration)).webhooks
             missing = [] if webhooks else [kind]
         except NotFoundError:
             webhooks, missing = [], [kind]
@@ -190,7 +190,7 @@ class ClusterProbes:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        return (await self.kubernetes.create(REVIEWS, body, _AccessReview)).status.allowed
+        return (await self.kubernetes.create(REVIEWS, body, _SelfAccessReview)).status.allowed
 
     async def _heartbeats(self) -> dict[str, Heartbeat]:
         """Return the latest heartbeat of each replica; observed once for all checks."""

@@ -28,7 +28,7 @@ class _KubeletCheckpoint(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletDevices:
+class KubeletCheckpointDevices:
     """The devices in a kubelet's checkpoint."""
 
     registered: dict[str, frozenset[str]]
@@ -37,7 +37,7 @@ class KubeletDevices:
     """Resource and pod UID of each entry."""
 
 
-def read_kubelet_devices(plugins: Path) -> KubeletDevices:
+def read_kubelet_devices(plugins: Path) -> KubeletCheckpointDevices:
     """Read the kubelet's checkpoint in its directory of plugin sockets.
 
     Raises SkipError if there is none, UnavailableError if it is not valid.
@@ -50,7 +50,7 @@ def read_kubelet_devices(plugins: Path) -> KubeletDevices:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
     registered = data.registered or {}
-    return KubeletDevices(
+    return KubeletCheckpointDevices(
         registered={name: frozenset(ids or ()) for name, ids in registered.items()},
         allocated=tuple((entry.resource, entry.pod) for entry in data.entries or ()),
     )

@@ -20,11 +20,11 @@ from shared.model.ledger import (
     GangEnrollment,
     GangIncomplete,
     LedgerChange,
+    LedgerSnapshot,
     NoCapacity,
     Reservation,
     ReservationOutcome,
     Reserved,
-    Snapshot,
     WaitingPod,
     WaitResult,
 )
@@ -69,7 +69,7 @@ class PlacerLedger(Protocol):
         """The waiting pods."""
         ...
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes."""
         ...
 

@@ -9,7 +9,7 @@ import pytest
 from shared.ledger.leases import RedisLeases
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
-from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerNode, Snapshot
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerNode, LedgerSnapshot
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support.placer.ledger import (
     NOW,
@@ -27,7 +27,7 @@ from tests.support.placer.ledger import (
 class Replica:
     """Applies changes to a snapshot."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LedgerSnapshot) -> None:
         self.position = snapshot.position
         self.capacity = snapshot.capacity
         self.nodes = {node.facts.name: node for node in snapshot.nodes}

@@ -18,12 +18,12 @@ from shared.model.ledger import (
     GangEnrollment,
     LedgerChange,
     LedgerNode,
+    LedgerSnapshot,
     NoCapacity,
     NodeUse,
     Reservation,
     ReservationOutcome,
     Reserved,
-    Snapshot,
     WaitingPod,
     WaitResult,
 )
@@ -90,9 +90,9 @@ class Ledger:
         self.stale_once.clear()
         return WaitResult(stale=tuple(stale))
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> LedgerSnapshot:
         self.snapshots += 1
-        return Snapshot(position="1", capacity=7, nodes=self.nodes)
+        return LedgerSnapshot(position="1", capacity=7, nodes=self.nodes)
 
     async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
         while True:
