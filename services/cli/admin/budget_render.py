@@ -1,4 +1,4 @@
-"""Budgets and GPU-time reports as text for a terminal; pure."""
+"""Budgets and GPU-time reports as text for a terminal."""
 
 from collections.abc import Sequence
 

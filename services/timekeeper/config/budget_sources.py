@@ -18,10 +18,11 @@ from services.timekeeper.config.budget_spec import (
     API_VERSION,
     KIND,
     SpecFields,
+    StatusCopy,
     parse_budget,
     parse_spec,
+    parse_status,
 )
-from services.timekeeper.report.budget_reports import StatusCopy, parse_status
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated

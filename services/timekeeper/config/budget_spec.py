@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from shared.model.budget import (
+    HOUR_MS,
     UNITS_PER_GPU_MINUTE,
     Budget,
     BudgetPolicy,
+    BudgetWindow,
     OnExhausted,
     Period,
     PolicyType,
@@ -228,3 +230,38 @@ def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
             raise RequestError(f"{text!r} is not MODEL=FACTOR with at most three decimals")
         factors[model.strip()] = factor
     return factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCopy:
+    """An account as its budget's status shows it; a lost account is restored from it."""
+
+    window: BudgetWindow
+    """The window that was open, with its usage and level."""
+    at_ms: int
+
+
+def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
+    """Parse a status; None if there is none, or if it is invalid."""
+    if not isinstance(status, Mapping) or budget is None or "checkpointAt" not in status:
+        return None
+    try:
+        window, at_ms = status["window"], int(status["checkpointAt"])
+        end, left = window.get("end"), status.get("remainingUnits")
+        bucket = budget.policy.type is PolicyType.BUCKET
+        return StatusCopy(
+            at_ms=at_ms,
+            window=BudgetWindow(
+                id=str(window["id"]),
+                start_ms=int(window["start"]),
+                end_ms=None if end is None else int(end),
+                limit_units=budget.limit_units,
+                used_units=int(status["windowUsedUnits"]),
+                granted_units=int(status["grantedUnits"]),
+                rolled_units=int(status["rolloverUnits"]),
+                level_scaled=int(left or 0) * HOUR_MS if bucket else 0,
+                level_ms=at_ms if bucket else 0,
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

@@ -1,33 +1,19 @@
 """How a budget is reported: its object's status, and its event; pure."""
 
 import datetime
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from services.timekeeper.accounts.balance import consequence
 from shared.model.budget import (
-    HOUR_MS,
     UNITS_PER_GPU_MINUTE,
     Account,
     Balance,
     Budget,
-    BudgetWindow,
-    PolicyType,
     StoredBudgetState,
 )
 from shared.model.events.pod_events import BudgetChanged
 
 MAX_UNITS = 2**63 - 1
 """The most that an event can hold, 150 thousand million GPU-minutes; more is capped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusCopy:
-    """An account as its budget's status shows it; a lost account is restored from it."""
-
-    window: BudgetWindow
-    """The window that was open, with its usage and level."""
-    at_ms: int
 
 
 def minutes(units: int) -> str:
@@ -70,32 +56,6 @@ def budget_status(account: Account, current: Balance, *, problem: str = "") -> d
         "checkpointAt": current.at_ms,
         "problem": problem or None,
     }
-
-
-def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
-    """Parse a status; None if there is none, or if it is invalid."""
-    if not isinstance(status, Mapping) or budget is None or "checkpointAt" not in status:
-        return None
-    try:
-        window, at_ms = status["window"], int(status["checkpointAt"])
-        end, left = window.get("end"), status.get("remainingUnits")
-        bucket = budget.policy.type is PolicyType.BUCKET
-        return StatusCopy(
-            at_ms=at_ms,
-            window=BudgetWindow(
-                id=str(window["id"]),
-                start_ms=int(window["start"]),
-                end_ms=None if end is None else int(end),
-                limit_units=budget.limit_units,
-                used_units=int(status["windowUsedUnits"]),
-                granted_units=int(status["grantedUnits"]),
-                rolled_units=int(status["rolloverUnits"]),
-                level_scaled=int(left or 0) * HOUR_MS if bucket else 0,
-                level_ms=at_ms if bucket else 0,
-            ),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
 
 
 def _text(units: int | None) -> str | None:

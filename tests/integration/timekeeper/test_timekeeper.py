@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.timekeeper.accounts.accrual import advance
-from services.timekeeper.report.budget_reports import budget_status, minutes, parse_status
+from services.timekeeper.config.budget_spec import parse_status
+from services.timekeeper.report.budget_reports import budget_status, minutes
 from services.timekeeper.report.showback import EntryRange, add_up, as_csv
 from services.timekeeper.rest.grants import add_grant
 from services.timekeeper.service import Timekeeper

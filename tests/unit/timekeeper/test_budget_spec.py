@@ -10,8 +10,8 @@ import yaml
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
-from services.timekeeper.config.budget_spec import parse_budget, parse_factors
-from services.timekeeper.report.budget_reports import budget_status, minutes, parse_status
+from services.timekeeper.config.budget_spec import parse_budget, parse_factors, parse_status
+from services.timekeeper.report.budget_reports import budget_status, minutes
 from shared.model.budget import (
     Budget,
     BudgetPolicy,
