@@ -102,7 +102,7 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     "GpuNotIdle": _fixed_hint(
         "request less than 100 % of the cores, or wait for a device to be idle"
     ),
-    "GpuClaimed": _fixed_hint("wait until the pods that are being evicted have made room"),
+    "GpuClaimed": _fixed_hint("wait until the pods that are being evicted have ended"),
     "GpuHeldAlone": _fixed_hint("wait until a device that is used exclusively is free"),
     "GpuClosed": _fixed_hint(
         "remove the devices of node {node} from its annotation of excluded devices"

@@ -45,7 +45,7 @@ class World:
         for event in events:
             await self.bus.publish([event])
 
-    async def held(self) -> Counter[str]:
+    async def leased(self) -> Counter[str]:
         """Count live leases by gang, at one moment."""
         return Counter(
             {gang: len(pods) for gang, pods in (await self.leases.totals.gangs()).items()}
@@ -62,10 +62,10 @@ class World:
         return len(offers.pods)
 
     async def until(self, wanted: Counter[str], *, offering: bool = True) -> None:
-        """Wait until gangs hold so much; nobody may ever be seen to hold a part of it."""
+        """Wait until gangs have so many leases, and never a part of them."""
         try:
             async with asyncio.timeout(20):
-                while (held := await self.held()) != wanted:
+                while (leased := await self.leased()) != wanted:
                     if offering:
                         await self.offer()
                     await asyncio.sleep(0.01)
@@ -73,7 +73,7 @@ class World:
             waiting = [
                 (w.queued.pod, w.refusal.reason) for w in await self.leases.waiting_pods.load()
             ]
-            raise AssertionError(f"{held} instead of {wanted}; waiting: {waiting}") from None
+            raise AssertionError(f"{leased} instead of {wanted}; waiting: {waiting}") from None
 
     async def settled(self, pods: int) -> None:
         """Wait until every pod either holds a lease or waits with a verdict on its gang."""
@@ -81,8 +81,8 @@ class World:
             while True:
                 waiting = await self.leases.waiting_pods.load()
                 decided = [w for w in waiting if "counted" not in w.refusal.reason]
-                held = sum((await self.held()).values())
-                if len(decided) + held == pods and len(waiting) == len(decided):
+                leased = sum((await self.leased()).values())
+                if len(decided) + leased == pods and len(waiting) == len(decided):
                     return
                 await asyncio.sleep(0.01)
 
@@ -148,9 +148,9 @@ async def test_of_two_gangs_that_each_fit_alone_one_runs_whole_and_then_the_othe
         await it.queue(shuffled(pods, seed))
         await it.settled(len(pods))
 
-        [(first, held)] = (await it.held()).items()
+        [(first, leased)] = (await it.leased()).items()
         second = next(name for name in sizes if f"default/{name}" != first)
-        assert held == sizes[first.removeprefix("default/")]
+        assert leased == sizes[first.removeprefix("default/")]
         [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting_pods.load()}
         assert why.startswith(f"gang default/{second} needs {sizes[second]} pods at once")
         await it.end(first)
@@ -170,8 +170,8 @@ async def test_many_gangs_run_one_after_the_other_and_none_is_ever_seen_in_part(
 
         async with asyncio.timeout(40):
             while left:
-                for name, held in (await it.held()).items():
-                    assert held == left.pop(name)
+                for name, leased in (await it.leased()).items():
+                    assert leased == left.pop(name)
                     await it.end(name)
                 await it.offer()
                 await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ async def test_a_gang_waits_for_its_pods_and_says_so(server: ValkeyServer) -> No
         await it.queue(pods[:3])
         await it.settled(3)
         said = [w.refusal for w in await it.leases.waiting_pods.load()]
-        assert await it.held() == {}
+        assert await it.leased() == {}
         assert {why.hint for why in said} >= {"create the other 1, or lower the gang's minimum"}
         assert max(why.reason for why in said) == (
             "gang default/a needs 4 pods at once; 3 of 4 pods exist"
@@ -214,7 +214,7 @@ async def test_a_running_gang_takes_more_pods_and_replacements_one_by_one(
         assert {lease.state for lease in now} == {LeaseState.BOUND, LeaseState.RESERVED}
         await it.leases.release([lease.pod for lease in now], reason="all died")
         await it.settled(1)
-        assert await it.held() == {}
+        assert await it.leased() == {}
         replacements = [replace(pod, pod=PodUid(f"new-{pod.pod}")) for pod in pods[:2]]
 
         await it.queue(replacements)
@@ -231,5 +231,5 @@ async def test_a_gang_of_different_pods_starts_with_those_that_fit(server: Valke
         await it.queue(pods)
 
         await it.until(Counter({"default/a": 4}))
-        held = {lease.pod for lease in await assert_sound(it.leases)}
-        assert held == {pod.pod for pod in small}
+        leased = {lease.pod for lease in await assert_sound(it.leases)}
+        assert leased == {pod.pod for pod in small}

@@ -58,7 +58,7 @@ async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: st
         await until_mirrored(leases, several)
 
 
-async def test_the_same_pods_told_to_two_placers_get_one_lease_each(url: str) -> None:
+async def test_the_same_pods_sent_to_two_placers_get_one_lease_each(url: str) -> None:
     async with ledger(url, {"a": 2, "b": 2}) as leases, placers(leases, 2) as several:
         answers = await asyncio.gather(*(placer.place_pods(pods(8)) for placer in several))
 
@@ -131,33 +131,33 @@ def instance_pods(chance: random.Random, first: int, count: int) -> list[PodQueu
             gpu(f"c{n}", 1, chance.choice([3_000, 5_000, 8_000, 15_000, None]), mig_allowed=True)
             for n in range(chance.choice([1, 1, 1, 2, 3]))
         ]
-        asked = request(
+        wanted_request = request(
             *containers,
             resources={"cpu": 10, "pods": 1},
             prefer_mig=chance.random() < 0.5,
             selection=DeviceSelection(mode=chance.choice([None, "mig", "mig"])),
         )
-        wanted.append(pod_queued(f"uid-{first + number}", asked))
+        wanted.append(pod_queued(f"uid-{first + number}", wanted_request))
     return wanted
 
 
 def assert_instances_disjoint(leases: Iterable[Lease]) -> int:
-    """Check that no position is held twice and no device has two layouts; count the instances."""
-    held = [(lease.pod, s) for lease in leases for s in lease.shares if s.mig]
-    positions = {(s.device, s.slot) for _, s in held}
-    assert len(positions) == len(held)
-    assert all(s.mig and s.slot == s.mig.position for _, s in held)
-    layouts = {(s.device, s.mig.layout) for _, s in held if s.mig}
-    assert len(layouts) == len({s.device for _, s in held})
-    return len(held)
+    """Check that no position is taken twice and no device has two layouts; count the instances."""
+    leased = [(lease.pod, s) for lease in leases for s in lease.shares if s.mig]
+    positions = {(s.device, s.slot) for _, s in leased}
+    assert len(positions) == len(leased)
+    assert all(s.mig and s.slot == s.mig.position for _, s in leased)
+    layouts = {(s.device, s.mig.layout) for _, s in leased if s.mig}
+    assert len(layouts) == len({s.device for _, s in leased})
+    return len(leased)
 
 
 async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_asks_for(
     url: str,
 ) -> None:
     def wanting(pod: str, memory: int, **fields: Any) -> PodQueued:
-        asked = gpu("main", 1, memory, mig_allowed=True, **fields)
-        return pod_queued(pod, request(asked, resources={"cpu": 100, "pods": 1}))
+        wanted_request = gpu("main", 1, memory, mig_allowed=True, **fields)
+        return pod_queued(pod, request(wanted_request, resources={"cpu": 100, "pods": 1}))
 
     async with ledger(url, {"a": 0}) as leases:
         card = device("a", 0, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
@@ -198,10 +198,10 @@ async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_posit
                     *(p.place_pods(batch) for p, batch in zip(several, batches, strict=True))
                 )
                 assert sum(map(len, answers)) == 20, "every pod was placed or explained"
-                held = await assert_sound(leases)
-                given += assert_instances_disjoint(held)
+                leased = await assert_sound(leases)
+                given += assert_instances_disjoint(leased)
                 await until_mirrored(leases, several)
-                leaving = chance.sample([lease.pod for lease in held], k=2 * len(held) // 3)
+                leaving = chance.sample([lease.pod for lease in leased], k=2 * len(leased) // 3)
                 await leases.release(leaving, reason="done")
                 await until_mirrored(leases, several)
 

@@ -1,4 +1,4 @@
-"""Placers and quotas on a real ledger: who waits and why, where else a pod goes, what follows."""
+"""Placers and quotas on a real ledger: which pods wait and why, and where else pods go."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -58,7 +58,7 @@ async def add_node(leases: RedisLeases, name: str, model: str, **labels: str) ->
     await leases.save_devices(report(name, [device(name, 0, model=model)]))
 
 
-def told(answers: Sequence[PlacementEvent]) -> dict[str, str]:
+def outcome_by_pod(answers: Sequence[PlacementEvent]) -> dict[str, str]:
     """Return by pod where it goes, or why it waits."""
     return {
         one.lease.pod if isinstance(one, PlacementChosen) else one.pod: (
@@ -89,7 +89,7 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_na
     await leases.release([PodUid(holding[0])], reason="test")
     offered = (await leases.waiting_pods.choose_offers(now=NOW)).pods
     assert [each.pod for each in offered] == [refused.pod]
-    assert told(await placer.place_pods(offered)) == {refused.pod: "a"}
+    assert outcome_by_pod(await placer.place_pods(offered)) == {refused.pod: "a"}
     await assert_sound(leases)
 
 
@@ -115,7 +115,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
     await leases.quotas.save([quota], read_at=NOW)
     await until_seen(placer, "b")
 
-    where = [told(await placer.place_pods([pod(str(n))]))[str(n)] for n in range(6)]
+    where = [outcome_by_pod(await placer.place_pods([pod(str(n))]))[str(n)] for n in range(6)]
 
     assert sorted(where[:5]) == ["a", "a", "a", "a", "b"]
     assert "it allows 0.25 GPUs of model P100, 0.25 are used" in where[5]
@@ -126,7 +126,7 @@ async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
 
-    answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
+    answers = outcome_by_pod(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
     assert sorted(answers.values())[:4] == ["a"] * 4
     assert "it allows 1 GPU cards, 1 are used and 1 requested" in max(answers.values())
@@ -141,7 +141,7 @@ async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer
     )
     await until_seen(placer, "b")
 
-    answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
+    answers = outcome_by_pod(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
     assert sorted(answers.values())[:4] == ["b"] * 4
     assert "it allows only nodes with label pool of public" in max(answers.values())
@@ -156,7 +156,7 @@ async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_rais
     gang = Gang(name="team/ring", min_member=3)
     ranks = [pod(f"rank-{n}", gang=gang) for n in range(3)]
 
-    answers = told(await placer.place_pods(ranks))
+    answers = outcome_by_pod(await placer.place_pods(ranks))
 
     assert all("the GPU quota of namespace team blocks the pod" in why for why in answers.values())
     assert not await assert_sound(leases)
@@ -164,11 +164,11 @@ async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_rais
     await leases.quotas.save([], read_at=NOW + 1)
     offered = (await leases.waiting_pods.choose_offers(now=NOW)).pods
     assert len(offered) == 1
-    assert set(told(await placer.place_pods(offered)).values()) == {"a"}
+    assert set(outcome_by_pod(await placer.place_pods(offered)).values()) == {"a"}
     assert len(await assert_sound(leases)) == 3
 
 
-async def test_a_pod_whom_another_model_could_help_is_offered_both(
+async def test_a_pod_that_fits_another_model_is_offered_both(
     leases: RedisLeases, placer: Placer
 ) -> None:
     await add_node(leases, "b", "Tesla P100-PCIE-16GB")
@@ -182,7 +182,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
         while sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) > 7:
             await asyncio.sleep(0.01)
 
-    [(name, why)] = told(await placer.place_pods([pod("ours")])).items()
+    [(name, why)] = outcome_by_pod(await placer.place_pods([pod("ours")])).items()
 
     assert "0 GPU cards of model T4, 0 are used and 1 requested; elsewhere 0/2 nodes" in why
     await leases.release([(await held_on(leases, "b"))[0]], reason="test")

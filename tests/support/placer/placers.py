@@ -10,16 +10,17 @@ from shared.model.clock import SystemClock
 from tests.support.build import dice
 
 
-class Uncounted:
+class NoPlacerMetrics:
     def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
+        """Count nothing."""
 
 
 @asynccontextmanager
 async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
-    """Start so many that know nothing of each other; yield them once they can decide."""
+    """Start independent placers; yield them once they can decide."""
     several = [
-        Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0) for seed in range(count)
+        Placer(leases, SystemClock(), NoPlacerMetrics(), dice(seed), ttl_s=30.0)
+        for seed in range(count)
     ]
     following = [asyncio.create_task(placer.follow_ledger()) for placer in several]
     try:

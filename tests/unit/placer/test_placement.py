@@ -244,14 +244,16 @@ def test_item_29_the_policy_orders_the_cards(order: DeviceOrder, indices: list[l
 
 
 def test_item_29_binpack_takes_the_fullest_card_and_spread_the_emptiest() -> None:
-    held = (
+    node_devices = (
         (device("GPU-0", 0), use(10, shares=3)),
         (device("GPU-1", 1), use(999, shares=2)),
         (device("GPU-2", 2), use(500, shares=1)),
     )
 
     def chosen(order: DeviceOrder) -> list[int]:
-        return Cluster(ledger_node("n1", *held)).indices(request(gpu(memory=1), device_order=order))
+        return Cluster(ledger_node("n1", *node_devices)).indices(
+            request(gpu(memory=1), device_order=order)
+        )
 
     assert chosen(DeviceOrder.BINPACK) == [1]
     assert chosen(DeviceOrder.SPREAD) == [2]

@@ -1,4 +1,4 @@
-"""MIG instances by example: Volcano's table and sequence, and who may have one."""
+"""MIG instances by example: Volcano's table and sequence, and which pods can have one."""
 
 from typing import Any
 
@@ -160,7 +160,7 @@ def test_item_46_an_idle_card_changes_its_layout_at_once_a_live_one_never() -> N
     assert ids(one.place(request(vgpu(15000)))) == ["GPU-m[group3-0]"]
 
 
-def test_item_48_no_memory_asked_for_is_the_largest_instance() -> None:
+def test_item_48_no_requested_memory_gets_the_largest_instance() -> None:
     eighty = cluster(card(memory_mib=81920, layouts=A100_80))
     everything = request(vgpu(None, memory_percent=100))
 
@@ -295,10 +295,10 @@ def test_a_tighter_node_is_preferred_and_an_idle_card_kept_whole() -> None:
 
 
 def test_each_device_says_what_its_instances_lack() -> None:
-    held = use(10240, shares=1)
+    live_use = use(10240, shares=1)
     pinned = (
         card(1),
-        type(held)(memory_mib=10240, shares=1, fence=1, slots_taken="1", layout="group2"),
+        type(live_use)(memory_mib=10240, shares=1, fence=1, slots_taken="1", layout="group2"),
     )
     cards = (
         pinned,
@@ -328,7 +328,7 @@ def test_instances_of_one_container_lie_within_its_scope() -> None:
     assert ids(cluster(card(1, numa=0), card(2, numa=1)).place(wanted)) == []
 
 
-def test_units_of_a_node_are_kept_in_what_was_asked_for() -> None:
+def test_units_of_a_node_stay_the_unit_of_requests() -> None:
     placed = cluster(card(unit_mib=10)).place(request(vgpu(800)))
 
     assert isinstance(placed, Placement)
@@ -349,8 +349,8 @@ def test_the_operator_says_which_mode_is_tried_first() -> None:
         namespace=Namespace("default"), containers=(ContainerManifest(name="c", limits=limits),)
     )
 
-    def first(**told: Any) -> bool:
-        return parse_pod_request(pod, load_rules(WatcherSettings(**told))).prefer_mig
+    def first(**settings: Any) -> bool:
+        return parse_pod_request(pod, load_rules(WatcherSettings(**settings))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
     with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):

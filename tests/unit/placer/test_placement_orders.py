@@ -11,8 +11,8 @@ from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, reques
 from tests.support.placer.placing import Cluster
 
 
-def chosen(wanted: PodRequest, *held: Any) -> list[int]:
-    return Cluster(ledger_node("n1", *held)).indices(wanted)
+def chosen(wanted: PodRequest, *node_devices: Any) -> list[int]:
+    return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
 
 
 def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields: Any) -> PodRequest:
@@ -20,7 +20,7 @@ def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields:
 
 
 def cards(*uses: Any) -> list[Any]:
-    return [(device(f"GPU-{n}", n), held) for n, held in enumerate(uses)]
+    return [(device(f"GPU-{n}", n), used) for n, used in enumerate(uses)]
 
 
 @pytest.mark.parametrize(("order", "index"), [("least-allocated", 1), ("most-allocated", 0)])
@@ -33,8 +33,8 @@ def test_koordinator_18_of_two_partly_used_cards_least_takes_the_emptier_most_th
     assert chosen(one(DeviceOrder(order)), *reversed_places(partly)) == [1 - index]
 
 
-def reversed_places(held: list[Any]) -> list[Any]:
-    return cards(*(taken for _, taken in reversed(held)))
+def reversed_places(node_devices: list[Any]) -> list[Any]:
+    return cards(*(taken for _, taken in reversed(node_devices)))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def reversed_places(held: list[Any]) -> list[Any]:
 def test_orders_by_allocated_part_weigh_slots_cores_and_memory(
     weights: tuple[int, int, int], least: int, most: int
 ) -> None:
-    held = cards(use(16_000, 10, 2), use(8_000, 60, 1), use(1_000, 20, 3))
+    node_devices = cards(use(16_000, 10, 2), use(8_000, 60, 1), use(1_000, 20, 3))
 
-    assert chosen(one(DeviceOrder.LEAST_ALLOCATED, weights), *held) == [least]
-    assert chosen(one(DeviceOrder.MOST_ALLOCATED, weights), *held) == [most]
+    assert chosen(one(DeviceOrder.LEAST_ALLOCATED, weights), *node_devices) == [least]
+    assert chosen(one(DeviceOrder.MOST_ALLOCATED, weights), *node_devices) == [most]
 
 
 def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:

@@ -112,10 +112,10 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
         cards = _linked(
             cards, draw(st.lists(st.sampled_from([10, 40, 50, 150]), min_size=6, max_size=6))
         )
-    held = [(card, draw(_uses(card))) for card in cards]
+    node_devices = [(card, draw(_uses(card))) for card in cards]
     return ledger_node(
         name,
-        *held,
+        *node_devices,
         labels=draw(st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])),
         taints=draw(st.sampled_from([(), (), (TAINT,), (SOFT,)])),
         unschedulable=draw(st.integers(0, 5)) == 0,
@@ -224,14 +224,14 @@ def test_a_placement_fits_and_a_refusal_is_shared_by_the_naive_scan(
 def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> LedgerNode:
     """The ledger's totals once the placement has become a lease; fences rise."""
     booked = {booking.device: booking for booking in bookings(placement.shares)}
-    held = []
+    node_devices = []
     for card, before in node.devices:
         booking = booked.get(card.uuid)
         if booking is None:
-            held.append((card, before))
+            node_devices.append((card, before))
             continue
         tags = set(wanted.anti_affinity_groups)
-        held.append(
+        node_devices.append(
             (
                 card,
                 DeviceUse(
@@ -249,7 +249,7 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
     used = dict(node.used)
     for name, amount in wanted.resources.items():
         used[name] = used.get(name, 0) + amount
-    return replace(node, devices=tuple(held), used=used, version=node.version + 1)
+    return replace(node, devices=tuple(node_devices), used=used, version=node.version + 1)
 
 
 def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) -> str:
@@ -310,7 +310,7 @@ def _partitioned(draw: Any) -> LedgerNode:
 
 
 layouts = st.sampled_from(LAYOUTS[1:])
-asked = st.builds(
+gpu_requests = st.builds(
     lambda sizes, inits, order: request(
         *(gpu(f"c{n}", 1, size, mig_allowed=True, init=n < inits) for n, size in enumerate(sizes)),
         device_order=order,
@@ -324,7 +324,7 @@ asked = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_partitioned(), st.lists(asked, min_size=2, max_size=7))
+@given(_partitioned(), st.lists(gpu_requests, min_size=2, max_size=7))
 def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
     node: LedgerNode, steps: list[PodRequest]
 ) -> None:
@@ -337,7 +337,7 @@ def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
         answer = place(step, index, dice(number))
         if not isinstance(answer, Refusal):
             mirror.reserve(PodUid(str(number)), answer[0], step.resources)
-            taken = {card.uuid: held.slots_taken for card, held in node.devices}
+            taken = {card.uuid: use.slots_taken for card, use in node.devices}
             for share in answer[0].shares:
                 assert share.mig is not None
                 assert taken[share.device][share.mig.position : share.mig.position + 1] != "1"
@@ -357,4 +357,4 @@ def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:
 
     mirror.update_device_use(card.uuid, use(1000, fence=1))
     mirror.update_node_use(NodeName("n1"), wanted.resources, 2)
-    assert card.used_mib == 2000, "nobody has said yet that the totals contain the hold"
+    assert card.used_mib == 2000, "the totals do not yet contain the tentative reservation"

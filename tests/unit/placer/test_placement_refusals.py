@@ -108,7 +108,7 @@ def test_a_refusal_is_permanent_where_no_end_of_other_pods_helps(
     assert refused(wanted, ledger_node("n1", (device(), use(32768)))).permanent == permanent
 
 
-def test_a_resource_that_nobody_serves_points_at_the_agent() -> None:
+def test_the_hint_for_a_resource_that_is_not_served_names_the_agent() -> None:
     refusal = refused(request(gpu(memory=1)), ledger_node("n1", device(), served=()))
 
     assert refusal.nearest_nodes[0].reason == "it did not serve volcano.sh/vgpu-number"

@@ -40,8 +40,8 @@ def asking(gpus: int, **fields: Any) -> PodRequest:
     return request(gpu(gpus=gpus, memory=1000), **({"device_order": DeviceOrder.FIRST} | fields))
 
 
-def chosen(wanted: PodRequest, *held: Any) -> list[int]:
-    return Cluster(ledger_node("n1", *held)).indices(wanted)
+def chosen(wanted: PodRequest, *node_devices: Any) -> list[int]:
+    return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
 
 
 def test_the_pair_with_the_best_link_is_preferred_to_the_order() -> None:
@@ -128,7 +128,7 @@ def test_a_scope_is_for_each_container_by_itself() -> None:
     assert chosen(pair, *four) == [0, 1, 2, 3]
 
 
-def test_what_lies_nobody_knows_where_is_within_no_scope_and_says_so() -> None:
+def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:
     known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
 
     refusal = Cluster(ledger_node("n1", known, unknown)).place(
@@ -155,9 +155,9 @@ def test_devices_that_fit_but_lie_apart_are_named_as_that() -> None:
     assert refusal.permanent
 
 
-def mirrored(held: list[Device]) -> MirroredNode:
+def mirrored(node_devices: list[Device]) -> MirroredNode:
     mirror = ClusterMirror()
-    mirror.reset([ledger_node("n1", *held)])
+    mirror.reset([ledger_node("n1", *node_devices)])
     return mirror.nodes[NodeName("n1")]
 
 

@@ -39,7 +39,7 @@ class Clock(FakeClock):
         await asyncio.sleep(0)
 
 
-class Tally:
+class CountedMetrics:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
@@ -47,8 +47,8 @@ class Tally:
         self.counts[outcome] = self.counts.get(outcome, 0) + amount
 
 
-class Ledger:
-    """Grants the first candidate unless told otherwise; remembers what it was asked."""
+class FakeLedger:
+    """Grants the first candidate unless `outcomes` are set; records each request."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
         self.nodes = nodes
@@ -56,7 +56,7 @@ class Ledger:
         self.gangs: list[Gang] = []
         self.waiting: list[WaitingPod] = []
         self.stale_once: set[PodUid] = set()
-        self.held: list[Lease] = []
+        self.leases: list[Lease] = []
         self.outcomes: list[ReservationOutcome] = []
         """LastVerdicts once each, in order, instead of granting."""
         self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
@@ -75,16 +75,18 @@ class Ledger:
         return await self.reserve(wanted, now=now, ttl_s=ttl_s)
 
     @property
-    def waiting_pods(self) -> "Ledger":
+    def waiting_pods(self) -> "FakeLedger":
         return self
 
     async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         return GangEnrollment(live_count=0, waiting_count=len(enrolled), waiting=tuple(enrolled))
 
     async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})
-        if held:
-            return WaitResult(already_leased=held)
+        leases = tuple(
+            lease for lease in self.leases if lease.pod in {v.queued.pod for v in verdicts}
+        )
+        if leases:
+            return WaitResult(already_leased=leases)
         self.waiting += verdicts
         stale = [v.queued.pod for v in verdicts if v.queued.pod in self.stale_once]
         self.stale_once.clear()
@@ -96,10 +98,10 @@ class Ledger:
 
     async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
         while True:
-            said = await self.feed.get()
-            if isinstance(said, Exception):
-                raise said
-            yield said
+            item = await self.feed.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
 
 
 def granted(one: Reservation, which: int) -> Reserved:
@@ -121,10 +123,10 @@ class Running:
     """A placer whose feed is being followed."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.ledger = Ledger(*nodes)
+        self.ledger = FakeLedger(*nodes)
         self.clock = Clock()
-        self.tally = Tally()
-        self.placer = Placer(self.ledger, self.clock, self.tally, dice(1), ttl_s=30.0)
+        self.metrics = CountedMetrics()
+        self.placer = Placer(self.ledger, self.clock, self.metrics, dice(1), ttl_s=30.0)
 
     async def __aenter__(self) -> "Running":
         self.following = asyncio.create_task(self.placer.follow_ledger())
@@ -183,7 +185,7 @@ async def test_more_important_pods_of_a_batch_come_first() -> None:
         assert chosen == ["high"]
 
 
-async def test_what_the_ledger_finds_taken_is_decided_afresh_with_its_totals() -> None:
+async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_totals() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.outcomes = [
             NoCapacity(
@@ -199,7 +201,7 @@ async def test_what_the_ledger_finds_taken_is_decided_afresh_with_its_totals() -
         assert isinstance(answers[0], PlacementChosen)
         assert answers[0].lease.node == "n2"
         assert [c.node for c in it.ledger.groups[1][0].candidates] == ["n2"]
-        assert it.tally.counts["no_capacity"] == 1
+        assert it.metrics.counts["no_capacity"] == 1
 
 
 async def test_refusals_beside_a_disturbed_reservation_are_decided_again() -> None:
@@ -227,7 +229,7 @@ async def test_refusals_beside_a_disturbed_reservation_are_decided_again() -> No
     ("state", "answered"),
     [(LeaseState.RESERVED, 1), (LeaseState.BOUND, 1), (LeaseState.ACTIVE, 0)],
 )
-async def test_a_pod_that_holds_a_lease_is_answered_until_it_is_active(
+async def test_a_lease_is_published_again_until_it_is_active(
     state: LeaseState, answered: int
 ) -> None:
     async with Running(*two_nodes()) as it:
@@ -250,14 +252,14 @@ async def test_a_pod_whose_own_unanswered_reservation_fills_the_node_is_not_refu
             node=NodeName("n1"),
             shares=(),
         )
-        it.ledger.held = [lease]
+        it.ledger.leases = [lease]
 
         answers = await it.placer.place_pods([wanted])
 
         assert answers == [PlacementChosen(lease=lease)]
 
 
-async def test_an_unchanged_verdict_is_written_but_not_told_again() -> None:
+async def test_an_unchanged_verdict_is_written_but_not_published_again() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = request(gpu(gpus=2))
 
@@ -269,7 +271,7 @@ async def test_an_unchanged_verdict_is_written_but_not_told_again() -> None:
         assert len(it.ledger.waiting) == 2
 
 
-async def test_an_unchanged_verdict_is_told_again_to_a_pod_that_nobody_explained() -> None:
+async def test_an_unchanged_verdict_is_published_again_for_an_unexplained_pod() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = pod_queued("uid-1", request(gpu(gpus=2)))
         await it.placer.place_pods([impossible])
@@ -280,7 +282,7 @@ async def test_an_unchanged_verdict_is_told_again_to_a_pod_that_nobody_explained
         assert not any(waiting.queued.unexplained for waiting in it.ledger.waiting)
 
 
-async def test_a_changed_verdict_is_told() -> None:
+async def test_a_changed_verdict_is_published() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = request(gpu(gpus=2))
         await it.placer.place_pods([pod_queued("uid-1", impossible)])
@@ -315,7 +317,7 @@ async def test_a_stale_verdict_is_decided_again() -> None:
         assert [type(one) for one in answers] == [PlacementChosen]
 
 
-async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
+async def test_events_return_to_the_queue_if_the_ledger_never_agrees() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="unknown node")] * 50
 
@@ -323,7 +325,7 @@ async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
             await it.placer.place_pods([pod_queued("uid-1")])
 
 
-async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() -> None:
+async def test_a_refusal_of_a_failed_batch_is_published_next_time() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = pod_queued("uid-1", request(gpu(gpus=2)))
         it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-2"), reason="unknown node")] * 10
@@ -335,7 +337,7 @@ async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() ->
         assert [type(one) for one in answers] == [PlacementRefused]
 
 
-async def test_an_unreachable_ledger_leaves_no_hold_behind() -> None:
+async def test_an_unreachable_ledger_leaves_no_tentative_reservation() -> None:
     async with Running(ledger_node("n1", device())) as it:
 
         async def fail(*_: object, **__: object) -> list[ReservationOutcome]:
@@ -356,28 +358,28 @@ async def test_before_the_first_snapshot_nothing_is_decided() -> None:
         await it.placer.place_pods([pod_queued()])
 
 
-async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again() -> None:
+async def test_the_largest_device_is_published_once_devices_are_known_and_again() -> None:
     it = Running(
         ledger_node("n1", device("GPU-1", memory_mib=80_000, unit_mib=10)),
         ledger_node("n2", device("GPU-2", memory_mib=16_000)),
     )
-    heard: list[LargestDeviceReported] = []
+    published: list[LargestDeviceReported] = []
 
     async def listen() -> None:
         async for events in it.placer.largest_device():
-            heard.extend(events)
+            published.extend(events)
 
     listening = asyncio.create_task(listen())
     await it.clock.sleep(0)
-    before = list(heard)
+    before = list(published)
     async with it, asyncio.timeout(30):
-        while len(heard) < 2:
+        while len(published) < 2:
             await it.clock.sleep(0)
     listening.cancel()
 
     assert before == [], "nothing is known yet"
-    assert {(told.memory_mib, told.memory_units) for told in heard} == {(80_000, 16_000)}
-    assert heard[0].reported_at < heard[1].reported_at
+    assert {(event.memory_mib, event.memory_units) for event in published} == {(80_000, 16_000)}
+    assert published[0].reported_at < published[1].reported_at
 
 
 async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
@@ -397,7 +399,7 @@ async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
         assert len(await it.placer.place_pods([pod_queued()])) == 1
 
 
-async def test_the_feed_confirms_a_hold_without_counting_it_twice() -> None:
+async def test_the_feed_confirms_a_tentative_reservation_without_counting_it_twice() -> None:
     async with Running(ledger_node("n1", device())) as it:
         await it.placer.place_pods([pod_queued("uid-1")])
         change = LedgerChange(
