@@ -253,7 +253,7 @@ async def test_item_23_the_eleventh_share_of_ten_is_refused(up: Stack) -> None:
 async def test_item_24_more_gpus_than_cards_names_the_check_and_the_numbers(up: Stack) -> None:
     text = await refused(up, asking("nine", vgpu(9, memory=10)))
 
-    assert "1 node(s) had fewer GPUs than the pod asks for" in text
+    assert "1 node(s) had fewer GPUs than the pod requests" in text
     assert f"Ask for at most 8 GPUs in one container, as node {NODE} has" in text
 
 
