@@ -254,7 +254,7 @@ async def test_item_24_more_gpus_than_cards_names_the_check_and_the_numbers(up: 
     text = await refused(up, asking("nine", vgpu(9, memory=10)))
 
     assert "1 node(s) had fewer GPUs than the pod requests" in text
-    assert f"Ask for at most 8 GPUs in one container, as node {NODE} has" in text
+    assert f"Request at most 8 GPUs in one container, as node {NODE} has" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""Rules for production code: purity by mark, unique class names, sizes of functions and folders."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MARK = "; pure."
+FOLDER_LIMIT = 20
+FILE_LINES = 400
+FUNCTION_LINES = 60
+COMPLEXITY = 12
+IO = {
+    *("aiohttp", "argparse", "asyncio", "cel", "fcntl", "grpc", "http", "importlib", "logging"),
+    *("mmap", "nats", "opentelemetry", "os", "pathlib", "prometheus_client", "pynvml", "random"),
+    *("redis", "secrets", "select", "shutil", "signal", "socket", "sqlite3", "ssl"),
+    *("subprocess", "sys", "tempfile", "threading", "time", "urllib.request", "uvloop"),
+}
+"""Modules through which a module reaches a clock, chance, the system or the network."""
+PURE_PATHS = {"pathlib.PurePath", "pathlib.PurePosixPath"}
+CALLS = frozenset({"input", "open", "print"})
+ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def production() -> list[Path]:
+    folders = ("services", "shared", "simcluster")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    return named(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imported(path: Path) -> set[str]:
+    """Names of modules that a file imports; of `from a import b` both `a` and `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if names <= PURE_PATHS else {node.module, *names}
+    return found
+
+
+def reaches_out(path: Path) -> str:
+    """Why a file by itself is not pure; empty: nothing."""
+    for name in imported(path):
+        if name not in PURE_PATHS and (name.split(".")[0] in IO or name in IO):
+            return f"imports {name}"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ASYNC):
+            return f"waits at line {node.lineno}"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
+            return f"does I/O at line {node.lineno}"
+    return ""
+
+
+@cache
+def impure() -> dict[str, str]:
+    """Modules that are not pure, and why: of themselves, or by a module they import."""
+    paths = {module_of(path): path for path in production()}
+    found = {name: why for name, path in paths.items() if (why := reaches_out(path))}
+    while True:
+        more = {
+            name: f"imports {reached[0]}"
+            for name, path in paths.items()
+            if name not in found and (reached := sorted(imported(path) & found.keys()))
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def is_marked(path: Path) -> bool:
+    text = ast.get_docstring(tree(path)) or ""
+    return text.partition("\n")[0].endswith(MARK)
+
+
+def modules() -> list[Path]:
+    return [path for path in production() if path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if is_marked(path)], ids=named)
+def test_a_module_marked_as_pure_reaches_nothing_outside(path: Path) -> None:
+    assert module_of(path) not in impure(), impure()[module_of(path)]
+
+
+def test_every_module_that_can_bear_the_mark_bears_it() -> None:
+    unmarked = [
+        named(path) for path in modules() if module_of(path) not in impure() and not is_marked(path)
+    ]
+
+    assert unmarked == []
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in production():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(named(path))
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_module_is_named_by_a_gerund_alone() -> None:
+    nouns = {"binding", "setting", "string", "wiring"}
+    names = [path.stem for path in modules() if "_" not in path.stem]
+
+    assert [name for name in names if name.endswith("ing") and name not in nouns] == []
+
+
+def test_every_folder_says_what_belongs_there_and_is_no_hall() -> None:
+    folders = Counter(path.parent for path in modules())
+
+    assert {named(at): count for at, count in folders.items() if count > FOLDER_LIMIT} == {}
+    assert [named(at) for at in folders if not ast.get_docstring(tree(at / "__init__.py"))] == []
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in production():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, FUNCTIONS):
+                yield f"{named(path)}:{node.name}", node
+
+
+def complexity(function: ast.AST) -> int:
+    """McCabe's count, boolean operators and conditions of comprehensions included."""
+    total = 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            total += 1 + len(node.ifs)
+        else:
+            total += isinstance(node, BRANCHES)
+    return total
+
+
+def test_functions_are_short_and_simple() -> None:
+    lines = {
+        name: node.end_lineno - node.lineno + 1 for name, node in functions() if node.end_lineno
+    }
+
+    assert {name: count for name, count in lines.items() if count > FUNCTION_LINES} == {}
+    counts = {name: complexity(node) for name, node in functions()}
+    assert {name: count for name, count in counts.items() if count > COMPLEXITY} == {}
+
+
+def test_files_are_short() -> None:
+    lines = {named(path): path.read_text().count("\n") for path in modules()}
+
+    assert {name: count for name, count in lines.items() if count > FILE_LINES} == {}
+
+
+def test_services_and_shared_never_import_the_simulated_cluster() -> None:
+    found = [
+        named(path)
+        for path in production()
+        if not named(path).startswith("simcluster/")
+        and any(name.split(".")[0] == "simcluster" for name in imported(path))
+    ]
+
+    assert found == []
