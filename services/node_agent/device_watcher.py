@@ -16,9 +16,9 @@ from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
-from services.node_agent.isolation.limits import excess_requests
 from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint_entry import CheckpointEntries
+from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect, Paths

@@ -7,7 +7,7 @@ has requested devices for every pod that was on its way.
 import logging
 from collections.abc import Sequence
 
-from services.node_agent.kubelet.admission_window import AdmissionWindow
+from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.records.lease_sync import LeaseSync
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError

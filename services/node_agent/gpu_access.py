@@ -7,9 +7,9 @@ from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.driver import GpuDriver, GpuLister, open_gpu_driver
 from services.node_agent.gpus.simulated.gpus import NoUsage
-from services.node_agent.mig.layout_reconciler import LayoutPartitioner
-from services.node_agent.mig.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.mig.partitioner import Partitioner
+from services.node_agent.partition.layout_reconciler import LayoutPartitioner
+from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.monitor import UsageSource
 

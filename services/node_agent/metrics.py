@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
+from enum import StrEnum
 
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.node_agent.gpus.device_health import HealthState
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.runtime import telemetry
@@ -43,9 +43,9 @@ HEALTH = Gauge(
 )
 
 
-def health_shown(device: DeviceUuid, index: int, state: HealthState) -> None:
+def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
     """Show the state that a device is in now, and that it is in no other."""
-    for each in HealthState:
+    for each in type(state):
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 

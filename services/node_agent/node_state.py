@@ -43,13 +43,3 @@ class AgentNodeState:
         self.devices, self.software = devices, software
         self.shown, self.snapshot = shown, snapshot
         self.report_due.set()
-
-
-async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
-    """Return whether the event was set, as soon as it is, or after `timeout_s` seconds."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.node_agent.gpus.driver import GPUS_HELP, NVML, open_gpu_driver
-from services.node_agent.mig.partition_server import PartitionServer
+from services.node_agent.partition.partition_server import PartitionServer
 from shared.model.names import NodeName
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, setting

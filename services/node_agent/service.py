@@ -6,19 +6,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.drain import drain
+from services.node_agent.event_wait import wait_for_event
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.isolation.limit_updates import LimitUpdater
-from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.node_state import AgentNodeState, wait_for_event
+from services.node_agent.node_state import AgentNodeState
+from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.lease_sync import LeaseSync
-from services.node_agent.records.reconciler import CheckpointReconciler
+from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.violations import Violation, violation_events
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError

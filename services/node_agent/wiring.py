@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import PodResolver
@@ -29,20 +30,19 @@ from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.host_paths import HostLayout
-from services.node_agent.isolation.limit_updates import LimitUpdater
-from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.metrics import AgentMetrics, export_gauges
-from services.node_agent.mig.layout_reconciler import LayoutReconciler
-from services.node_agent.mig.partition_client import RemoteMigGpus
 from services.node_agent.node_state import AgentNodeState
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
+from services.node_agent.partition.partition_client import RemoteMigGpus
+from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
-from services.node_agent.records.reconciler import CheckpointReconciler
+from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
 from services.node_agent.usage.monitor import UsageMonitor

@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 
-from services.node_agent.kubelet.admission_window import MAX_IN_FLIGHT
+from services.node_agent.allocate.admission_window import MAX_IN_FLIGHT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 PODS = 50

@@ -23,10 +23,10 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import running_instance
 from services.node_agent.isolation.host_paths import ELF_HEAD
 from services.node_agent.isolation.library import unusable_reason
+from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
-from services.node_agent.mig.partition_client import RemoteMigGpus
+from services.node_agent.partition.partition_client import RemoteMigGpus
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.cgroups import read_origin
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules

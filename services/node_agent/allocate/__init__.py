@@ -1,1 +1,1 @@
-"""Allocate: which container the kubelet allocates for, and what it gets."""
+"""Allocate: which pods may be bound, which container the kubelet allocates for, what it gets."""

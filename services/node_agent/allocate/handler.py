@@ -15,16 +15,13 @@ from services.node_agent.allocate.allocation import (
     refusal_text,
     shares_for,
 )
-from services.node_agent.allocate.pod_resolution import (
-    AllocationHistory,
-    Ambiguous,
-    ContainerCandidate,
-    Holding,
-)
-from services.node_agent.allocate.pod_resolver import PodResolver, PodResourcesLister
+from services.node_agent.allocate.pod_resolution import Ambiguous, ContainerCandidate
+from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.records.checkpoint_entry import CheckpointEntry, Fence
+from services.node_agent.kubelet.node_pods import PodResourcesLister
+from services.node_agent.kubelet.pods import Holding
+from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry, Fence
 from shared.dialects.dialect import ContainerSetup
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError

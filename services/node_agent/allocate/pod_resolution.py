@@ -5,83 +5,11 @@ after the other (init containers first), and shows in PodResources what it has a
 container is the first one of its pod that requests the resource and does not have it yet.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 
-from shared.model.names import Namespace, PodUid
-
-TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletContainer:
-    """One container of the kubelet's pod list."""
-
-    name: str
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """Extended resources only."""
-    init: bool = False
-    """It ends before the next one starts; a sidecar does not count as an init container here."""
-    variables: tuple[str, ...] = ()
-    """Names of the variables that the pod sets itself."""
-    prefixes: tuple[str, ...] = ()
-    """Prefixes under which variables come from a config map or a secret."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletPod:
-    """One pod of the kubelet's list."""
-
-    uid: PodUid
-    namespace: Namespace
-    name: str
-    phase: str = "Pending"
-    containers: tuple[KubeletContainer, ...] = ()
-    """In the order in which the kubelet serves them: init containers first."""
-    container_ids: Mapping[str, str] = field(default_factory=dict)
-    """Names of its containers by the runtime's id, as far as they have been created."""
-
-    @property
-    def terminal(self) -> bool:
-        """Whether its containers have ended for good."""
-        return self.phase in TERMINAL_PHASES
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The devices of one resource that PodResources shows for one container."""
-
-    namespace: str
-    name: str
-    container: str
-    resource: str
-    device_ids: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodResources:
-    """PodResources: each container's devices, and the pods that the kubelet lists as active."""
-
-    holdings: tuple[Holding, ...] = ()
-    pods: frozenset[tuple[str, str]] = frozenset()
-    """Namespace and name of every pod listed, devices or not."""
-
-    def holders(self, resource: str) -> frozenset[tuple[str, str, str]]:
-        """Return namespace, pod name and name of each container with devices of a resource."""
-        return frozenset(
-            (holding.namespace, holding.name, holding.container)
-            for holding in self.holdings
-            if holding.resource == resource
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationHistory:
-    """The agent's own answers for one resource, by pod and container."""
-
-    answered: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of answered Allocate calls."""
-    refused: Set[PodUid] = frozenset()
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
+from services.node_agent.records.checkpoint_entry import AllocationHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from typing import Protocol
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.pod_resolution import (
-    AllocationHistory,
     Ambiguous,
     ContainerCandidate,
-    KubeletPod,
-    PodResources,
     resolve_container,
 )
+from services.node_agent.kubelet.node_pods import AgentPodLister, PodResourcesLister
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.records.checkpoint_entry import AllocationHistory
 from services.node_agent.records.lease_sync import LeaseSync
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
@@ -25,32 +25,12 @@ LOOK_AGAIN_S = 0.1
 FETCH_PAUSE_S = 0.2
 
 
-class AgentPodLister(Protocol):
-    """The pods of the node."""
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod of the node."""
-        ...
-
-    async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods of which the runtime still has a container."""
-        ...
-
-
 class NodePodLister(AgentPodLister, Protocol):
     """The same, also where the kubelet's list cannot be read."""
 
     @property
     def unreadable_reason(self) -> str:
         """Why pods are only known from leases; empty: the kubelet lists them."""
-        ...
-
-
-class PodResourcesLister(Protocol):
-    """The kubelet's PodResources."""
-
-    async def list_holdings(self) -> PodResources:
-        """Return the devices that every container has."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Isolation: HAMi-core library, region files, limits, host paths."""
+"""Isolation: HAMi-core library, region files, host paths."""

@@ -1,1 +1,1 @@
-"""The kubelet: device-plugin gRPC, PodResources, pod list."""
+"""The kubelet: device-plugin gRPC, PodResources, pod list, cgroups of pods."""

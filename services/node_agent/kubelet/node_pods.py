@@ -8,11 +8,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.allocate.pod_resolution import KubeletPod
-from services.node_agent.allocate.pod_resolver import AgentPodLister, PodResourcesLister
-from services.node_agent.usage.cgroups import parse_cgroup
+from services.node_agent.kubelet.cgroups import parse_cgroup
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from shared.kubernetes.kubeconfig import KubeconfigError
 from shared.model.clock import Clock
 from shared.model.errors import RequestError, UnavailableError
@@ -30,6 +30,26 @@ TLS_ADVICE = (
     "agent's own credentials"
 )
 SILENT_ADVICE = "look at the kubelet's log, and at --kubelet-address"
+
+
+class AgentPodLister(Protocol):
+    """The pods of the node."""
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return every pod of the node."""
+        ...
+
+    async def list_running(self) -> frozenset[PodUid]:
+        """Return the pods of which the runtime still has a container."""
+        ...
+
+
+class PodResourcesLister(Protocol):
+    """The kubelet's PodResources."""
+
+    async def list_holdings(self) -> PodResources:
+        """Return the devices that every container has."""
+        ...
 
 
 class NodePods:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError

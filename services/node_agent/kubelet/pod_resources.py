@@ -8,7 +8,7 @@ from typing import Self
 import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
-from services.node_agent.allocate.pod_resolution import Holding, PodResources
+from services.node_agent.kubelet.pods import Holding, PodResources
 from shared.model.errors import UnavailableError
 
 TIMEOUT_S = 10.0

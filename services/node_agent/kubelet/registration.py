@@ -15,13 +15,13 @@ import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.event_wait import wait_for_event
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
     DevicePluginHandler,
     PluginServer,
     encode_list,
 )
-from services.node_agent.node_state import wait_for_event
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 

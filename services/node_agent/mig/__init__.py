@@ -1,1 +1,1 @@
-"""MIG: instances, layouts, their reconciler, and the privileged partitioner with its protocol."""
+"""MIG: instances, layouts, and the steps that change a layout."""

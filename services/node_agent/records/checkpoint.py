@@ -12,8 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from services.node_agent.allocate.pod_resolution import AllocationHistory
-from services.node_agent.records.checkpoint_entry import CheckpointEntry, Fence, slot_key
+from services.node_agent.records.checkpoint_entry import (
+    AllocationHistory,
+    CheckpointEntry,
+    Fence,
+    slot_key,
+)
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.names import PodUid

@@ -1,6 +1,7 @@
 """What the checkpoint holds: an entry for each answered Allocate, a fence for each slot; pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.dialects.dialect import ContainerSetup
@@ -60,6 +61,15 @@ class CheckpointEntry:
     def lease(self) -> Lease:
         """The lease that it is held to now."""
         return self.lowered.lease if self.lowered else self.allocation.lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationHistory:
+    """The agent's own answers for one resource, by pod and container."""
+
+    answered: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
+    """Device IDs of answered Allocate calls."""
+    refused: Set[PodUid] = frozenset()
 
 
 class CheckpointEntries(Protocol):

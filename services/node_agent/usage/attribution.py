@@ -3,22 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.names import DeviceUuid, PodUid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOrigin:
-    """The pod and container that a process runs in."""
-
-    pod: PodUid | None
-    """None: it runs in no pod."""
-    container_id: str = ""
-    """The runtime's ID; empty: unknown."""
-    inner_pid: int = 0
-    """Its PID inside the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,20 +15,19 @@ from typing import Protocol
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.kubelet.cgroups import read_origin
+from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import (
     ListInstances,
     MigInstance,
 )
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.usage.attribution import ProcessOrigin
-from services.node_agent.usage.cgroups import read_origin
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
     LeasedContainer,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.node_agent.node_state import wait_for_event
+from services.node_agent.event_wait import wait_for_event
 from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.views.node_objects import RETRY_S as OBJECT_RETRY_S
 from services.node_agent.views.node_objects import NodeObjects

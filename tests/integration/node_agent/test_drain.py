@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate.admission_window import DRAINING
 from services.node_agent.drain import GRACE_S
-from services.node_agent.kubelet.admission_window import DRAINING
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName

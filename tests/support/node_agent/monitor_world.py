@@ -8,11 +8,11 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.mig.instances import (
     MigInstance,
 )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate.admission_window import LEASES_NOT_SYNCED
 from services.node_agent.instance_lock import instance_lock
-from services.node_agent.kubelet.admission_window import LEASES_NOT_SYNCED
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName

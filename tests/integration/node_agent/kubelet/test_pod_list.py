@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent.allocate.pod_resolution import PodResources
 from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.kubelet.pods import PodResources
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.errors import RequestError, UnavailableError

@@ -14,11 +14,8 @@ from services.node_agent.allocate.allocation import (
     preferred_device_ids,
     refusal_text,
 )
-from services.node_agent.allocate.pod_resolution import (
-    ContainerCandidate,
-    KubeletContainer,
-    KubeletPod,
-)
+from services.node_agent.allocate.pod_resolution import ContainerCandidate
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import (

@@ -9,17 +9,12 @@ import pytest
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.allocate.pod_resolution import (
-    Holding,
-    KubeletContainer,
-    KubeletPod,
-    PodResources,
-)
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.gpus.inventory import devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
+from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
 from services.node_agent.metrics import TracedAllocation
 from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint import Checkpoint

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 
 from services.node_agent.allocate.pod_resolution import (
-    AllocationHistory,
     Ambiguous,
     ContainerCandidate,
-    Holding,
-    KubeletContainer,
-    KubeletPod,
-    PodResources,
     resolve_container,
 )
+from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
+from services.node_agent.records.checkpoint_entry import AllocationHistory
 from shared.model.names import Namespace, PodUid
 
 GPU = "volcano.sh/vgpu-number"

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.usage.attribution import ProcessOrigin
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason

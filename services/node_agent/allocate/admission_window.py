@@ -11,7 +11,7 @@ pods that request the same are bound one after the other.
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
-from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.errors import RequestError

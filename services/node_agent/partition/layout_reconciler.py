@@ -12,8 +12,8 @@ from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
-from services.node_agent.allocate.pod_resolver import AgentPodLister
 from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.kubelet.node_pods import AgentPodLister
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,

@@ -18,8 +18,8 @@ from services.node_agent.mig.instances import (
     MigInstance,
 )
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
-from services.node_agent.mig.partition_client import RemotePartitioner
-from services.node_agent.mig.partition_server import PartitionServer
+from services.node_agent.partition.partition_client import RemotePartitioner
+from services.node_agent.partition.partition_server import PartitionServer
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MigPlacement, RequestedUnits, Share

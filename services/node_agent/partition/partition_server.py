@@ -16,7 +16,8 @@ from pathlib import Path
 
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.partition_protocol import (
+from services.node_agent.mig.partitioner import Partitioner
+from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     FailureReply,
     InstancesReply,
@@ -26,7 +27,6 @@ from services.node_agent.mig.partition_protocol import (
     encode_line,
     failure_reply,
 )
-from services.node_agent.mig.partitioner import Partitioner
 from shared.model.device import DeviceMode
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid

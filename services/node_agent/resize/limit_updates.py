@@ -15,19 +15,19 @@ from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.isolation.limits import (
+from services.node_agent.event_wait import wait_for_event
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_control import RegionChanges, write_changes
+from services.node_agent.isolation.region_image import region_path_of, seed_of
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.records.checkpoint_entry import CheckpointEntries, CheckpointEntry
+from services.node_agent.records.lease_sync import LeaseSync
+from services.node_agent.resize.limits import (
     follow_lease,
     lower_limits,
     shortage,
     shortage_text,
 )
-from services.node_agent.isolation.region import Region, RegionPath
-from services.node_agent.isolation.region_control import RegionChanges, write_changes
-from services.node_agent.isolation.region_image import region_path_of, seed_of
-from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.node_state import wait_for_event
-from services.node_agent.records.checkpoint_entry import CheckpointEntries, CheckpointEntry
-from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.snapshot import UsageSnapshot
 from shared.model.clock import Clock

@@ -5,11 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 from msgspec import structs
 
-from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig
-from services.node_agent.isolation.host_paths import HostLayout
-from services.node_agent.kubelet.admission_window import (
+from services.node_agent.allocate.admission_window import (
     DRAINING,
     IN_FLIGHT_S,
     PERMIT_S,
@@ -17,6 +13,10 @@ from services.node_agent.kubelet.admission_window import (
     containers_of,
     is_expected,
 )
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.gpus.inventory import Gpu, devices_of
+from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.views.advertisement import advertisement_of

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.allocate.pod_resolution import KubeletPod, PodResources
 from services.node_agent.kubelet.device_ids import compact
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import (
     MigInstance,
     container_instances,

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from services.node_agent.usage.attribution import ProcessOrigin
+from services.node_agent.kubelet.pods import ProcessOrigin
 from shared.model.names import PodUid
 
 _POD = re.compile(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.usage.cgroups import (
+from services.node_agent.kubelet.cgroups import (
     parse_cgroup,
     parse_inner_pid,
     parse_start_time_s,

@@ -17,7 +17,7 @@ from services.node_agent.mig.instances import (
     InstanceProfile,
     MigInstance,
 )
-from services.node_agent.mig.partition_protocol import (
+from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     InstancesReply,
     InstancesRequest,

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.allocate.pod_resolver import AgentPodLister, PodResourcesLister
+from services.node_agent.kubelet.node_pods import AgentPodLister, PodResourcesLister
 from services.node_agent.mig.instances import MigInstance
+from services.node_agent.reconcile.checkpoint_rebuild import ended_pods, rebuild_entries
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_rebuild import ended_pods, rebuild_entries
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.names import DeviceUuid, PodUid

@@ -1,0 +1,82 @@
+"""Pods, device holdings and processes as the kubelet shows them; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.model.names import Namespace, PodUid
+
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletContainer:
+    """One container of the kubelet's pod list."""
+
+    name: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Extended resources only."""
+    init: bool = False
+    """It ends before the next one starts; a sidecar does not count as an init container here."""
+    variables: tuple[str, ...] = ()
+    """Names of the variables that the pod sets itself."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes under which variables come from a config map or a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletPod:
+    """One pod of the kubelet's list."""
+
+    uid: PodUid
+    namespace: Namespace
+    name: str
+    phase: str = "Pending"
+    containers: tuple[KubeletContainer, ...] = ()
+    """In the order in which the kubelet serves them: init containers first."""
+    container_ids: Mapping[str, str] = field(default_factory=dict)
+    """Names of its containers by the runtime's id, as far as they have been created."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in TERMINAL_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The devices of one resource that PodResources shows for one container."""
+
+    namespace: str
+    name: str
+    container: str
+    resource: str
+    device_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResources:
+    """PodResources: each container's devices, and the pods that the kubelet lists as active."""
+
+    holdings: tuple[Holding, ...] = ()
+    pods: frozenset[tuple[str, str]] = frozenset()
+    """Namespace and name of every pod listed, devices or not."""
+
+    def holders(self, resource: str) -> frozenset[tuple[str, str, str]]:
+        """Return namespace, pod name and name of each container with devices of a resource."""
+        return frozenset(
+            (holding.namespace, holding.name, holding.container)
+            for holding in self.holdings
+            if holding.resource == resource
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOrigin:
+    """The pod and container that a process runs in."""
+
+    pod: PodUid | None
+    """None: it runs in no pod."""
+    container_id: str = ""
+    """The runtime's ID; empty: unknown."""
+    inner_pid: int = 0
+    """Its PID inside the container."""

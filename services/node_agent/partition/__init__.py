@@ -1,0 +1,1 @@
+"""Layouts of leases: brings devices to them, here or in the privileged partitioner."""

@@ -1,0 +1,1 @@
+"""Limits of running containers, which follow the sizes of their leases."""
