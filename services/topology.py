@@ -118,18 +118,6 @@ def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
     )
 
 
-def unpublished() -> tuple[tuple[str, type[Event]], ...]:
-    """Return the events that a service consumes and none publishes: a mistake in a signature."""
-    published_events = {edge.event for edge in edges()}
-    return tuple(
-        (name, event)
-        for name, service_roles in roles().items()
-        for role in service_roles
-        for event in role.consumes
-        if event not in published_events
-    )
-
-
 def mermaid() -> str:
     """Draw a Mermaid flowchart: work solid, broadcasts and copies dotted, requests thick."""
     arrows = {"work": "-->", "broadcast": "-.->", "observed": "-.->", "request": "==>"}

@@ -170,13 +170,6 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(share for share in self.shares if share.container == container)
 
 
-def transition(state: LeaseState, to: LeaseState) -> LeaseState:
-    """Return `to` if `TRANSITIONS` allows it. Raises ConflictError if not."""
-    if to not in TRANSITIONS[state]:
-        raise ConflictError(f"a lease that is {state} cannot become {to}")
-    return to
-
-
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 

@@ -9,9 +9,7 @@ leases on one card hold one. The ledger counts the same way (`scripts/common/quo
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.request import SharingPolicy
 
 ALL_NAMESPACES = Namespace("*")
 """Name of the quota of namespaces without a quota of their own."""
@@ -88,23 +86,6 @@ class QuotaTotals:
     def quota_of(self, namespace: Namespace) -> Quota | None:
         """Return the quota of a namespace."""
         return self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
-
-
-def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
-    """Return what a lease counts as, given all memory of each device; 0 or none: not known."""
-    cores = milli = memory = 0
-    held: dict[DeviceUuid, int] = {}
-    for booking in bookings(lease.shares):
-        size = memory_mib.get(booking.device, 0)
-        part = core = WHOLE_MILLI
-        if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
-            part = min(WHOLE_MILLI, -(-WHOLE_MILLI * booking.memory_mib // size))
-            core = 10 * booking.cores_percent or part
-        cores += core
-        milli += max(core, part)
-        memory += booking.memory_mib
-        held[booking.device] = 1
-    return QuotaUsage(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)
 
 
 def total_of(charges: Iterable[QuotaUsage]) -> QuotaUsage:

@@ -58,7 +58,12 @@ def test_edges_join_publishers_with_consumers() -> None:
 
 
 def test_every_event_that_a_service_consumes_is_published_by_one() -> None:
-    assert topology.unpublished() == ()
+    published = {edge.event for edge in topology.edges()}
+    consumed = {
+        event for roles in topology.roles().values() for role in roles for event in role.consumes
+    }
+
+    assert consumed <= published
 
 
 @pytest.mark.parametrize("service", topology.SERVICES, ids=lambda service: service.name)

@@ -30,14 +30,6 @@ class NodeAdvertisement:
     """Our entries in annotations that others write too."""
     objects: tuple[NodeObject, ...] = ()
 
-    @property
-    def healthy_counts(self) -> dict[str, int]:
-        """Number of devices that the kubelet should show as allocatable, by served resource."""
-        return {
-            resource: sum(served.healthy for served in ids.values())
-            for resource, ids in self.served.items()
-        }
-
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
         """Return the same with larger amounts of resources that are written into node status."""
         node_status = {

@@ -15,7 +15,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import NoCapacity, Reservation, ReservationOutcome, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
-from shared.model.quota import Quota, QuotaLimits, QuotaUsage, charge_of, total_of
+from shared.model.quota import Quota, QuotaLimits, QuotaUsage, total_of
 from shared.model.request import Gang
 from tests.support.placer.ledger import (
     NOW,
@@ -30,6 +30,7 @@ from tests.support.placer.ledger import (
     uuid,
     wish_among,
 )
+from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")

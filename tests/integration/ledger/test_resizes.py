@@ -14,7 +14,7 @@ from shared.model.fair_share import GpuAmount
 from shared.model.lease import Lease, ShareSize, StaleLeaseError, bookings
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, PodUid
-from shared.model.quota import Quota, QuotaExcess, QuotaLimits, charge_of
+from shared.model.quota import Quota, QuotaExcess, QuotaLimits
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -29,6 +29,7 @@ from tests.support.placer.ledger import (
     verdict,
     wish,
 )
+from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("default")

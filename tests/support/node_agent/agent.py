@@ -27,6 +27,7 @@ from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
+from tests.support.node_agent.advertisements import healthy_counts
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet
 from tests.support.waiting import until
@@ -135,7 +136,7 @@ class Site:
                     await until(
                         lambda: agent.plugins.unready_reason() is None and agent.state.devices
                     )
-                    for resource, count in agent.state.shown.healthy_counts.items():
+                    for resource, count in healthy_counts(agent.state.shown).items():
                         await self.node.allocatable(resource, count)
                 yield agent
             finally:

@@ -23,8 +23,9 @@ from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.quota import Quota, QuotaLimits, QuotaTotals, charge_of
+from shared.model.quota import Quota, QuotaLimits, QuotaTotals
 from shared.model.request import SharingPolicy
+from tests.support.placer.quotas import charge_of
 
 NODE = NodeName("node-0")
 GPU = DeviceUuid("GPU-0")

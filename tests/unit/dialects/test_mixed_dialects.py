@@ -19,11 +19,12 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.quota import charge_of, total_of
+from shared.model.quota import total_of
 from shared.model.request import PodRequest
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
+from tests.support.placer.quotas import charge_of
 
 RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model.errors import ConflictError, RequestError
-from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, transition
+from shared.model.errors import RequestError
+from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings
 from shared.model.names import DeviceUuid
 from shared.model.quantity import amount_text, parse_count, parse_cpu_m, parse_resources
 
@@ -96,13 +96,10 @@ def test_devices_are_booked_apart() -> None:
 
 
 def test_a_lease_ends_for_good() -> None:
-    assert transition(LeaseState.RESERVED, LeaseState.BOUND) is LeaseState.BOUND
+    assert LeaseState.BOUND in TRANSITIONS[LeaseState.RESERVED]
     for state in set(LeaseState) - LIVE:
         assert not TRANSITIONS[state]
-    with pytest.raises(ConflictError, match="released cannot become bound"):
-        transition(LeaseState.RELEASED, LeaseState.BOUND)
 
 
 def test_a_bound_lease_never_expires() -> None:
-    with pytest.raises(ConflictError):
-        transition(LeaseState.BOUND, LeaseState.EXPIRED)
+    assert LeaseState.EXPIRED not in TRANSITIONS[LeaseState.BOUND]

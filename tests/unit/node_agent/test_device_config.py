@@ -28,6 +28,7 @@ from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.clock import FakeClock
+from tests.support.node_agent.advertisements import healthy_counts
 from tests.unit.dialects.volcano.test_device_config import NODE, OF_NODES, shipped
 
 
@@ -103,9 +104,9 @@ async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
 
     shown = advertisement_of(DIALECTS.values(), devices_of(gpus, SharingConfig()), Strategy.AUTO)
 
-    assert shown.healthy_counts["volcano.sh/gpu-memory"] == 15360
+    assert healthy_counts(shown)["volcano.sh/gpu-memory"] == 15360
     assert shown.node_status["volcano.sh/gpu-number"] == 1
-    assert shown.healthy_counts["volcano.sh/vgpu-number"] == 20
+    assert healthy_counts(shown)["volcano.sh/vgpu-number"] == 20
 
 
 async def test_hidden_devices_are_not_served() -> None:

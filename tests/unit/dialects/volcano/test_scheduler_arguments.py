@@ -96,7 +96,7 @@ def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path: Path, t
     conf = tmp_path / "volcano-scheduler.conf"
     conf.write_bytes(text)
 
-    with pytest.raises(RequestError, match=r"is no volcano-scheduler\.conf"):
+    with pytest.raises(RequestError, match=r"is not a valid volcano-scheduler\.conf"):
         load_rules(WatcherSettings(volcano_conf=conf))
 
 

@@ -21,6 +21,7 @@ from shared.dialects.advertised import (
 )
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
+from tests.support.node_agent.advertisements import healthy_counts
 
 MEMORY = "volcano.sh/gpu-memory"
 GPUS = tuple(
@@ -32,7 +33,7 @@ GPUS = tuple(
 def test_01_eight_cards_of_11178_mib_show_89424_units_and_eight_cards() -> None:
     shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.SHARE)
 
-    assert shown.healthy_counts[MEMORY] == 89424
+    assert healthy_counts(shown)[MEMORY] == 89424
     assert shown.node_status["volcano.sh/gpu-number"] == 8
 
 
@@ -40,7 +41,7 @@ def test_02_in_number_mode_memory_is_shown_as_nothing() -> None:
     shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.NUMBER)
 
     assert shown.node_status[MEMORY] == 0
-    assert shown.healthy_counts["volcano.sh/gpu-number"] == 8
+    assert healthy_counts(shown)["volcano.sh/gpu-number"] == 8
 
 
 def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
@@ -48,7 +49,7 @@ def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
 
     shown = advertisement_of(DIALECTS.values(), devices, Strategy.AUTO)
 
-    assert shown.healthy_counts["volcano.sh/vgpu-number"] == 32
+    assert healthy_counts(shown)["volcano.sh/vgpu-number"] == 32
     assert shown.node_status["volcano.sh/vgpu-cores"] == 800
     assert shown.node_status["volcano.sh/vgpu-memory"] == 8 * 111
     assert {device.memory_mib for device in devices} == {11178}, "as NVML says, whatever the unit"
@@ -73,7 +74,7 @@ def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_se
     shown = advertisement_of(DIALECTS.values(), devices_of(many, SharingConfig()), Strategy.AUTO)
 
     assert shown.node_status[MEMORY] == 8 * 81920
-    assert shown.healthy_counts["leasehold.dev/share"] == 800
+    assert healthy_counts(shown)["leasehold.dev/share"] == 800
 
 
 def test_the_size_of_a_list_is_computed_exactly() -> None:
