@@ -1,4 +1,4 @@
-# Two commands for a newcomer: `make up` runs Leasehold on this machine, `make test` passes its tests.
+# Start here: `make up` runs Leasehold on this machine, `make test` runs its tests.
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -22,7 +22,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# More processes than cores: tests with real servers mostly wait. The tests of a file stay together and in order.
+# More processes than cores, since tests with real servers mostly wait. The tests of a file run together and in order.
 test: $(STAMP)
 	$(VENV)/bin/pytest -q -n 4 --dist loadfile tests/e2e tests/integration tests/unit tests/contract $(ARGS)
 
