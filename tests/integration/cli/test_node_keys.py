@@ -172,7 +172,7 @@ async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts
         {"expirationSeconds": month_s, "boundObjectRef": {**own, "kind": "Secret"}},
         {"expirationSeconds": 4 * month_s, "boundObjectRef": own},
     ):
-        with pytest.raises(RequestError, match="a node agent gets tokens"):
+        with pytest.raises(RequestError, match="a node agent may request"):
             await hosts.token_by(out / KUBECONFIG, **spec)
 
 
