@@ -41,5 +41,5 @@ async def test_a_pod_applied_with_kubectl_is_a_block_on_the_page_within_a_second
 
         assert fastest < SOON_S
         await expect(page.locator(".share.active")).not_to_have_count(0)
-        await expect(page.locator("#ticker")).to_contain_text("running")
+        await expect(page.locator("#events")).to_contain_text("running")
         await expect(page.get_by_role("alert")).to_be_hidden()

@@ -176,7 +176,7 @@ async def test_gpusharing_the_guides_story(up: Stack) -> None:
     await until_runs(up, "team-b", "waiting")
     assert await pod(up, "team-a", "training") == {}
     events = await kubectl(up, "-n", "team-a", "get", "events", "-ojson")
-    assert any("reclaim" in event["reason"].lower() for event in json.loads(events)["items"])
+    assert any("preempt" in event["reason"].lower() for event in json.loads(events)["items"])
 
     granted = await up.leasehold("budget", "grant", "team-a", "600", "--reason", "deadline")
     assert granted.code == 0, granted.err

@@ -42,7 +42,7 @@ class PodQueued(Event):
         return f"{self.pod}:{self.resource_version}:{self.offer}"
 
     @property
-    def waited(self) -> bool:
+    def follows_wait(self) -> bool:
         return self.offer != 0
 
 
