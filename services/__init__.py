@@ -1,1 +1,1 @@
-"""What runs: one folder per service."""
+"""The services, one folder each."""

@@ -1,1 +1,1 @@
-"""What the services agree on."""
+"""Code that several services share."""

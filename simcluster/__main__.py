@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from shared.runtime.bad_requests import suppress_bad_request_tracebacks
+from shared.runtime.health import suppress_bad_request_tracebacks
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW
 from simcluster.wiring import serve
 

@@ -1,8 +1,8 @@
 """The protocol of NATS' auth callout: which user a token authorizes, with which permissions.
 
 A service's account is authorized as that service. A node agent is authorized as its service and the
-node that the API server wrote into the token when it bound the token to a pod there, or to the Node
-itself. The name that a client gives itself is ignored.
+node in its token: the API server writes it when it binds the token to a pod there, or to the Node.
+The name in the client's CONNECT message is ignored.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from shared.runtime.service import Role
 
 REQUEST_AUDIENCE = "nats-authorization-request"
 ACCOUNT = "$G"
-"""The NATS account of all our subjects: the global account."""
+"""The NATS account of all Leasehold's subjects: the global account."""
 NODE_NAME_KEY = "authentication.kubernetes.io/node-name"
 """Key of the node to which a token's pod is bound (since Kubernetes 1.30), or the token itself
 (since 1.31)."""
@@ -35,7 +35,7 @@ class AuthorizationRequest:
     """The key that the server generated for this connection."""
     token: str
     name: str = ""
-    """The client's own name, for logs."""
+    """The name that the client set in its connection, for logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ReviewedToken:
 
 
 class AuthorizationRefusedError(RequestError):
-    """The connection is refused; the message goes to our log and the server's."""
+    """The connection is refused; the message is logged here and by the server."""
 
 
 def parse_request(request: str) -> AuthorizationRequest:
@@ -81,11 +81,11 @@ def user_of_token(
     nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
     if listed.per_node and len(nodes) != 1:
         raise AuthorizationRefusedError(
-            f"the token of {reviewed.user} does not name its node: it must be of a projected "
+            f"the token of {reviewed.user} does not name its node: it must be from a projected "
             "volume and Kubernetes 1.30 or newer, or bound to a Node (leasehold node-keys) and "
             "Kubernetes 1.31 or newer"
         )
-    (user,) = service_users([listed], roles, nodes if listed.per_node else [], requesters=services)
+    (user,) = service_users([listed], roles, nodes if listed.per_node else [], senders=services)
     return user
 
 

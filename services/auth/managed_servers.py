@@ -9,7 +9,7 @@ from services.auth.settings import AuthSettings
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.redis_server import reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
-from shared.nats.system_account import reload_servers
+from shared.nats.servers import reload_servers
 
 
 class ManagedServers:
@@ -24,16 +24,14 @@ class ManagedServers:
         """The credentials of the auth callout's user at NATS."""
         return replace(
             self.settings.nats_client_credentials(AUTH),
-            credentials=self._directory / "nats",
-            token=None,
+            login_file=self._directory / "nats",
+            token_file=None,
         )
 
     @property
     def redis_credentials(self) -> ClientCredentials:
         """The credentials of Redis' administrator."""
-        return replace(
-            self.settings.redis_client_credentials, credentials=self._directory / "redis"
-        )
+        return replace(self.settings.redis_client_credentials, login_file=self._directory / "redis")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:
         """Write the service's own credentials, mode 0600. Raises RequestError on an I/O error."""
@@ -57,7 +55,7 @@ class ManagedServers:
 
     async def reload(self) -> None:
         """Make both reload their certificates. Raises UnavailableError if NATS does not reply."""
-        system = replace(self.nats_credentials, credentials=self._directory / "nats-system")
+        system = replace(self.nats_credentials, login_file=self._directory / "nats-system")
         if not await reload_servers(self.settings.nats_url, system):
             raise UnavailableError("no NATS server replied to the reload request")
         if directory := self.settings.redis_files:

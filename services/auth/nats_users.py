@@ -10,8 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.topology import OPERATOR, OPERATOR_ROLES, SERVICES, ServiceEntry, published, roles
-from shared.model.events.event import Delivery, Event
+from services.topology import (
+    OPERATOR,
+    OPERATOR_ROLES,
+    SERVICES,
+    ServiceEntry,
+    published,
+    published_by_runtime,
+    roles,
+)
+from shared.model.events.event import Event, is_work
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.names import NodeName
 from shared.nats import subjects
@@ -20,12 +28,12 @@ from shared.runtime.service import Role
 
 WILDCARD = ".*"
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
-"""Where NATS servers send authorization requests."""
+"""The subject of NATS servers' authorization requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsUser:
-    """One user of NATS; a subject may be followed by a blank and a queue group."""
+    """One user of NATS; a subject may be followed by a space and a queue group."""
 
     name: str
     publish: tuple[str, ...]
@@ -40,7 +48,7 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 def operator_user() -> NatsUser:
     """Return the user of commands.
 
-    They receive heartbeats, check the stream, and send the requests that the topology declares.
+    Commands receive heartbeats, check the stream, and send the requests that the topology declares.
     """
     requests = map(subjects.request_subject, published(OPERATOR_ROLES))
     return NatsUser(
@@ -55,20 +63,20 @@ def service_users(
     roles_by_name: Mapping[str, tuple[Role, ...]],
     nodes: Sequence[NodeName],
     *,
-    requesters: Sequence[ServiceEntry] = (),
+    senders: Sequence[ServiceEntry] = (),
 ) -> tuple[NatsUser, ...]:
     """Return the users of these services.
 
-    They may reply to the services in `requesters`; by default, to each other.
+    They may reply to the services in `senders`; by default, to each other.
     """
-    requesters_by_event = _requesters_by_event(
-        (*(requesters or services), OPERATOR), {OPERATOR.name: OPERATOR_ROLES, **roles_by_name}
+    senders_by_event = _senders_by_event(
+        (*(senders or services), OPERATOR), {OPERATOR.name: OPERATOR_ROLES, **roles_by_name}
     )
     return tuple(
         NatsUser(
             name=subjects.user_of(service.name, node),
             publish=_sorted_unique(
-                _publish_subjects(service, roles_by_name[service.name], node, requesters_by_event)
+                _publish_subjects(service, roles_by_name[service.name], node, senders_by_event)
             ),
             subscribe=_sorted_unique(
                 _subscribe_subjects(service, roles_by_name[service.name], node)
@@ -79,22 +87,21 @@ def service_users(
     )
 
 
-def _requesters_by_event(
+def _senders_by_event(
     services: Sequence[ServiceEntry], roles_by_name: Mapping[str, tuple[Role, ...]]
 ) -> dict[type[Event], list[ServiceEntry]]:
-    """Return every request, and the services that send it."""
-    requests = {
+    """Return every request and every event of work, and the services that send it."""
+    consumed = {
         event
         for service_roles in roles_by_name.values()
         for role in service_roles
-        if role.kind == "answers"
+        if role.kind in {"answers", "handles"}
         for event in role.consumes
+        if role.kind == "answers" or is_work(event)
     }
     return {
-        request: [
-            service for service in services if request in published(roles_by_name[service.name])
-        ]
-        for request in requests
+        event: [service for service in services if event in published(roles_by_name[service.name])]
+        for event in consumed
     }
 
 
@@ -102,23 +109,34 @@ def _publish_subjects(
     service: ServiceEntry,
     service_roles: tuple[Role, ...],
     node: str,
-    requesters: Mapping[type[Event], Sequence[ServiceEntry]],
+    senders: Mapping[type[Event], Sequence[ServiceEntry]],
 ) -> Iterator[str]:
-    yield subjects.publish_subject(Heartbeat)
+    yield from map(subjects.publish_subject, published_by_runtime(service))
     for event in published(service_roles):
-        subject_of = subjects.reply_subject if event in requesters else subjects.subscribe_subject
+        if is_work(event):
+            yield subjects.direct_subscribe_subject(event, node)
+        is_request = event in senders and not is_work(event)
+        subject_of = subjects.reply_subject if is_request else subjects.subscribe_subject
         yield subject_of(event, node)
     for role in service_roles:
-        if role.kind == "answers":
-            yield from (_inboxes(each) for event in role.consumes for each in requesters[event])
-        for durable in _durables(service, role):
-            yield f"$JS.ACK.{STREAM}.{durable}.>"
-            yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
-            yield f"{API}.CONSUMER.DURABLE.CREATE.{STREAM}.{durable}"
+        if role.kind in {"answers", "handles"}:
+            replied_to = (event for event in role.consumes if event in senders)
+            yield from (_inboxes(each) for event in replied_to for each in senders[event])
+    yield from _stream_subjects(service, service_roles)
+
+
+def _stream_subjects(service: ServiceEntry, service_roles: Sequence[Role]) -> Iterator[str]:
+    """Return what a service publishes to manage its consumers and the stream."""
+    for durable in (durable for role in service_roles for durable in _durables(service, role)):
+        yield f"$JS.ACK.{STREAM}.{durable}.>"
+        yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
+        yield f"{API}.CONSUMER.DURABLE.CREATE.{STREAM}.{durable}"
     if not service.per_node:  # a node agent does not create the stream
         yield f"{API}.STREAM.INFO.{STREAM}"
         yield f"{API}.STREAM.CREATE.{STREAM}"
         yield subjects.publish_subject(ResyncRequested)
+    if service.replaces_stream:
+        yield f"{API}.STREAM.DELETE.{STREAM}"
 
 
 def _subscribe_subjects(
@@ -132,14 +150,16 @@ def _subscribe_subjects(
         elif role.kind == "observes":
             yield from (subjects.subscribe_subject(event) for event in role.consumes)
         elif role.kind == "handles":
-            broadcasts = (event for event in role.consumes if event.delivery is Delivery.BROADCAST)
+            broadcasts = (event for event in role.consumes if not is_work(event))
             yield from (subjects.subscribe_subject(event, node) for event in broadcasts)
-            yield from (f"{subjects.deliver(name)} {name}" for name in _durables(service, role))
+            for name in _durables(service, role):
+                yield f"{subjects.deliver(name)} {name}"
+                work = filter(is_work, role.consumes)
+                yield from (f"{subjects.direct_subscribe_subject(event)} {name}" for event in work)
 
 
 def _durables(service: ServiceEntry, role: Role) -> tuple[str, ...]:
-    consumes_work = any(event.delivery is Delivery.WORK for event in role.consumes)
-    if role.kind != "handles" or not consumes_work:
+    if role.kind != "handles" or not any(map(is_work, role.consumes)):
         return ()
     return (subjects.durable_of(service.name, role.method),)
 

@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps of one namespace, which the manifests install empty."""
+"""Secrets and ConfigMaps of one namespace; the manifests install them empty."""
 
 import base64
 import binascii

@@ -1,6 +1,6 @@
 """The root Secret, and the objects and files that are derived from it.
 
-Only the auth service may read the root Secret; whatever is missing in it is created. All other
+Only the auth service may read the root Secret, and it creates the keys that are missing. All other
 objects are derived from it, so that several replicas may write them at once.
 """
 
@@ -11,13 +11,7 @@ from datetime import datetime, timedelta
 
 from services.auth.nats_users import NatsUser, auth_callout_configuration
 from services.auth.nkeys import SEED_BYTES, TokenIssuer
-from services.auth.redis_users import (
-    ADMIN,
-    PROBE,
-    password_digest,
-    password_users,
-    redis_acl,
-)
+from services.auth.redis_users import ADMIN, PROBE, password_digest, password_users, redis_acl
 from shared.credentials import certificates
 from shared.credentials.certificates import EARLY, Issued
 
@@ -25,9 +19,9 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 SECRET_BYTES = 32
 ISSUER, RENEWAL_COUNT = "issuer", "server.renewals"
 AUTH, SYSTEM = "auth", "system"
-"""The two users of NATS with a password; all others are authorized by token."""
+"""The two users of NATS with a password; all other users are authorized by token."""
 PROPAGATED = timedelta(minutes=5)
-"""After this, the kubelet has written a new certificate to the servers' files."""
+"""After this time, the kubelet has written a new certificate to the servers' files."""
 RECENT = timedelta(days=7)
 SecretData = Mapping[str, bytes]
 
@@ -45,7 +39,7 @@ class ManagedObject:
 def complete(
     stored: SecretData, names: Sequence[str], now: datetime, random_bytes: Callable[[int], bytes]
 ) -> dict[str, bytes]:
-    """Return the stored data, with what was missing or due for renewal.
+    """Return the stored data, with missing entries created and due certificates renewed.
 
     Raises RequestError for stored certificates that cannot be parsed.
     """

@@ -7,13 +7,15 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from services.auth import auth_callout, root_secret
 from services.auth.auth_callout import AuthorizationRefusedError, ReviewedToken
+from services.auth.managed_servers import ManagedServers
+from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
-from services.auth.root_secret import AUTH, ManagedObject
+from services.auth.object_store import RootSecretStore
+from services.auth.root_secret import AUTH
 from services.topology import SERVICES
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
@@ -30,7 +32,7 @@ class AuthTiming:
 
     reconcile_s: float = 60.0
     redis_users_s: float = 5.0
-    """Between two updates of Redis' users: after a failover, Redis knows only those of its file."""
+    """Between two updates of Redis' users: after a failover, Redis has only those of its file."""
     retry_s: float = 2.0
     connection_s: int = 4 * 3600
     """After this, NATS ends a connection, and the client must be authorized again."""
@@ -38,46 +40,6 @@ class AuthTiming:
     """How long a review of a token that the API server knows is reused."""
     refused_s: float = 5.0
     """How long a refusal is reused: a refused client retries continually."""
-
-
-class RootSecrets(Protocol):
-    """Stores the root Secret, and the objects that are derived from it."""
-
-    async def load(self) -> tuple[Mapping[str, bytes], str]:
-        """Return the root Secret's data and version."""
-        ...
-
-    async def save(self, data: Mapping[str, bytes], version: str) -> None:
-        """Write the root Secret. Raises ConflictError if it changed after `version`."""
-        ...
-
-    async def apply(self, managed: ManagedObject) -> bool:
-        """Write a derived object; return False if it held this data already."""
-        ...
-
-
-class AuthServers(Protocol):
-    """NATS and Redis, as their administrator uses them."""
-
-    def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write the service's own credentials."""
-        ...
-
-    async def set_users(self, users: Sequence[Sequence[str]]) -> None:
-        """Set the users of Redis and their permissions."""
-        ...
-
-    async def reload(self) -> None:
-        """Make NATS and Redis reload their certificates."""
-        ...
-
-
-class AuthMetrics(Protocol):
-    """Counts authorization requests."""
-
-    def count(self, outcome: str) -> None:
-        """Count one request by its outcome."""
-        ...
 
 
 TokenReviewer = Callable[[str], Awaitable[ReviewedToken]]
@@ -89,8 +51,8 @@ class AuthService:
 
     def __init__(
         self,
-        secret_store: RootSecrets,
-        servers: AuthServers,
+        secret_store: RootSecretStore,
+        servers: ManagedServers,
         review: TokenReviewer,
         clock: Clock,
         *,
@@ -98,7 +60,7 @@ class AuthService:
         server_names: Sequence[str],
         nats_directory: str,
         roles: Mapping[str, tuple[Role, ...]],
-        metrics: AuthMetrics,
+        metrics: PrometheusAuthMetrics,
         timing: AuthTiming | None = None,
     ) -> None:
         self.secret_store = secret_store
@@ -187,7 +149,7 @@ class AuthService:
     async def authorize(self, request: bytes) -> bytes:
         """Reply to an authorization request of a NATS server.
 
-        Raises RequestError for what no server has sent, UnavailableError if the API server does
+        Raises RequestError if it is not from a NATS server, UnavailableError if the API server does
         not respond.
         """
         parsed = auth_callout.parse_request(request.decode(errors="replace"))

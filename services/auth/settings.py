@@ -7,7 +7,7 @@ from shared.model.errors import RequestError
 from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Makes the secrets and certificates of NATS and Redis, renews them, and authorizes each
-connection to NATS by the token of a service account: a service's, or one node agent's.
+connection to NATS by the token of its service account: that of a service, or of one node's agent.
 
 It runs in a cluster, with Secrets that are installed empty. Any number of replicas may run."""
 
@@ -29,12 +29,12 @@ class AuthSettings(LedgerSettings):
     )
     names: tuple[str, ...] = setting(("nats", "redis"), "names in the servers' certificate")
     state_dir: Path = setting(
-        Path("/run/auth"), "directory of the service's own credentials, best kept in memory"
+        Path("/run/auth"), "directory of the service's own credentials, preferably in memory"
     )
     nats_files: str = setting("/etc/nats", "directory of NATS' certificate, as its server sees it")
     redis_files: str = setting(
         "/etc/redis",
-        "directory of Redis' certificate, as its server sees it; empty: it has its own",
+        "directory of Redis' certificate, as its server sees it; empty: not managed",
     )
     audience: str = setting("leasehold-nats", "audience of the tokens that clients send to NATS")
 

@@ -56,7 +56,7 @@ async def serve_auth(settings: AuthSettings) -> None:
         )
         export_expiration(lambda: auth.expires_at)
         async with Bus.connect_later(
-            settings.nats_url, name=AUTH, keys=servers.nats_credentials
+            settings.nats_url, name=AUTH, credentials=servers.nats_credentials
         ) as bus:
 
             async def begin() -> None:

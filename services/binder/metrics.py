@@ -6,10 +6,18 @@ from shared.model.preemption import Victim
 
 ANOMALIES = Counter(
     "leasehold_binder_anomalies",
-    "What the binder dropped, or found to differ between ledger and cluster, by kind.",
+    "Dropped messages, and mismatches between ledger and cluster, by kind.",
     ["kind"],
 )
-for _kind in ("active_without_lease", "leases_elsewhere", "not_restored", "pods_without_lease"):
+for _kind in (
+    "active_without_lease",
+    "deleted_nodes",
+    "devices_on_two_nodes",
+    "leases_elsewhere",
+    "lost_leases",
+    "not_restored",
+    "pods_without_lease",
+):
     ANOMALIES.labels(_kind)  # starts at 0, so that the first one is an increase
 
 EVICTIONS = Counter(

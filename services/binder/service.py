@@ -1,16 +1,16 @@
 """The binder: binds placed pods, and keeps the ledger in sync with the cluster.
 
-Any number of replicas may run. The handlers are here; the rooms do the work.
+Any number of replicas may run. This module contains the handlers; the sub-packages do the work.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Never, Protocol
+from typing import Never
 
-from services.binder.bind.agent_presence import AgentPresence
+from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BindingSender
-from services.binder.bind.node_cordons import NodeCordons
 from services.binder.bind.pod_binder import PodBinder
+from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
@@ -18,6 +18,7 @@ from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SWEEP_S, Sweeper
 from services.binder.ports.ledger import LeaseLedger
 from services.binder.ports.nats import Publish
+from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventWriter
 from services.binder.report.explanations import (
@@ -43,6 +44,7 @@ from shared.model.events.pod_events import (
     LeaseResized,
     LedgerRebuilt,
     NodeChanged,
+    NodesListed,
     PlacementChosen,
     PlacementRefused,
     PodBound,
@@ -70,25 +72,9 @@ PREEMPTION_S = 0.5
 REBUILD_S = 0.5
 
 
-class Preemptor(Protocol):
-    """Ends leases early for pods in need, or for what their pods did."""
-
-    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save the state of budgets."""
-        ...
-
-    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
-        """Begin the eviction of pods that break a rule, if the operator wants that."""
-        ...
-
-    async def step(self) -> list[PlacementChosen]:
-        """Advance open preemptions and begin new ones; return the leases that resulted."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
-    """The room `bind`."""
+    """The package `bind`."""
 
     pods: PodBinder
     sender: BindingSender
@@ -98,18 +84,19 @@ class Bindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSync:
-    """The room `ledger_sync`."""
+    """The package `ledger_sync`."""
 
     updater: LedgerUpdater
     sweeper: Sweeper
     reconciler: Reconciler
     rebuild: LedgerRebuild
+    deleted_nodes: DeletedNodes
     gates: SchedulingGates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """The room `report`."""
+    """The package `report`."""
 
     events: EventWriter
     conditions: ConditionWriter
@@ -121,11 +108,12 @@ class Reports:
     LimitsRequest,
     LeaseResized,
     LedgerRebuilt,
+    PodTerminated,
     ResyncRequested,
     PodQueued,
 )
 class Binder:
-    """Stateless but for what is in flight; the ledger and the API server hold the state."""
+    """Stateless except for Bindings in flight; the ledger and the API server store the state."""
 
     def __init__(
         self,
@@ -135,7 +123,7 @@ class Binder:
         binding: Bindings,
         sync: LedgerSync,
         reports: Reports,
-        preemptor: Preemptor,
+        preemptor: PreemptionController,
         resizer: Resizer,
         clock: Clock,
     ) -> None:
@@ -224,6 +212,12 @@ class Binder:
         return []
 
     @handles
+    async def remove_deleted_nodes(self, events: Sequence[NodesListed]) -> list[Never]:
+        """Remove nodes that are deleted, although no event said so."""
+        await self.sync.deleted_nodes.remove(events)
+        return []
+
+    @handles
     async def save_quotas(self, events: Sequence[QuotasUpdated]) -> list[Never]:
         """Save the newest quotas."""
         newest = max(events, key=lambda event: event.read_at)
@@ -255,11 +249,17 @@ class Binder:
         return self._freed(lease_changes(await self.sync.updater.end_refused(events)))
 
     @handles(concurrency=2)
-    async def end_leases(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
+    async def end_leases(
+        self, events: Sequence[PodTerminated]
+    ) -> list[LeaseChanged | BindingFailed]:
         """End the leases of pods that are gone, unless their containers may still run."""
         for event in events:
             self.reports.conditions.forget(event.pod)
-        return self._freed(await self.sync.updater.end_terminated(events))
+        await self.sync.gates.remove(events)
+        ended = await self.sync.updater.end_terminated(events)
+        if ended:
+            self.sync.sweeper.capacity_freed()
+        return ended
 
     @loops
     async def end_vanished(self) -> None:
@@ -274,7 +274,7 @@ class Binder:
     async def reconcile_listing(
         self, events: Sequence[PodsListed]
     ) -> list[PodTerminated | PlacementChosen]:
-        """Compare the ledger with a complete listing of bound pods."""
+        """Compare the ledger with a complete listing of pods."""
         return await self.sync.reconciler.reconcile(events)
 
     @answers
@@ -321,10 +321,10 @@ class Binder:
     async def rebuild_ledger(self) -> None:
         """Rebuild the ledger whenever it is empty or has lost writes."""
         while True:
-            rebuilt = await self.sync.rebuild.step()
-            if rebuilt is not None:
+            events = await self.sync.rebuild.step()
+            if events:
                 self.sync.updater.reset()
-                await self.publish([rebuilt])
+                await self.publish(events)
                 self.sync.rebuild.mark_published()
             await self.clock.sleep(REBUILD_S)
 
@@ -368,7 +368,7 @@ class Binder:
 
     @loops
     async def finish_resizes(self) -> None:
-        """Finish resizes of a binder that is gone, or on a node whose agent was away."""
+        """Finish resizes of a stopped binder, or on a node whose agent did not reply."""
         await self.resizer.run()
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:

@@ -1,36 +1,39 @@
-"""Builds the binder: its rooms from ports, and the real clients behind the ports."""
+"""Builds the binder from ports, and the ports from real clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.binder.bind.agent_client import NodeAgentClient
-from services.binder.bind.agent_presence import AgentPresence
+from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.deferred_pods import DeferredPods
-from services.binder.bind.node_cordons import NodeCordons
+from services.binder.bind.gang_check import GangCheck
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
+from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import BinderPods
-from services.binder.ports.ledger import BinderLedger, BinderStaging, GatedPodStore
+from services.binder.ports.ledger import BinderLedger, BinderStaging
 from services.binder.ports.nats import NodeAgents, Publish
-from services.binder.ports.reports import BinderMetrics
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EVENTS_PER_S, EventWriter
 from services.binder.resize.resizer import Resizer
-from services.binder.service import Binder, Bindings, LedgerSync, Preemptor, Reports
+from services.binder.service import Binder, Bindings, LedgerSync, Reports
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
+from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
@@ -43,21 +46,24 @@ from shared.runtime.run import serve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinderPorts:
-    """The outside of a binder."""
+    """Ports of a binder."""
 
     ledger: BinderLedger
     staging: BinderStaging
-    gated_pods: GatedPodStore
+    gated_pods: GatedPods
     pods: BinderPods
     agents: NodeAgents
     publish: Publish
-    metrics: BinderMetrics
+    metrics: PrometheusMetrics
     clock: Clock
+    """That of the ledger: whatever is stored is compared with it."""
+    host_clock: Clock
+    """For times that are only shown."""
 
 
 def build_binder(
     ports: BinderPorts,
-    build_preemptor: Callable[[EventWriter], Preemptor],
+    build_preemptor: Callable[[EventWriter], PreemptionController],
     *,
     concurrency: int = CONCURRENCY,
     batch_wait_s: float = BATCH_WAIT_S,
@@ -65,10 +71,12 @@ def build_binder(
 ) -> Binder:
     """Return a binder on these ports; its preemptor shares its writer of Events."""
     ledger, clock, metrics = ports.ledger, ports.clock, ports.metrics
-    events = EventWriter(ports.pods, clock, metrics, per_s=events_per_s)
+    events = EventWriter(ports.pods, ports.host_clock, metrics, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
-    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), metrics)
-    reports = Reports(events=events, conditions=ConditionWriter(ports.pods, clock, metrics))
+    lost_leases = LostLeases(ledger, ports.pods, metrics=metrics, clock=clock)
+    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, metrics)
+    conditions = ConditionWriter(ports.pods, ports.host_clock, metrics)
+    reports = Reports(events=events, conditions=conditions)
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     rebuild = LedgerRebuild(
         ledger=ledger,
@@ -95,8 +103,17 @@ def build_binder(
         sync=LedgerSync(
             updater=updater,
             sweeper=sweeper,
-            reconciler=Reconciler(ledger, ports.staging, ports.pods, metrics),
+            reconciler=Reconciler(
+                ledger,
+                ports.staging,
+                ports.pods,
+                WaitingRecords(ledger, ports.gated_pods, ports.pods),
+                metrics=metrics,
+                publish=ports.publish,
+                clock=clock,
+            ),
             rebuild=rebuild,
+            deleted_nodes=DeletedNodes(ledger, ports.pods, metrics),
             gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
         ),
         reports=reports,
@@ -114,7 +131,7 @@ def _binding(
     reports: Reports,
 ) -> Bindings:
     ledger, clock = ports.ledger, ports.clock
-    presence = AgentPresence(ports.agents, ledger, clock)
+    presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
     deferred = DeferredPods(
         ledger=ledger,
         updater=updater,
@@ -128,6 +145,7 @@ def _binding(
         sender=sender,
         presence=presence,
         deferred=deferred,
+        gangs=GangCheck(ledger, ports.pods, updater),
         conditions=reports.conditions,
         events=reports.events,
         capacity_freed=sweeper.capacity_freed,
@@ -141,18 +159,19 @@ async def serve_binder(settings: BinderSettings) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     api_server = load_credentials(settings.kubeconfig)
     redis_url, redis_credentials = settings.redis_url, settings.redis_client_credentials
-    clock, metrics = SystemClock(), PrometheusMetrics()
+    clock, metrics = LedgerClock(), PrometheusMetrics()
     async with (
         KubernetesClient(api_server, timeout_s=settings.api_timeout_s) as client,
         Bus.connect_later(
             settings.nats_url,
             name="binder",
-            keys=settings.nats_client_credentials("binder"),
-            keeps_stream=True,
+            credentials=settings.nats_client_credentials("binder"),
+            creates_stream=True,
+            replaces_stream=True,
             copies=settings.nats_copies,
         ) as bus,
         RedisLeases.connect(
-            redis_url, credentials=redis_credentials, detects_lost_writes=True
+            redis_url, credentials=redis_credentials, detects_lost_writes=True, clock=clock
         ) as ledger,
         LedgerStaging.connect(redis_url, credentials=redis_credentials) as staging,
         Preemptions.connect(redis_url, credentials=redis_credentials) as preemptions,
@@ -182,6 +201,7 @@ async def serve_binder(settings: BinderSettings) -> None:
                 publish=bus.publish,
                 metrics=metrics,
                 clock=clock,
+                host_clock=SystemClock(),
             ),
             build_preemptor,
             concurrency=settings.api_concurrency,

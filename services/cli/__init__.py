@@ -1,1 +1,1 @@
-"""The `leasehold` command: a room per kind of command, and what several of them use."""
+"""The `leasehold` command: a package per kind of command, and shared code."""

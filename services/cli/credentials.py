@@ -28,7 +28,7 @@ from shared.model.names import NodeName
 
 EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
-"""Logs in to Redis as the user that may only PING."""
+"""Command that logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 

@@ -11,7 +11,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class AddCommand(Protocol):
-    """Adds a command to the parser: its name, its help, what runs it, arguments of examples."""
+    """Adds a command to the parser: its name, its help, its function, the arguments of examples."""
 
     def __call__(
         self, name: str, text: str, run: Run, /, *examples: str
@@ -34,7 +34,7 @@ def pod_name(text: str) -> str:
     before, _, name = text.rpartition("/")
     if before not in ("", "pod"):
         raise argparse.ArgumentTypeError(
-            f"{text} is not a pod name; give the namespace with -n: {name} -n {before}"
+            f"{text} is not a pod name; set the namespace with -n: {name} -n {before}"
         )
     return name
 

@@ -95,7 +95,7 @@ class StateDir:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RequestError(
-                f"{self.root} cannot hold the state ({error.strerror}); choose another --state"
+                f"{self.root} cannot store the state ({error.strerror}): choose another --state"
             ) from error
 
 
@@ -135,9 +135,9 @@ class State:
 
     @property
     def nats_client_credentials(self) -> ClientCredentials:
-        """What commands log in to NATS with."""
+        """The credentials of commands at NATS."""
         return ClientCredentials(
-            credentials=Path(self.nats_credentials) if self.nats_credentials else None,
+            login_file=Path(self.nats_credentials) if self.nats_credentials else None,
             tls=TlsFiles(ca=Path(self.nats_ca) if self.nats_ca else None),
         )
 
@@ -175,7 +175,7 @@ def locked(directory: StateDir) -> Iterator[None]:
             raise AlreadyRunningError(
                 f"{directory.root} is in use by process {pid}: show it with `leasehold ps --state "
                 f"{directory.root}`, stop it with `leasehold down --state {directory.root}`, or "
-                "give another --state"
+                "choose another --state"
             ) from error
         write_supervisor_pid(directory)
         yield
@@ -199,7 +199,7 @@ def supervisor_pid(directory: StateDir) -> int | None:
 
 
 def wipe(directory: StateDir) -> None:
-    """Remove everything but the lock. Raises RequestError if the directory is not one of ours."""
+    """Remove everything but the lock. Raises RequestError if it is not a state directory."""
     names = {path.name for path in directory.root.iterdir()}
     own = {"lock", "logs", "traces", "run", "nats", "valkey", "agents", "credentials"}
     if names - own and "state.json" not in names:

@@ -21,11 +21,10 @@ from services.dashboard.recent_events import RecentEvent
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
 from shared.model.device import DeviceMode
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease, MigPlacement
+from shared.model.lease_json import Json, mig_json, waiting_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
-Json = dict[str, Any]
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
 HISTORY_POINTS = 60
@@ -99,17 +98,11 @@ def _share(view: ShareView, visible: NamespaceFilter) -> Json:
         "gang": view.gang,
         "version": view.version,
         "fence": share.fence,
-        "mig": _mig(share.mig),
+        "mig": mig_json(share.mig),
     }
 
 
-def _mig(mig: MigPlacement | None) -> Json | None:
-    if mig is None:
-        return None
-    return {"layout": mig.layout, "position": mig.position, "profile": mig.profile}
-
-
-def waiting_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:
+def queue_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:
     """Count the waiting pods, and list the first visible ones with their positions."""
     pods: list[Json] = []
     hidden = 0
@@ -117,23 +110,8 @@ def waiting_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:
         if not visible(waiting.queued.namespace):
             hidden += 1
         elif len(pods) < MAX_WAITING:
-            pods.append(_waiting(waiting, position))
+            pods.append(waiting_json(waiting) | {"position": position})
     return {"total": len(queue), "hidden": hidden, "pods": pods}
-
-
-def _waiting(waiting: WaitingPod, position: int) -> Json:
-    queued, refusal = waiting.queued, waiting.refusal
-    return {
-        "position": position,
-        "pod": queued.pod,
-        "namespace": queued.namespace,
-        "name": queued.name,
-        "priority": queued.request.priority,
-        "since": waiting.waiting_since or queued.created_at,
-        "reason": refusal.reason,
-        "hint": refusal.hint,
-        "permanent": refusal.permanent,
-    }
 
 
 def events_json(
@@ -181,7 +159,7 @@ def _budget(event: BudgetChanged) -> Json:
         "remaining_minutes": None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
         "current_rate_milli_gpu": event.current_rate_milli_gpu,
         "exhausted_at": event.exhausted_at,
-        "at": event.at,
+        "at": event.reported_at,
     }
 
 
@@ -206,12 +184,12 @@ def delta_json(
     *,
     after_event: int,
 ) -> Json:
-    """Return the current values of these keys; of what was removed, only the names."""
+    """Return the current values of these keys, and the names of removed items."""
     names: dict[str, list[str]] = {}
     for kind, name in sorted(keys):
         names.setdefault(kind, []).append(name)
     lists: dict[str, Callable[[], Any]] = {
-        "waiting": lambda: waiting_json(projection.queue(), visible),
+        "waiting": lambda: queue_json(projection.queue(), visible),
         "namespaces": lambda: namespaces_json(projection.namespaces(), visible),
         "events": lambda: events_json(projection.events.latest, visible, after=after_event),
         "missing_components": lambda: missing_json(missing),
@@ -244,44 +222,18 @@ def _changed_nodes(projection: Projection, names: Sequence[str]) -> Json:
     return {key: value for key, value in changed.items() if value}
 
 
-def lease_json(lease: Lease) -> Json:
-    """Return one complete lease; only for viewers who may see its namespace."""
-    return {
-        "pod": lease.pod,
-        "namespace": lease.namespace,
-        "name": lease.name,
-        "node": lease.node,
-        "state": str(lease.state),
-        "version": lease.version,
-        "dialect": lease.dialect,
-        "gang": lease.gang,
-        "created_at": lease.created_at,
-        "expires_at": lease.expires_at,
-        "shares": [
-            {
-                "container": share.container,
-                "device": share.device,
-                "index": share.index,
-                "memory_mib": share.memory_mib,
-                "cores_percent": share.booked_cores,
-                "slot": share.slot,
-                "mig": _mig(share.mig),
-                "fence": share.fence,
-                "init": share.init,
-            }
-            for share in lease.shares
-        ],
-    }
-
-
-def waiting_pod_json(waiting: WaitingPod, position: int) -> Json:
+def waiting_details_json(waiting: WaitingPod, position: int) -> Json:
     """Return why one pod is waiting, with the nearest nodes."""
-    return _waiting(waiting, position) | {
-        "nearest": [
-            {"node": verdict.node, "reason": verdict.reason}
-            for verdict in waiting.refusal.nearest_nodes
-        ]
-    }
+    return (
+        waiting_json(waiting)
+        | {"position": position}
+        | {
+            "nearest": [
+                {"node": verdict.node, "reason": verdict.reason}
+                for verdict in waiting.refusal.nearest_nodes
+            ]
+        }
+    )
 
 
 def state_json(
@@ -298,7 +250,7 @@ def state_json(
         "now": now,
         "nodes": [node_json(projection.nodes[name]) for name in sorted(projection.nodes)],
         "devices": [device_json(view, visible) for view in projection.devices.values()],
-        "waiting": waiting_json(projection.queue(), visible),
+        "waiting": queue_json(projection.queue(), visible),
         "namespaces": namespaces_json(projection.namespaces(), visible),
         "events": events_json(projection.events.latest, visible),
         "missing_components": missing_json(missing),

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from uuid import uuid4
 
 from services.dashboard.projection import ChangeKey
+from shared.model.clock import wait_for_event
 
 MAX_CHANGES = 2_000
 
 
 class ChangeFeed:
-    """The latest rounds of changes. A reader that is further behind must start anew."""
+    """The latest rounds of changes. A reader that is further behind must start again."""
 
     def __init__(self) -> None:
         self.id = uuid4().hex[:12]
@@ -49,9 +50,4 @@ class ChangeFeed:
         changed = self._changed
         if position != self.position:
             return True
-        try:
-            async with asyncio.timeout(limit_s):
-                await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await wait_for_event(changed, limit_s)

@@ -1,7 +1,7 @@
 """One viewer's stream of server-sent events: merged changes, with a position to resume from.
 
 Every value is absolute, so that duplicates are harmless. A reader that is too far behind, or whose
-permissions have changed, receives `reset` and must start anew.
+permissions have changed, receives `reset` and must start again.
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -15,20 +15,20 @@ from shared.credentials.authorization import Viewer
 from shared.model.names import Namespace
 
 HEARTBEAT_S = 10.0
-"""After so long without a change, a comment is sent, and permissions are checked again."""
+"""After this time without a change, a comment is sent, and permissions are checked again."""
 
 encode = msgspec.json.Encoder().encode
 
 
 def namespace_filter(visible: frozenset[Namespace] | None) -> NamespaceFilter:
-    """Return the filter of a viewer who may see these namespaces; None: all."""
+    """Return the filter of a viewer of these namespaces; None: all."""
     return all_namespaces if visible is None else visible.__contains__
 
 
 async def stream(
     dashboard: Dashboard, authenticate: Callable[[], Awaitable[Viewer | None]], after: str
 ) -> AsyncIterator[bytes]:
-    """Yield what follows the position `after`, until the viewer is no longer authenticated."""
+    """Yield the changes after a position, until the viewer is no longer authenticated."""
     position = after
     last_event = 0
     known: frozenset[Namespace] = frozenset()

@@ -4,30 +4,30 @@ Errors of /api/v1 are JSON `{"error": ...}`. The server is read-only but for the
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from aiohttp import web
 
 from services.dashboard import static_page
 from services.dashboard.api_responses import (
-    Json,
     NamespaceFilter,
     budget_history,
     device_json,
-    lease_json,
     namespace_json,
     state_json,
-    waiting_pod_json,
+    waiting_details_json,
 )
 from services.dashboard.event_stream import encode, namespace_filter, stream
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
-from shared.model.budget import Account, ChargeEntry
+from shared.ledger.budgets import Budgets
+from shared.model.budget import ChargeEntry
 from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.lease_json import Json, lease_json
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.telemetry import trace_id_of
 
@@ -58,20 +58,6 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class BudgetReader(Protocol):
-    """Reads budgets; `shared.ledger.budgets.Budgets` implements it."""
-
-    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts with their open windows."""
-        ...
-
-    async def entries(
-        self, namespace: Namespace, *, after: str = "", most: int = ENTRIES_PER_PAGE
-    ) -> list[ChargeEntry]:
-        """Return entries after the one named, oldest first."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ViewerScope:
     """A viewer, and the namespaces that it may see."""
@@ -87,7 +73,7 @@ class DashboardServer:
         self,
         dashboard: Dashboard,
         authenticator: Authenticator,
-        budgets: BudgetReader,
+        budgets: Budgets,
         *,
         trace_url: str = "",
     ) -> None:
@@ -251,7 +237,7 @@ class DashboardServer:
         body: Json = {"lease": lease_json(lease) if lease else None, "trace": self._trace(pod)}
         if waiting is not None:
             position = 1 + [each.queued.pod for each in projection.queue()].index(pod)
-            body["waiting"] = waiting_pod_json(waiting, position)
+            body["waiting"] = waiting_details_json(waiting, position)
         return _json(body)
 
     async def namespace(self, request: web.Request) -> web.StreamResponse:

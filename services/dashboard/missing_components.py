@@ -27,7 +27,7 @@ class MissingComponent:
     service: str
     instance: str = ""
     since: float = 0.0
-    """When its last heartbeat arrived, or when the dashboard started to listen."""
+    """When its last heartbeat was received, or when the dashboard subscribed."""
     text: str = ""
 
 

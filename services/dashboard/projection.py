@@ -17,7 +17,7 @@ from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 ChangeKey = tuple[str, str]
-"""What has changed: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
+"""A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
 WAITING: ChangeKey = ("waiting", "")
 EVENTS: ChangeKey = ("events", "")
 NAMESPACES: ChangeKey = ("namespaces", "")
@@ -180,7 +180,7 @@ class Projection:
         """Replace budgets by newer ones; older events are ignored."""
         for event in events:
             known = self.budgets.get(event.namespace)
-            if known is None or known.at <= event.at:
+            if known is None or known.reported_at <= event.reported_at:
                 self.budgets[event.namespace] = event
         return frozenset({NAMESPACES})
 
@@ -209,7 +209,7 @@ class Projection:
             used=used,
             entitlements={
                 name: Entitlement(
-                    weight=budget.share, has_budget=budget.lease_class == LeaseClass.GUARANTEED
+                    weight=budget.weight, has_budget=budget.lease_class == LeaseClass.GUARANTEED
                 )
                 for name, budget in self.budgets.items()
             },

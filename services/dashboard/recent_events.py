@@ -86,7 +86,7 @@ class RecentEvents:
         return self._number > before
 
     def _add(self, event: PodEvent, now: float) -> None:
-        if isinstance(event, PodQueued) and event.offer:
+        if isinstance(event, PodQueued) and event.requeue_number:
             return
         kind, follows = STEPS[type(event)]
         pod, namespace, name, node = _pod_of(event)

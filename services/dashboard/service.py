@@ -15,7 +15,7 @@ from services.dashboard.missing_components import ComponentMonitor, MissingCompo
 from services.dashboard.projection import MISSING, Projection
 from services.dashboard.recent_events import PodEvent
 from shared.model.clock import Clock
-from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
+from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
@@ -45,7 +45,7 @@ class DashboardTiming:
     round_s: float = 0.15
     """Between two rounds of reads: changes of the meantime are published together."""
     reread_s: float = 1.0
-    """After this, what an event names is read once more: the ledger may change after the event."""
+    """Delay before an event's nodes and pods are read again: the ledger may change after it."""
     resync_s: float = 30.0
     components_s: float = 1.0
     """Between two checks for missing components."""
@@ -90,7 +90,7 @@ class DashboardWaitingPods(Protocol):
 
 
 class Dashboard:
-    """Keeps the projection up to date. Any number of replicas may run: each receives everything."""
+    """Updates the projection. Any number of replicas may run: each receives all events."""
 
     def __init__(
         self, ledger: DashboardLedger, clock: Clock, *, timing: DashboardTiming | None = None
@@ -119,22 +119,7 @@ class Dashboard:
     # Events
 
     @observes
-    async def observe_pod_events(
-        self,
-        events: Sequence[
-            PodQueued
-            | PodRejected
-            | PodTerminated
-            | PlacementChosen
-            | PlacementRefused
-            | PodBound
-            | BindingFailed
-            | LeaseResized
-            | ShareActivated
-            | ShareRefused
-            | ViolationFound
-        ],
-    ) -> None:
+    async def observe_pod_events(self, events: Sequence[PodEvent]) -> None:
         """Add recent events, and mark their nodes and pods as stale."""
         self.feed.publish(self.projection.add_events(events, self.clock.now()))
         nodes, pods = affected_by(events)
@@ -168,14 +153,14 @@ class Dashboard:
 
     @loops
     async def resync(self) -> None:
-        """Mark everything as stale now and then, in case an event or a change was missed."""
+        """Mark everything as stale every `resync_s`, in case an event or a change was missed."""
         while True:
             await self.clock.sleep(self.timing.resync_s)
             self._mark_all_stale(await self.ledger.snapshot())
 
     @loops
     async def refresh_forever(self) -> None:
-        """Read what is stale, round by round."""
+        """Read stale nodes and pods, round by round."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -53,8 +53,8 @@ class DashboardSettings(LedgerSettings):
             raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
         if self.auth == "none" and not is_loopback(self.listen):
             raise RequestError(
-                f"--listen {self.listen} is reachable by other machines; --auth none would show "
-                "everything to everyone: listen on 127.0.0.1, or set --auth tokens or --auth kube"
+                f"--listen {self.listen} is reachable from other hosts, and --auth none shows "
+                "everything to any client: listen on 127.0.0.1, or set --auth tokens or --auth kube"
             )
         if self.trace_url and not self.trace_url.startswith(("http://", "https://")):
             raise RequestError(

@@ -74,7 +74,7 @@ def login_page(problem: str) -> str:
         '<label for="token">Token</label>\n'
         '<input id="token" name="token" type="password" autocomplete="off" required autofocus>\n'
         "<button>Sign in</button>\n</form>\n"
-        "<p>Your token of the Kubernetes API server, or one from an operator.</p>\n"
+        "<p>Use your token of the Kubernetes API server, or one from an operator.</p>\n"
         "</main>\n</body>\n</html>\n"
     )
 

@@ -36,8 +36,8 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
             Bus.connect_later(
                 settings.nats_url,
                 name="dashboard",
-                keys=settings.nats_client_credentials("dashboard"),
-                keeps_stream=True,
+                credentials=settings.nats_client_credentials("dashboard"),
+                creates_stream=True,
                 copies=settings.nats_copies,
             )
         )

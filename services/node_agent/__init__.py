@@ -1,1 +1,1 @@
-"""The node agent: reports a node's GPUs, answers its kubelet, prepares isolation."""
+"""The node agent: reports a node's GPUs, serves its kubelet, prepares isolation."""

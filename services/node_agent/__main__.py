@@ -20,7 +20,7 @@ async def serve_node(settings: AgentSettings) -> None:
         Bus.connect_later(
             settings.nats_url,
             name=f"{NAME} {settings.node_name}",
-            keys=settings.nats_client_credentials(NAME, settings.node_name),
+            credentials=settings.nats_client_credentials(NAME, settings.node_name),
         ) as bus,
         node_agent(settings, requester=bus, tracing=tracing) as agent,
     ):

@@ -1,4 +1,4 @@
-"""How long the agent waits, and how often it looks; pure."""
+"""Timeouts and intervals of the agent; pure."""
 
 from dataclasses import dataclass
 
@@ -8,57 +8,60 @@ class AgentTiming:
     """Times in seconds, given to the constructors that wait; only tests use others than these."""
 
     nvml_look_s: float = 5.0
-    """Between two looks at real GPUs."""
+    """Interval between probes of real GPUs."""
     simulated_look_s: float = 1.0
-    """Between two looks at simulated GPUs."""
+    """Interval between probes of simulated GPUs."""
     simulated_backoff_s: float = 1.0
     """First backoff of a simulated GPU that was cordoned."""
     simulated_hang_limit_s: float = 1.0
     """Time limit of a probe while a simulated GPU hangs."""
     instances_ready_s: float = 20.0
-    """How long Allocate waits for MIG instances; the kubelet admits no other pod meanwhile."""
+    """Timeout of Allocate for MIG instances; the kubelet admits no other pod meanwhile."""
     instance_release_s: float = 5.0
     """How long the kubelet may list containers that have ended: it polls the runtime every 2 s."""
     partition_step_s: float = 15.0
     """Time limit of the driver to create or destroy one MIG instance."""
     view_compare_s: float = 10.0
-    """Between two comparisons of the Node object with what it should show."""
+    """Interval between comparisons of the Node object with its desired state."""
     object_retry_s: float = 60.0
-    """Before a custom object is retried whose kind is not defined, or not ours to write."""
+    """Before a custom object is retried whose kind is not defined, or which we may not write."""
     usage_look_s: float = 5.0
-    """Between two looks at what containers use."""
+    """Interval between scans of usage."""
     report_s: float = 10.0
-    """Between two device reports while nothing changes."""
+    """Interval between device reports without a change."""
     cleanup_s: float = 10.0
-    """Between two removals of what ended pods left, and between two probes of the disk."""
+    """Interval between cleanups of ended pods, and between probes of the disk."""
     lease_sync_s: float = 30.0
-    """Between two requests for all leases of the node."""
+    """Interval between requests for all leases of the node."""
     lease_sync_retry_s: float = 1.0
     """After a request for all leases that got no reply."""
     resolve_s: float = 2.0
-    """How long several possible containers are looked at again: the kubelet soon drops a pod that
-    it rejects."""
+    """How long an ambiguous container is resolved again: the kubelet soon drops a pod that it
+    rejects."""
     lease_wait_s: float = 4.0
-    """How long Allocate requests a lease that is unknown, or only reserved."""
+    """How long Allocate requests a lease that is unknown, or only reserved, and how long it waits
+    for the rebuild of a lost checkpoint."""
+    records_retry_s: float = 2.0
+    """How long Allocate looks for ended pods on a device that is full by the checkpoint."""
     pod_list_retry_s: float = 5.0
-    """Between two attempts to read the kubelet's pod list while it is unreadable."""
+    """Interval between attempts to read an unreadable pod list of the kubelet."""
     registration_check_s: float = 20.0
-    """Between two checks that the node shows a registered resource as allocatable."""
+    """Interval between checks that a registered resource is allocatable on the node."""
     limit_look_s: float = 1.0
-    """Between two comparisons of limits with leases."""
+    """Interval between comparisons of limits with leases."""
     limit_hold_s: float = 20.0
     """How long a lowered limit stays without an update of its lease; a resize ends well before."""
     limit_settle_s: float = 0.1
-    """Within this, an allocation is counted that was admitted before a limit was lowered."""
+    """By this time, allocations admitted before a limit was lowered have been counted."""
     new_files_s: float = 300.0
-    """Files this young stay whichever pod they are for: the pod may not be listed yet."""
+    """Younger files are never removed: their pod may not be listed yet."""
     library_unused_s: float = 600.0
-    """How long a library version stays that no container mounts: a container may be on its way."""
+    """How long a library version stays that no container mounts: one may be starting."""
     drain_s: float = 10.0
-    """How long a stopping agent waits for pods that are on their way."""
+    """How long a stopping agent waits for admitted pods."""
 
     def gpu_look_s(self, *, simulated: bool) -> float:
-        """Return the time between two looks at the node's GPUs."""
+        """Return the interval between probes of the node's GPUs."""
         return self.simulated_look_s if simulated else self.nvml_look_s
 
 

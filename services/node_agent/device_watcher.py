@@ -1,4 +1,4 @@
-"""Discovers the node's GPUs again and again, and advertises what changed.
+"""Discovers the node's GPUs periodically, and advertises changes.
 
 The kubelet sees them as lists of its device plugins, Kubernetes in the node's status, the ledger in
 device reports.
@@ -7,17 +7,16 @@ device reports.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
+from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
 from services.node_agent.node_state import AgentNodeState
-from services.node_agent.records.checkpoint_entry import CheckpointEntries
+from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
@@ -30,14 +29,9 @@ from shared.model.names import NodeName
 logger = logging.getLogger(__name__)
 
 
-class CdiSpecification(Protocol):
-    """The CDI specification of the node's devices."""
-
-    strategies: DeviceListStrategies
-
-    async def update(self, gpus: Sequence[Gpu]) -> None:
-        """Have it name these devices; raises UnavailableError if it cannot be written."""
-        ...
+ServeResources = Callable[
+    [Mapping[str, Mapping[str, PluginDeviceId]], Mapping[str, frozenset[str]]], None
+]
 
 
 class DeviceWatcher:
@@ -53,11 +47,11 @@ class DeviceWatcher:
         health: HealthMonitor,
         observe_mig: Callable[[Sequence[Gpu], Sequence[Device]], None],
         can_isolate: Callable[[], Awaitable[bool]],
-        cdi: CdiSpecification,
+        cdi: CdiFiles,
         dialects: Sequence[Dialect],
         paths: Paths,
-        checkpoint: CheckpointEntries,
-        serve: Callable[[Mapping[str, Mapping[str, PluginDeviceId]]], None],
+        checkpoint: Checkpoint,
+        serve: ServeResources,
         advertise: Callable[[NodeAdvertisement], None],
         look_s: float,
         clock: Clock,
@@ -65,7 +59,7 @@ class DeviceWatcher:
         self.node = node
         self.state = state
         self.discover = discover
-        """Returns all GPUs; raises UnavailableError while the driver does not answer."""
+        """Returns all GPUs; raises UnavailableError while the driver does not respond."""
         self.read_sharing_config = read_sharing_config
         self.health = health
         self.observe_mig = observe_mig
@@ -75,9 +69,9 @@ class DeviceWatcher:
         self.paths = paths
         self.checkpoint = checkpoint
         self.serve = serve
-        """Has the device plugins serve these lists."""
+        """Serves these lists from the device plugins; the amounts are requested beside them."""
         self.advertise = advertise
-        """Has the node's status and annotations show this."""
+        """Writes this to the node's status and annotations."""
         self.look_s = look_s
         self.clock = clock
         self._served: tuple[Device, ...] = ()
@@ -89,7 +83,7 @@ class DeviceWatcher:
         return self._unready_reason
 
     async def run(self) -> None:
-        """Look at the GPUs until cancelled; wait, and log why, while they do not answer."""
+        """Probe the GPUs until cancelled; log why, and wait, while they do not respond."""
         while True:
             try:
                 await self.look()
@@ -98,9 +92,9 @@ class DeviceWatcher:
             await self.clock.sleep(self.look_s)
 
     async def look(self) -> None:
-        """Look at the GPUs once, and advertise what changed.
+        """Probe the GPUs once, and advertise changes.
 
-        Raises UnavailableError while they do not answer, RequestError for invalid settings.
+        Raises UnavailableError while they do not respond, RequestError for invalid settings.
         """
         config = await self.read_sharing_config()
         try:
@@ -124,7 +118,7 @@ class DeviceWatcher:
         self._set_unready(None)
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
-        """Keep the known devices as they are, but unhealthy: the driver does not answer."""
+        """Mark the known devices as unhealthy: the driver does not respond."""
         self.health.update((), fault)
         if self.state.devices:
             known = self.state.devices
@@ -162,11 +156,11 @@ class DeviceWatcher:
             device_list_strategies=self.cdi.strategies,
         )
         self.state.update(devices, software, shown=shown, snapshot=snapshot)
-        self.serve(shown.served)
+        self.serve(shown.served, shown.amounts)
         self.advertise_amounts()
 
     def advertise_amounts(self) -> None:
-        """Show the node's amounts, and what pods request beyond what they have by now."""
+        """Advertise the node's amounts, with what pods request beyond their current shares."""
         self.advertise(self.state.shown.with_more(excess_requests(self.checkpoint.entries)))
 
     def _set_unready(self, reason: str | None) -> None:

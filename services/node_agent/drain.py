@@ -1,7 +1,7 @@
-"""How an agent stops without harm: no pod is refused because its agent is gone.
+"""Shutdown of an agent without refused pods.
 
-First it admits no more binds and reports that it serves nothing, then it goes on until the kubelet
-has requested devices for every pod that was on its way.
+The agent admits no more binds, reports that it serves nothing, and waits until the kubelet has
+requested devices for every admitted pod.
 """
 
 import logging
@@ -16,7 +16,7 @@ from shared.model.lease import Lease
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.5
-"""A binder whose pods were admitted a moment ago has committed by then."""
+"""After this time, binders have bound the pods that were admitted last."""
 LOOK_S = 0.1
 REPLY_S = 1.0
 
@@ -24,10 +24,9 @@ REPLY_S = 1.0
 async def drain(
     window: AdmissionWindow, lease_sync: LeaseSync, *, clock: Clock, limit_s: float
 ) -> Sequence[Lease]:
-    """Wait until no pod is on its way to the node; return the leases left after `limit_s`.
+    """Wait until no pod is in flight; return the leases left after `limit_s`.
 
-    Where no binder replies, the leases known here count: an admitted pod may be bound by a binder
-    that needs no further reply for it.
+    Without a reply of a binder, the known leases count.
     """
     window.draining = True
     until = clock.ticks() + limit_s
@@ -42,7 +41,7 @@ async def drain(
             return ()
         if clock.ticks() > until:
             logger.warning(
-                "stopping while %d pods are on their way, which the kubelet will refuse: %s",
+                "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
                 len(left),
                 ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
             )

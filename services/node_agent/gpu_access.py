@@ -35,7 +35,7 @@ def open_gpus(
 def partitioner_of(
     settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus, timing: AgentTiming
 ) -> LayoutPartitioner | None:
-    """Return what changes the layouts of GPUs; None: they stay as they are."""
+    """Return the partitioner of the GPUs; None: layouts are not changed."""
     if not settings.partitions:
         return None
     return (

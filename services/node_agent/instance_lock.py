@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from shared.model.errors import UnavailableError
-from shared.runtime.sd_notify import notify_ready
+from shared.runtime.run import notify_ready
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class AgentInstance:
 
 
 def this_instance(environ: Mapping[str, str]) -> AgentInstance:
-    """Return what this process runs as, by what the kubelet or systemd set in its environment."""
+    """Return how this process was started, from the environment that the kubelet or systemd set."""
     form = PROCESS
     if "KUBERNETES_SERVICE_HOST" in environ:
         form = POD
@@ -52,7 +52,7 @@ def this_instance(environ: Mapping[str, str]) -> AgentInstance:
 
 
 def running_instance(state_dir: Path) -> AgentInstance | None:
-    """Return which agent serves; None: none does. Raises OSError if the lock cannot be read."""
+    """Return the agent that serves the node, if any. Raises OSError if the lock cannot be read."""
     try:
         file = (state_dir / FILE).open()
     except FileNotFoundError:

@@ -19,9 +19,13 @@ ALLOCATIONS = Counter(
 )
 ALLOCATING = Histogram(
     "leasehold_allocation_seconds",
-    "Time to answer one Allocate.",
+    "Duration of one Allocate call.",
     ["resource"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
+OVERCOMMITS = Counter(
+    "leasehold_overcommits_refused",
+    "Allocate calls refused because a device would have been over-committed.",
 )
 PARTITIONS = Counter(
     "leasehold_mig_partitions", "Changes of the MIG layout of a device, by outcome.", ["outcome"]
@@ -32,7 +36,7 @@ PARTITIONING = Histogram(
     "Time to change the MIG layout of a device.",
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20),
 )
-LEASES = Gauge("leasehold_agent_leases", "Live leases of this node that its agent knows.")
+LEASES = Gauge("leasehold_agent_leases", "Live leases on this node.")
 UNREGISTERED = Gauge(
     "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
 )
@@ -44,14 +48,14 @@ HEALTH = Gauge(
 
 
 def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
-    """Show the state that a device is in now, and that it is in no other."""
+    """Export the state of a device."""
     for each in type(state):
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
-    "1 while the kubelet's pod list cannot be read, and pods are resolved by what they request.",
+    "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",
 )
 
 
@@ -102,6 +106,10 @@ class AgentMetrics:
         ALLOCATIONS.labels(resource, outcome).inc()
         ALLOCATING.labels(resource).observe(seconds)
 
+    def count_overcommit(self) -> None:
+        """Count an Allocate that would have over-committed a device."""
+        OVERCOMMITS.inc()
+
     def partitioned(self, outcome: str, seconds: float) -> None:
         """Count one change of a layout: `done` or `failed`."""
         PARTITIONS.labels(outcome).inc()
@@ -114,7 +122,7 @@ def export_gauges(
     unregistered: Callable[[], str | None],
     unreadable: Callable[[], str],
 ) -> None:
-    """Have each scrape read the gauges from these: live leases, and reasons that may be empty."""
+    """Export gauges of these: live leases, and reasons that may be empty."""
     LEASES.set_function(lambda: float(len(leases)))
     UNREGISTERED.set_function(lambda: float(bool(unregistered())))
     PODS_UNREADABLE.set_function(lambda: float(bool(unreadable())))

@@ -1,4 +1,4 @@
-"""What the agent knows of its node now: one value that rooms share, and an event on changes."""
+"""The current state of the node's devices, shared by the agent's parts."""
 
 import asyncio
 
@@ -22,11 +22,11 @@ class AgentNodeState:
         """Set when a device report must be sent without delay."""
 
     def get_snapshot(self) -> NodeSnapshot | None:
-        """Return what allocations are decided on; None until the devices are known."""
+        """Return the snapshot for allocations; None until the devices are known."""
         return self.snapshot
 
     def require_snapshot(self) -> NodeSnapshot:
-        """Return what allocations are decided on. Raises UnavailableError until it is known."""
+        """Return the snapshot for allocations. Raises UnavailableError until it is known."""
         if self.snapshot is None:
             raise UnavailableError("the node agent does not know its devices yet")
         return self.snapshot
@@ -39,7 +39,7 @@ class AgentNodeState:
         shown: NodeAdvertisement,
         snapshot: NodeSnapshot,
     ) -> None:
-        """Take newly discovered devices; a report is due."""
+        """Set newly discovered devices; a report is due."""
         self.devices, self.software = devices, software
         self.shown, self.snapshot = shown, snapshot
         self.report_due.set()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.admission_window import AdmissionWindow
@@ -11,17 +10,19 @@ from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.drain import drain
-from services.node_agent.event_wait import wait_for_event
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.kubelet.node_pods import NodePods
+from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node_state import AgentNodeState
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
-from services.node_agent.usage.violations import Violation, violation_events
-from shared.model.clock import Clock
+from services.node_agent.usage.monitor import UsageMonitor
+from services.node_agent.usage.violations import violation_events
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
     DeviceReported,
@@ -46,44 +47,12 @@ from shared.runtime.service import answers, emits, handles, loops, publishes
 logger = logging.getLogger(__name__)
 
 MIN_REPORT_STEP_S = 0.001
+UNSERVED_S = 5.0
+"""A resource that the kubelet could not allocate for this long is not reported as served."""
+REGISTRATION_LOOK_S = 0.5
+RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 Loop = Callable[[], Awaitable[None]]
-
-
-class DevicePluginRegistration(Protocol):
-    """Our device plugins."""
-
-    async def run(self) -> None:
-        """Keep them registered until cancelled."""
-        ...
-
-    def unready_reason(self) -> str | None:
-        """Return which are not registered; None: all are."""
-        ...
-
-
-class MigPartitioning(Protocol):
-    """Devices in MIG mode."""
-
-    def leases_changed(self) -> None:
-        """Make the instances that leases are for."""
-        ...
-
-    async def run(self) -> None:
-        """Partition devices until cancelled."""
-        ...
-
-
-class UsageLoop(Protocol):
-    """What containers use of the GPUs."""
-
-    async def run(self) -> None:
-        """Look at it until cancelled."""
-        ...
-
-    async def violations(self) -> list[Violation]:
-        """Wait for rules that are broken, newly or still."""
-        ...
 
 
 @publishes(LeasesRequest)
@@ -97,18 +66,18 @@ class NodeAgent:
         state: AgentNodeState,
         watcher: DeviceWatcher,
         health: HealthMonitor,
-        mig: MigPartitioning,
+        mig: LayoutReconciler,
         checkpoint: Checkpoint,
         lease_sync: LeaseSync,
         reconciler: CheckpointReconciler,
         window: AdmissionWindow,
         pods: NodePods,
         resolver: PodResolver,
-        plugins: DevicePluginRegistration,
+        plugins: DevicePlugins,
         outbox: Outbox,
         files: ContainerFiles,
         limits: LimitUpdater,
-        usage: UsageLoop,
+        usage: UsageMonitor,
         view_loops: Sequence[Loop],
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,
@@ -170,16 +139,21 @@ class NodeAgent:
     async def admit_binds(self, event: BindRequest) -> BindReply:
         """Return which pods must wait before they are bound to this node."""
         unready = (
-            self.plugins.unready_reason()
-            or self.files.unwritable_reason
+            self.files.unwritable_reason
             or self.files.disk_pressure()
+            or (RECORDS_LOST if self.checkpoint.lost else None)
         )
         unreadable = self.pods.unreadable_reason
-        return self.window.admit_binds(event.leases, unready, unreadable_reason=unreadable)
+        return self.window.admit_binds(
+            event.leases,
+            unready,
+            unreadable_reason=unreadable,
+            unserved=self.plugins.unserved(),
+        )
 
     @answers
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:
-        """Hold containers to their lease, or to a smaller one that it may become."""
+        """Apply the limits of a lease, or of a smaller, proposed one."""
         return await self.limits.apply_request(event)
 
     async def drain(self) -> None:
@@ -201,12 +175,28 @@ class NodeAgent:
                     DeviceReported(
                         node=self.route,
                         devices=self.state.devices,
-                        served=() if self.window.draining else tuple(self.state.shown.served),
+                        served=() if self.window.draining else self._served(),
                         allocations=self.checkpoint.allocations,
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
                     )
                 ]
+
+    def _served(self) -> tuple[str, ...]:
+        """Return the resources that pods may be placed for.
+
+        One that has not been registered for `UNSERVED_S` is left out, unless none is, as after a
+        restart of the kubelet: then the node is closed to all pods. One whose amount is still
+        allocated by device plugin is left out in any case.
+        """
+        unserved = self.plugins.unserved()
+        usable = [
+            name
+            for name in self.state.shown.served
+            if name not in unserved or not unserved[name].plugin_amount
+        ]
+        lost = {name for name, each in unserved.items() if each.for_s >= UNSERVED_S}
+        return tuple(name for name in usable if name not in lost) or tuple(usable)
 
     def _next_reported_at(self) -> float:
         """Return the time, later than at the last call: consumers drop older reports."""
@@ -215,13 +205,13 @@ class NodeAgent:
 
     @emits
     async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
-        """Report what Allocate was answered with."""
+        """Report allocations."""
         while True:
             yield await self.outbox.take()
 
     @emits
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
-        """Report which rules containers break: when first seen, and every so often after."""
+        """Report rules that containers break: at once, and then periodically."""
         while True:
             yield violation_events(await self.usage.violations(), self.route, self.clock.now())
 
@@ -240,12 +230,12 @@ class NodeAgent:
 
     @loops
     async def watch_usage(self) -> None:
-        """Measure what containers use, and put changed limits back."""
+        """Measure the usage of containers, and restore altered limits."""
         await self.usage.run()
 
     @loops
     async def update_running_limits(self) -> None:
-        """Keep running containers to their leases when these change."""
+        """Apply changed leases to running containers."""
         await self.limits.run()
 
     @loops
@@ -259,8 +249,19 @@ class NodeAgent:
         await self.plugins.run()
 
     @loops
+    async def report_registrations(self) -> None:
+        """Report at once when a resource can be allocated again, or could not be for a while."""
+        reported = self._served()
+        while True:
+            await self.clock.sleep(REGISTRATION_LOOK_S)
+            served = self._served()
+            if served != reported:
+                self.state.report_due.set()
+            reported = served
+
+    @loops
     async def update_views(self) -> None:
-        """Keep the annotations and the status of the node and its pods."""
+        """Write annotations and status of the node and its pods."""
         async with asyncio.TaskGroup() as group:
             for run in self.view_loops:
                 group.create_task(_run(run))
@@ -283,7 +284,7 @@ class NodeAgent:
 
     @loops
     async def sync_leases(self) -> None:
-        """Request all leases of the node now and then: updates may be lost."""
+        """Request all leases of the node periodically: updates may be lost."""
         pause_s = 0.0
         while True:
             await wait_for_event(self._sync_due, pause_s)
@@ -314,7 +315,7 @@ class NodeAgent:
         """Forget pods that have ended, and remove their files."""
         while True:
             await self.clock.sleep(self.timing.cleanup_s)
-            await self.reconciler.remove_ended()
+            await self.reconciler.remove_ended(self.state.get_snapshot())
 
 
 async def _run(loop: Loop) -> None:

@@ -27,7 +27,7 @@ from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.runtime.settings import ServiceSettings, setting
 
-ABOUT = """Reports a node's GPUs, answers its kubelet, and prepares isolation.
+ABOUT = """Reports a node's GPUs, serves its kubelet, and prepares isolation.
 
 One runs on every node. It needs the kubelet's directory, the right to read the kubelet's pods
 (nodes/proxy), and the right to patch its node's status and its pods' annotations, and to get the
@@ -54,7 +54,7 @@ class AgentSettings(ServiceSettings):
     """Flags of `python -m services.node_agent`."""
 
     node: str = setting("", "the node's name in Kubernetes; default: this machine's name")
-    kubelet_dir: Path = setting(Path("/var/lib/kubelet"), "the kubelet's own directory")
+    kubelet_dir: Path = setting(Path("/var/lib/kubelet"), "the kubelet's directory")
     kubelet_address: str = setting(
         "", "HOST:PORT of the kubelet; default: that of KUBELET_DIR/kubelet.json, else "
         "127.0.0.1:10250"
@@ -63,7 +63,9 @@ class AgentSettings(ServiceSettings):
         None, "bearer token for the kubelet, read again when it rotates; default: that of "
         "kubelet.json, else the service account's"
     )  # fmt: skip
-    kubelet_ca_file: Path | None = setting(None, "PEM file that the kubelet's certificate is from")
+    kubelet_ca_file: Path | None = setting(
+        None, "PEM file with the CA of the kubelet's certificate"
+    )
     kubelet_insecure: bool = setting(False, "do not check the kubelet's certificate")
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
@@ -85,7 +87,7 @@ class AgentSettings(ServiceSettings):
     )  # fmt: skip
     library_source: Path | None = setting(
         None, "HAMi-core's libvgpu.so, such as from its image: installed below STATE_DIR/library, "
-        "by its content, and mounted from there; wins over --library-dir"
+        "by its content, and mounted from there; overrides --library-dir"
     )  # fmt: skip
     isolation: str = setting(
         Isolation.SHARED.value,
@@ -94,7 +96,7 @@ class AgentSettings(ServiceSettings):
     )
     device_list_strategy: tuple[str, ...] = setting(
         DEFAULT_STRATEGIES,
-        "how containers learn their devices, with commas: envvar, volume-mounts, cdi-cri, "
+        "how devices are passed to containers, with commas: envvar, volume-mounts, cdi-cri, "
         "cdi-annotations; the last two by a CDI specification that the agent writes",
     )
     cdi_dir: Path | None = setting(
@@ -123,7 +125,7 @@ class AgentSettings(ServiceSettings):
         "kube-system or volcano-system, if there is one"
     )  # fmt: skip
     node_config: Path | None = setting(
-        None, "config.json, whose entry for this node wins over flags; default: of ConfigMap "
+        None, "config.json, whose entry for this node overrides flags; default: of ConfigMap "
         "volcano-vgpu-node-config, likewise"
     )  # fmt: skip
     partition: bool = setting(
@@ -136,10 +138,11 @@ class AgentSettings(ServiceSettings):
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,
-        "gpu-memory: share (a device per unit), number (whole GPUs), auto (share where it fits)",
+        "gpu-memory: auto (an amount in node status), share (a device ID per unit, 2,000 at most, "
+        "for clusters without the webhook), number (whole GPUs)",
     )
     monitor_http: str = setting(
-        "", "HOST:PORT of the page of what containers use, for Prometheus; default: 0.0.0.0:9394, "
+        "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394, "
         "and none for simulated GPUs"
     )  # fmt: skip
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
@@ -180,7 +183,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:
-        """How containers learn their devices; raises RequestError for an unknown strategy."""
+        """How devices are passed to containers; raises RequestError for an unknown strategy."""
         return parse_strategies(self.device_list_strategy)
 
     @property
@@ -203,7 +206,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def monitor_address(self) -> str | None:
-        """Address of the page of what containers use; None: there is none."""
+        """Address of the usage metrics; None: not served."""
         return self.monitor_http or (None if self.simulated else MONITOR)
 
     @property
@@ -224,7 +227,7 @@ class AgentSettings(ServiceSettings):
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
-    """Return how to reach the kubelet: by flags, else by its own description, else by defaults.
+    """Return how to reach the kubelet: from flags, else from kubelet.json, else from defaults.
 
     Raises RequestError naming the file that cannot be read.
     """

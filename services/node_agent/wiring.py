@@ -1,4 +1,4 @@
-"""Builds a node agent out of real clients, room by room: each gets what was built before it."""
+"""Builds a node agent from real clients."""
 
 import contextlib
 import functools
@@ -30,6 +30,7 @@ from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.kubelet.device_checkpoint import PluginResources
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
@@ -56,7 +57,7 @@ from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
 from shared.runtime.health import served
-from shared.runtime.sd_notify import notify_ready
+from shared.runtime.run import notify_ready
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """What every room gets."""
+    """What all parts use."""
 
     node: NodeName
     settings: AgentSettings
@@ -109,6 +110,7 @@ class _Kubelet:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Allocation:
     resolver: PodResolver
+    reconciler: CheckpointReconciler
     cdi: CdiFiles
     plugins: DevicePlugins
 
@@ -221,6 +223,16 @@ def _build_allocation(
     base: _Base, views: _Views, gpus: _Gpus, *, files: ContainerFiles, pods: NodePods
 ) -> _Allocation:
     settings = base.settings
+    reconciler = CheckpointReconciler(
+        base.checkpoint,
+        base.leases,
+        pods=pods,
+        pod_resources=base.pod_resources,
+        list_mig_instances=gpus.mig.list_instances,
+        retain_refused=views.reporter.retain_refused,
+        files=files,
+        clock=base.clock,
+    )
     resolver = PodResolver(
         base.lease_sync,
         pods=pods,
@@ -232,7 +244,7 @@ def _build_allocation(
         settings.cdi_directory,
         settings.device_list_strategies,
         places=settings.driver_places,
-        driver=gpus.driver,
+        list_instances=gpus.driver.instances,
         checkpoint=base.checkpoint,
     )
     handler = AllocationHandler(
@@ -241,16 +253,29 @@ def _build_allocation(
         resolver=resolver,
         pod_resources=base.pod_resources,
         checkpoint=base.checkpoint,
+        forget_ended=reconciler.forget_ended,
         files=files,
-        cdi=cdi,
+        name_cdi_devices=cdi.ensure_named,
         mig_instances_of=gpus.mig.instance_uuids,
         reporter=views.reporter,
         metrics=base.metrics,
         clock=base.clock,
+        timing=base.timing,
     )
     sockets, allocatable = settings.kubelet_dir / "device-plugins", views.views.read_allocatable
-    plugins = DevicePlugins(sockets, handler, allocatable, timing=base.timing)
-    return _Allocation(resolver=resolver, cdi=cdi, plugins=plugins)
+    plugins = DevicePlugins(
+        sockets,
+        handler,
+        allocatable,
+        plugin_resources=PluginResources(
+            sockets,
+            base.pod_resources,
+            allocatable,
+            recorded=lambda: frozenset(e.allocation.resource for e in base.checkpoint.entries),
+        ),
+        timing=base.timing,
+    )
+    return _Allocation(resolver=resolver, reconciler=reconciler, cdi=cdi, plugins=plugins)
 
 
 def _build_watcher(
@@ -293,7 +318,7 @@ async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> Usag
         base.node,
         usage=usage_source_of(settings, gpus.driver),
         list_instances=gpus.driver.instances,
-        pods=base.pod_list,
+        list_pods=base.pod_list.list_pods,
         checkpoint=base.checkpoint,
         leases=base.leases,
         clock=base.clock,
@@ -303,7 +328,7 @@ async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> Usag
     if settings.monitor_address is not None:
         page = served(metrics_app(monitor), settings.monitor_address, flag="--monitor-http")
         address = await stack.enter_async_context(page)
-        logger.info("what containers use is shown at http://%s%s", address, METRICS_PATH)
+        logger.info("usage metrics are served at http://%s%s", address, METRICS_PATH)
     return monitor
 
 
@@ -324,9 +349,9 @@ async def node_agent(
             settings, stack, requester=requester, tracing=tracing, timing=timing
         )
         agent = await _build_agent(base, isolation, stack)
-        with contextlib.suppress(UnavailableError):  # the agent looks again, and logs why
+        with contextlib.suppress(UnavailableError):  # the agent retries, and logs why
             await agent.watcher.look()
-        notify_ready("serves the kubelet as soon as its socket is there")
+        notify_ready("serves the kubelet as soon as its socket exists")
         yield agent
 
 
@@ -352,16 +377,6 @@ async def _build_agent(base: _Base, isolation: _Isolation, stack: AsyncExitStack
         clock=base.clock,
         timing=base.timing,
     )
-    reconciler = CheckpointReconciler(
-        base.checkpoint,
-        base.leases,
-        pods=kubelet.pods,
-        pod_resources=base.pod_resources,
-        list_mig_instances=gpus.mig.list_instances,
-        retain_refused=views.reporter.retain_refused,
-        files=isolation.files,
-        clock=base.clock,
-    )
     return NodeAgent(
         base.node,
         state=base.state,
@@ -370,7 +385,7 @@ async def _build_agent(base: _Base, isolation: _Isolation, stack: AsyncExitStack
         mig=gpus.mig,
         checkpoint=base.checkpoint,
         lease_sync=base.lease_sync,
-        reconciler=reconciler,
+        reconciler=allocation.reconciler,
         window=kubelet.window,
         pods=kubelet.pods,
         resolver=allocation.resolver,

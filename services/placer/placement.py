@@ -100,7 +100,7 @@ def _random_nodes(nodes: RankedNodes, need: int, rng: Rng) -> Iterator[MirroredN
 def _nodes_by_rank(nodes: RankedNodes, need: int) -> Iterator[MirroredNode]:
     """Yield nodes in order of rank, best first, up to a limit."""
     left = NODES_BY_RANK
-    for rank in nodes.ranks_with_gap(need):
+    for rank in nodes.ranks_with_headroom(need):
         for node in nodes.groups[rank]:
             yield node
             left -= 1

@@ -1,18 +1,18 @@
 """The placer: reserves capacity for queued pods, or publishes why there is none.
 
-Replicas share one queue and do not know each other: each decides on its own mirror of the ledger,
-and the ledger checks that each decision still fits.
+Replicas share one queue without coordination: each decides on its own mirror of the ledger, and the
+ledger checks that each decision still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from services.placer.index.node_index import NodeIndex
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.refusal.quota_refusals import QuotaRefusals
 from services.placer.rounds.batch import DecisionContext, split_into_units
-from services.placer.rounds.decision_writer import DecisionWriter, PlacerLedger, PlacerMetrics
-from services.placer.rounds.gang_rounds import GangRounds
-from services.placer.rounds.pod_rounds import PodRounds
+from services.placer.rounds.decision_writer import DecisionWriter, PlacerLedger
+from services.placer.rounds.rounds import GangRounds, PodRounds
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import (
@@ -37,7 +37,7 @@ class Placer:
         self,
         ledger: PlacerLedger,
         clock: Clock,
-        metrics: PlacerMetrics,
+        metrics: PrometheusPlacerMetrics,
         rng: Callable[[], float],
         *,
         ttl_s: float,
@@ -59,7 +59,7 @@ class Placer:
             return "no snapshot of the ledger yet"
         if self._disconnected_since is None:
             return None
-        disconnected_s = self.clock.now() - self._disconnected_since
+        disconnected_s = self.clock.ticks() - self._disconnected_since
         if disconnected_s <= DISCONNECTED_LIMIT_S:
             return None
         return f"disconnected from the ledger for {disconnected_s:.0f} s"
@@ -104,18 +104,16 @@ class Placer:
             self.metrics.count("feed_truncated")
         finally:
             if self._disconnected_since is None:
-                self._disconnected_since = self.clock.now()
+                self._disconnected_since = self.clock.ticks()
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:
-        """Publish the size of the largest device, for services that see no devices."""
+        """Publish the size of the largest device, for services without a mirror."""
         while True:
             memory_mib, memory_units = (
                 self.mirror.largest_device() if self.unready_reason() is None else (0, 0)
             )
             if memory_mib:
-                event = LargestDeviceReported(
-                    memory_mib=memory_mib, memory_units=memory_units, reported_at=self.clock.now()
-                )
+                event = LargestDeviceReported(memory_mib=memory_mib, memory_units=memory_units)
                 yield [event]
             await self.clock.sleep(LARGEST_DEVICE_EVERY_S)

@@ -7,7 +7,7 @@ from services.placer.service import Placer
 from services.placer.settings import PlacerSettings
 from services.placer.traced_ledger import TracedLedger
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import SystemClock
+from shared.ledger.ledger_clock import LedgerClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, serve
 from shared.runtime.telemetry import open_tracing
@@ -15,17 +15,19 @@ from shared.runtime.telemetry import open_tracing
 
 async def serve_placer(settings: PlacerSettings) -> None:
     """Serve the placer until SIGTERM or SIGINT."""
+    clock = LedgerClock()
     async with (
         RedisLeases.connect(
             settings.redis_url,
             credentials=settings.redis_client_credentials,
             detects_lost_writes=True,
+            clock=clock,
         ) as ledger,
         Bus.connect_later(
             settings.nats_url,
             name="placer",
-            keys=settings.nats_client_credentials("placer"),
-            keeps_stream=True,
+            credentials=settings.nats_client_credentials("placer"),
+            creates_stream=True,
             copies=settings.nats_copies,
         ) as bus,
     ):
@@ -33,7 +35,7 @@ async def serve_placer(settings: PlacerSettings) -> None:
         tracing = open_tracing("placer", settings)
         placer = Placer(
             TracedLedger(ledger, tracing) if tracing.tracer else ledger,
-            SystemClock(),
+            clock,
             PrometheusPlacerMetrics(),
             rng,
             ttl_s=settings.reservation_ttl,

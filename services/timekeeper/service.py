@@ -6,73 +6,36 @@ all times are of the ledger's clock, so neither pauses nor the hosts' clocks cha
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
 from services.timekeeper.accounts.accrual import advance, apply_update, restore_update, trim_windows
 from services.timekeeper.accounts.balance import balance
-from services.timekeeper.accounts.journal import (
-    JournalChanges,
-    charged_lease_id,
-    journal_changes,
-    reconcile,
-)
-from services.timekeeper.accounts.weights import LeaseWeight, WeighedDevice, weigh
 from services.timekeeper.accounts.windows import retained_since_ms
+from services.timekeeper.config.budget_sources import ConfiguredBudgets
+from services.timekeeper.journal_reader import ChargedLeases, JournalReader, JournalStore
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
-from shared.model.budget import (
-    Account,
-    AccountChange,
-    AccountUpdate,
-    Balance,
-    Budget,
-    BudgetWindow,
-    Journal,
-    PolicyType,
-)
+from services.timekeeper.report.status_publisher import StatusPublisher
+from shared.model.budget import Account, AccountUpdate, Balance, PolicyType
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
-from shared.model.events.event import Event
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerSnapshot
-from shared.model.names import DeviceUuid, Namespace
+from shared.model.names import Namespace
+from shared.runtime.heartbeat import EventPublisher
 from shared.runtime.service import loops, publishes
 
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-JOURNAL_PAGE, WHOLE_JOURNAL = 200, 200_000
-"""Journal entries that are read at once."""
 
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class AccountStore(Protocol):
+class AccountStore(JournalStore, Protocol):
     """The accounts."""
-
-    async def unread_journal(self, most: int = JOURNAL_PAGE) -> Journal:
-        """Read the journal entries that are not applied yet."""
-        ...
-
-    async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Apply the changes of these entries; False if another replica did."""
-        ...
-
-    async def revisions(self) -> dict[Namespace, int]:
-        """Return every account's revision."""
-        ...
-
-    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts, each with its open window and those started since an instant."""
-        ...
-
-    async def charged_until(self, charged_leases: Sequence[str]) -> dict[str, int]:
-        """Return up to when recently ended leases are charged."""
-        ...
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has another revision."""
@@ -80,74 +43,6 @@ class AccountStore(Protocol):
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to acquire the name within the time."""
-        ...
-
-
-class ChargedLeases(Protocol):
-    """Live leases and their devices."""
-
-    def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases."""
-        ...
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes with their devices."""
-        ...
-
-
-class AccountCopy(Protocol):
-    """The last copy of an account outside the store."""
-
-    @property
-    def window(self) -> BudgetWindow:
-        """The window that was open, with its usage and level."""
-        ...
-
-    @property
-    def at_ms(self) -> int:
-        """When it was written."""
-        ...
-
-
-class BudgetConfiguration(Protocol):
-    """The budgets as they are configured now."""
-
-    def budget_of(self, namespace: Namespace) -> Budget:
-        """Return a namespace's budget; without one it has no limit."""
-        ...
-
-    def namespaces(self) -> Iterable[Namespace]:
-        """Return the namespaces with budgets of their own."""
-        ...
-
-    def status_copies(self) -> Mapping[Namespace, AccountCopy]:
-        """Return the copies of accounts."""
-        ...
-
-    async def wait_until_synced(self) -> None:
-        """Return once the configuration is loaded."""
-        ...
-
-    async def watch(self) -> None:
-        """Update the configuration for ever."""
-        ...
-
-
-class BudgetPublisher(Protocol):
-    """The bus."""
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        """Publish events."""
-        ...
-
-
-class BudgetStatuses(Protocol):
-    """Where balances are published besides the bus and the metrics."""
-
-    async def publish(
-        self, budget: Budget, account: Account, current: Balance, *, changed: bool
-    ) -> None:
-        """Publish the balance of a namespace."""
         ...
 
 
@@ -160,9 +55,9 @@ class Timekeeper:
         *,
         store: AccountStore,
         ledger: ChargedLeases,
-        configuration: BudgetConfiguration,
-        bus: BudgetPublisher,
-        statuses: BudgetStatuses,
+        configuration: ConfiguredBudgets,
+        bus: EventPublisher,
+        statuses: StatusPublisher,
         metrics: TimekeeperMetrics,
         clock: Clock,
         factors: Mapping[str, Fraction],
@@ -172,19 +67,23 @@ class Timekeeper:
         rotate_certificate: Callable[[Sleep], Awaitable[None]] | None = None,
     ) -> None:
         self.store = store
-        self.ledger = ledger
+        self.journal = JournalReader(
+            store=store,
+            ledger=ledger,
+            budget_of=configuration.budget_of,
+            metrics=metrics,
+            factors=factors,
+        )
         self.configuration = configuration
         self.bus = bus
         self.statuses = statuses
         self.metrics = metrics
         self.clock = clock
-        self.factors = factors
         self.tick_s = tick_s
         self.charge_every_ms = round(charge_every_s * 1000)
         self.keep_days = keep_days
         self.rotate_certificate = rotate_certificate
         self.accounts: dict[Namespace, Account] = {}
-        self.devices: dict[DeviceUuid, WeighedDevice] = {}
         self.with_share: set[Namespace] = set()
         """Namespaces whose share was not 1, so that its reset is published, too."""
         self.horizon_ms = 0
@@ -216,7 +115,7 @@ class Timekeeper:
     async def count(self) -> list[BudgetChanged]:
         """Apply the journal, advance every account, and return the events that follow."""
         await self._restore_lost()
-        now_ms = await self._apply_journal()
+        now_ms = await self.journal.apply(self.horizon_ms)
         await self._load(now_ms)
         report = await self.store.acquire_lock("report", every_ms=REPORT_EVERY_MS)
         events: list[BudgetChanged] = []
@@ -261,88 +160,6 @@ class Timekeeper:
                     namespace,
                     copy.at_ms,
                 )
-
-    async def _apply_journal(self) -> int:
-        """Apply the journal to its end; return the instant up to which it is complete."""
-        while True:
-            journal = await self.store.unread_journal(JOURNAL_PAGE)
-            if journal.lost or journal.known_generation != journal.generation:
-                await self._reconcile_journal()
-                continue
-            if journal.entries:
-                await self._apply_entries(journal)
-            elif journal.horizon_ms is not None:
-                return journal.horizon_ms
-
-    async def _apply_entries(self, journal: Journal) -> None:
-        restored = [
-            lease for each in journal.entries if each.kind == "restored" for lease in each.leases
-        ]
-        accounts, counted_ms = await self._charged_so_far(restored) if restored else ({}, {})
-        await self._load_devices(lease for each in journal.entries for lease in each.leases)
-        changes = journal_changes(journal.entries, self._weigh, counted_ms)
-        await self._write_changes(journal, changes, accounts)
-
-    async def _reconcile_journal(self) -> None:
-        """Reconcile with all live leases, because the journal was lost or trimmed."""
-        live = [lease async for page in self.ledger.load_all() for lease in page]
-        journal = await self.store.unread_journal(WHOLE_JOURNAL)
-        if journal.lost:
-            logger.error("the journal was trimmed before it was read: ends of leases are lost")
-            self.metrics.count_violations("journal-cut", 1)
-        journaled = [lease for each in journal.entries for lease in each.leases]
-        await self._load_devices([*live, *journaled])
-        accounts, counted_ms = await self._charged_so_far([*live, *journaled])
-        changes = journal_changes(journal.entries, self._weigh, counted_ms)
-        known_ms = self.horizon_ms
-        reconcile(changes, live, accounts.values(), self._weigh, counted_ms, known_ms=known_ms)
-        await self._write_changes(journal, changes, accounts)
-
-    async def _charged_so_far(
-        self, leases: Sequence[Lease]
-    ) -> tuple[dict[Namespace, Account], dict[str, int]]:
-        """Return all accounts, and up to when each of these leases is charged already."""
-        names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
-        accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
-        ids = {charged_lease_id(lease): lease.namespace for lease in leases}
-        done = await self.store.charged_until(list(ids))
-        counted_ms = {
-            id_: max(accounts[name].state.restored_ms, done.get(id_, 0))
-            for id_, name in ids.items()
-        }
-        return accounts, counted_ms
-
-    async def _write_changes(
-        self,
-        journal: Journal,
-        changes: Mapping[Namespace, JournalChanges],
-        accounts: Mapping[Namespace, Account],
-    ) -> None:
-        account_changes = [
-            AccountChange(
-                namespace=name,
-                held=tuple(each.charged.values()),
-                ended=each.ended,
-                revision=accounts[name].revision if name in accounts else None,
-            )
-            for name, each in changes.items()
-            if each.charged or each.ended
-        ]
-        await self.store.apply_journal(journal, account_changes)
-
-    async def _load_devices(self, leases: Iterable[Lease]) -> None:
-        if {share.device for lease in leases for share in lease.shares} <= self.devices.keys():
-            return
-        snapshot = await self.ledger.snapshot()
-        for node in snapshot.nodes:
-            for device, _ in node.devices:
-                self.devices[device.uuid] = WeighedDevice(
-                    memory_mib=device.memory_mib, model=device.model
-                )
-
-    def _weigh(self, lease: Lease) -> LeaseWeight:
-        budget = self.configuration.budget_of(lease.namespace)
-        return weigh(lease, self.devices, budget, self.factors)
 
     async def _load(self, now_ms: int) -> None:
         """Load every account whose revision has changed."""

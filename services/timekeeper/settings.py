@@ -39,7 +39,7 @@ class TimekeeperSettings(LedgerSettings):
         "file of lines `TOKEN NAMESPACE`: the token may read it; * may read all, and grant",
     )
     secret: str = setting(
-        "", "NAMESPACE/NAME of the Secret with the replicas' certificate: --api speaks TLS"
+        "", "NAMESPACE/NAME of the Secret with the replicas' certificate: --api uses TLS"
     )
     authority: str = setting(
         "", "with --secret: name of the ConfigMap in its namespace with the authorities to trust"
@@ -61,7 +61,7 @@ class TimekeeperSettings(LedgerSettings):
         return self.auth or ("tokens" if self.tokens else "none")
 
     def check(self) -> None:
-        """Raise RequestError for settings that contradict each other or are open to everyone."""
+        """Raise RequestError for settings that contradict each other or expose every budget."""
         if self.auth_mode not in AUTH_MODES:
             raise RequestError(f"--auth {self.auth!r} is not one of {', '.join(AUTH_MODES)}")
         if (self.auth_mode == "tokens") != (self.tokens is not None):

@@ -44,8 +44,8 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
         Bus.connect_later(
             settings.nats_url,
             name="timekeeper",
-            keys=settings.nats_client_credentials("timekeeper"),
-            keeps_stream=True,
+            credentials=settings.nats_client_credentials("timekeeper"),
+            creates_stream=True,
             copies=settings.nats_copies,
         ) as bus,
         RedisLeases.connect(redis_url, credentials=credentials) as ledger,

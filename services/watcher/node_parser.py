@@ -1,5 +1,7 @@
 """Parses nodes of the API server, and the devices that another plugin registered; pure."""
 
+from dataclasses import dataclass
+
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
@@ -8,6 +10,19 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_available
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUpdate:
+    """A node as the API server reports it."""
+
+    name: NodeName
+    facts: NodeFacts | None = None
+    """None: it was deleted."""
+    devices: DeviceReported | None = None
+    """Devices that another plugin registered."""
+    revision: int = 0
+    """Resource version of the node, or of its deletion; 0: unknown."""
 
 
 def parse_node(node: ApiNode) -> NodeFacts:
@@ -30,7 +45,7 @@ def parse_node(node: ApiNode) -> NodeFacts:
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
-    """Return what Volcano's own device plugin registered; None where our node agent reports.
+    """Return the devices that Volcano's own device plugin registered; None on our agent's nodes.
 
     Such a node fails closed. It has no devices without the plugin's annotation, without slots in
     allocatable, and when an older scheduler has marked the plugin as not responding.

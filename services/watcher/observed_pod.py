@@ -49,6 +49,11 @@ class ObservedPod:
         return self.phase in TERMINAL
 
     @property
+    def has_ended(self) -> bool:
+        """Whether no container of it runs any more, or will: an API server binds no deleted pod."""
+        return self.is_terminated or (self.deleting and self.node is None)
+
+    @property
     def is_pending(self) -> bool:
         """Whether it waits for Leasehold to choose a node."""
         return self.ours and not (self.node or self.is_terminated or self.deleting or self.gated)

@@ -14,7 +14,7 @@ class PodGroupChanges:
 
     kind: PodGroupKind
     sizes: tuple[tuple[str, int | None], ...] = ()
-    """`namespace/name` and minMember of what was added or changed; None: it was deleted."""
+    """minMember of each added or changed PodGroup, by `namespace/name`; None: it was deleted."""
     synced: bool = False
     """The initial list is complete with these changes."""
     absent: bool = False

@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.watcher.observed_pod import ObservedPod
-from shared.dialects import (
-    LEDGER_RESOURCES,
-    REQUEST_ANNOTATIONS,
-    REQUEST_LABELS,
-    pod_groups,
-)
+from shared.dialects import LEDGER_RESOURCES, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import exposes_devices, is_device_name_mount
@@ -38,7 +33,7 @@ SIDECAR = "Always"
 
 @dataclass(frozen=True, slots=True)
 class _TemplateRequest:
-    """What all pods of one template request."""
+    """The request of all pods of one template."""
 
     resources: Mapping[str, int]
     host_ports: tuple[str, ...]
@@ -218,7 +213,7 @@ def _request(
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:
-    """Return what the pod uses of a node, without the dialects' resources.
+    """Return the resources of a node that the pod uses, without those of the dialects.
 
     Raises RequestError for an invalid quantity, and for one that is too large to count.
     """
@@ -255,7 +250,7 @@ def _raise_to(largest: dict[str, int], requested: Mapping[str, int]) -> None:
 
 
 def node_requirements(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
-    """Return what the pod requires of its node besides resources."""
+    """Return the pod's requirements of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity

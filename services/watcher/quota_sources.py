@@ -1,4 +1,4 @@
-"""Where quotas come from: GPUQuota objects, gpu-admission's ConfigMap, and a file.
+"""Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
 An invalid object is logged, and its last valid version stays in force. A kind that the API server
 does not know, or does not let the watcher read, is requested again every `RETRY_S`.
@@ -61,7 +61,7 @@ def load_file(path: Path) -> dict[Namespace, Quota]:
         items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
         return by_namespace(map(parse_object, items))
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; give a file of {KIND} objects") from error
+        raise RequestError(f"{path}: {error.strerror}; set a file of {KIND} objects") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is not valid YAML: {error}") from error
     except RequestError as error:

@@ -4,37 +4,32 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
 
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_groups import PodGroupChanges
+from services.watcher.quota_sources import QuotaReflectors
+from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodEvent, PodTracker
-from shared.dialects.pod_groups import PodGroupKind
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
     LedgerRebuilt,
     NodeChanged,
+    NodesListed,
     PodQueued,
     PodRejected,
     PodsListed,
     PodTerminated,
     QuotasUpdated,
     ResyncRequested,
+    StreamRecovered,
 )
-from shared.model.names import NodeName
-from shared.model.node import NodeFacts
 from shared.model.quota import Quota
 from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)
 
-Resync = PodsListed | NodeChanged | DeviceReported | QuotasUpdated | PodEvent
-NodeUpdate = tuple[NodeName, NodeFacts | None, DeviceReported | None]
-"""A node's facts, None if it was deleted, and the devices that another plugin registered."""
-
+Resync = PodsListed | NodesListed | NodeChanged | DeviceReported | QuotasUpdated | PodEvent
 NODE_USAGE_S = 0.2
 """The interval at which changed usage of nodes is published."""
 REQUEUE_DELAY_S = 0.5
@@ -44,62 +39,18 @@ UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a reason in its status is published again."""
 
 
-class PodSource(Protocol):
-    """Pods as the API server reports them: (state now, state before), now None when deleted."""
-
-    def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
-        """Yield changes for ever; the first batches are all existing pods."""
-        ...
-
-
-class NodeSource(Protocol):
-    """Nodes as the API server reports them."""
-
-    def batches(self) -> AsyncIterator[list[NodeUpdate]]:
-        """Yield changes for ever; the first batches are all existing nodes."""
-        ...
-
-
-class PodGroupSource(Protocol):
-    """PodGroups as the API server reports them."""
-
-    def batches(self) -> AsyncIterator[PodGroupChanges]:
-        """Yield changes for ever; of each kind first all existing groups."""
-        ...
-
-    async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
-        """Return which absent kinds are installed by now; their changes follow."""
-        ...
-
-
-class PodLister(Protocol):
-    """Lists bound pods as fresh as the API server can return them."""
-
-    def chunks(self) -> AsyncIterator[PodsListed]:
-        """Yield the chunks of one complete list."""
-        ...
-
-
-class QuotaSource(Protocol):
-    """Quotas from all of their sources."""
-
-    def batches(self) -> AsyncIterator[tuple[Quota, ...]]:
-        """Yield all quotas, once they are known, and whenever they change."""
-        ...
-
-
 class Watcher:
-    """Keeps the published state, to publish changes only. Any number of replicas may run."""
+    """Publishes changes only. Any number of replicas may run."""
 
     def __init__(
         self,
-        pods: PodSource,
-        nodes: NodeSource,
-        groups: PodGroupSource,
-        lister: PodLister,
+        pods: PodReflector,
+        nodes: NodeReflector,
+        groups: PodGroupReflectors,
+        lister: OurPodLister,
         clock: Clock,
         *,
-        quotas: QuotaSource,
+        quotas: QuotaReflectors,
         resync_s: float = 300.0,
     ) -> None:
         self.pod_source = pods
@@ -114,6 +65,8 @@ class Watcher:
         self.nodes = NodeTracker(self.pods)
         self.devices = ForeignDeviceTracker()
         self.generations = 0
+        self.unanswered_requests: set[str] = set()
+        """IDs of requests that no complete list has answered."""
         self.resync_requested = asyncio.Event()
         self.resync_requested.set()
 
@@ -130,6 +83,7 @@ class Watcher:
                     events += self.pods.update(now, before)
                 elif before is not None:
                     events += self.pods.remove(before)
+            self.pods.revision = self.pod_source.revision
             if events:
                 yield events
 
@@ -153,13 +107,13 @@ class Watcher:
         """Publish nodes, and the devices that another device plugin registered on them."""
         async for batch in self.node_source.batches():
             events: list[NodeChanged | DeviceReported] = []
-            now_s = self.clock.now()
-            for name, facts, devices in batch:
-                if facts:
-                    events += self.nodes.update(facts, now_s=now_s)
+            for update in batch:
+                if update.facts:
+                    events += self.nodes.update(update.facts, update.revision)
                 else:
-                    events += self.nodes.remove(name, now_s=now_s)
-                events += self.devices.update(name, devices)
+                    events += self.nodes.remove(update.name, update.revision)
+                events += self.devices.update(update.name, update.devices)
+            self.nodes.revision = self.node_source.revision
             if events:
                 yield events
 
@@ -168,30 +122,31 @@ class Watcher:
         """Publish nodes whose pods without a lease use more or less than before."""
         while True:
             await self.clock.sleep(NODE_USAGE_S)
-            changes = self.nodes.update_usage(now_s=self.clock.now())
+            changes = self.nodes.update_usage()
             if changes:
                 yield changes
 
     @emits
     async def resync(self) -> AsyncIterator[Sequence[Resync]]:
-        """Publish everything at the start and on request, and bound pods every `resync_s`."""
+        """Publish all but pending pods every `resync_s`; everything at the start and on request."""
         while True:
-            if await self._wait_for_request():
-                now_s = self.clock.now()
-                yield [
-                    *self.nodes.resync(now_s=now_s),
-                    *self.devices.resync(now_s=now_s),
-                    *self._quotas_updated(),
-                    *self.pods.resync(self._next_generation()),
-                ]
+            requested = await self._wait_for_request()
+            yield [
+                *self.nodes.resync(),
+                *self.nodes.list_names(),
+                *self.devices.resync(now_s=self.clock.now()),
+                *self._quotas_updated(),
+                *(self.pods.resync(self._next_generation()) if requested else ()),
+            ]
             async for chunk in self._list_with_retries():
                 yield [chunk]
 
     async def _list_with_retries(self) -> AsyncIterator[PodsListed]:
         """Yield one complete list, after as many attempts as it takes."""
         while True:
+            request_ids = tuple(sorted(self.unanswered_requests))
             try:
-                async for chunk in self.lister.chunks():
+                async for chunk in self.lister.chunks(request_ids):
                     yield chunk
             except LeaseholdError as error:
                 logger.warning(
@@ -199,17 +154,15 @@ class Watcher:
                 )
                 await self.clock.sleep(LIST_RETRY_S)
             else:
+                self.unanswered_requests.difference_update(request_ids)
                 return
 
     async def _wait_for_request(self) -> bool:
         """Wait for a request or for `resync_s`; return whether there was a request."""
-        try:
-            async with asyncio.timeout(self.resync_s):
-                await self.resync_requested.wait()
-        except TimeoutError:
-            return False
-        self.resync_requested.clear()
-        return True
+        requested = await wait_for_event(self.resync_requested, self.resync_s)
+        if requested:
+            self.resync_requested.clear()
+        return requested
 
     @emits
     async def resync_stale(self) -> AsyncIterator[Sequence[PodEvent]]:
@@ -220,8 +173,7 @@ class Watcher:
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
-            before = self.clock.now() - UNEXPLAINED_S
-            events = self.pods.resync(self._next_generation(), unexplained_before=before)
+            events = self.pods.resync_unexplained(self._next_generation())
             if events:
                 logger.info("publishing %d pods again that wait without a reason", len(events))
             events += self.pods.resync_shard(self._next_generation(), shard)
@@ -230,11 +182,13 @@ class Watcher:
 
     @handles
     async def request_resync(
-        self, events: Sequence[ResyncRequested | LedgerRebuilt]
+        self, events: Sequence[ResyncRequested | LedgerRebuilt | StreamRecovered]
     ) -> list[PodTerminated]:
         """Request a resync."""
         for event in events:
             logger.info("resync: %s", event)
+            if isinstance(event, ResyncRequested) and event.request_id:
+                self.unanswered_requests.add(event.request_id)
         self.resync_requested.set()
         return []
 

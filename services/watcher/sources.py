@@ -1,32 +1,31 @@
-"""The watcher's sources in the API server: pods, nodes, PodGroups, and a list of bound pods."""
+"""The watcher's sources in the API server: pods, nodes, PodGroups, and a list of our pods."""
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import msgspec
 
-from services.watcher.node_parser import foreign_devices, parse_node
+from services.watcher.node_parser import NodeUpdate, foreign_devices, parse_node
 from services.watcher.observed_pod import TERMINAL, ObservedPod
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
 from services.watcher.pod_parser import PodParser
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
+from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated, as_number
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiNode, ApiPod, PodGroup
+from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
-from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import BoundPod, PodsListed
+from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,8 @@ APPEARANCE_CHECK_S = 1.0
 """The shortest such interval, while pods name groups of the kind."""
 CHUNK_BYTES = 256 * 1024
 """The most bytes of leases in one chunk of a list: a chunk must fit a message."""
+CHUNK_UIDS = 4096
+"""The most unbound pods in one chunk."""
 LEASE_BYTES = 64 * 1024
 """A longer annotation is not a lease: the pod's owner may write anything there."""
 
@@ -48,6 +49,7 @@ class PodReflector:
     client: KubernetesClient
     parser: PodParser
     synced: bool = False
+    revision: int = 0
     observed: dict[PodUid, ObservedPod] = field(default_factory=dict)
 
     async def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
@@ -64,6 +66,8 @@ class PodReflector:
                             changes.append((None, self._remove(item)))
                         case _:
                             self.synced = True
+                if self.synced:
+                    self.revision = as_number(reflector.resource_version)
                 yield changes
 
     def _update(self, pod: ApiPod) -> tuple[ObservedPod, ObservedPod | None]:
@@ -82,32 +86,39 @@ class NodeReflector:
     """Nodes of the API server."""
 
     client: KubernetesClient
-    synced: bool = False
+    revision: int | None = None
+    """Highest resource version, 0 if unknown; None: not all nodes were yielded yet."""
 
-    async def batches(
-        self,
-    ) -> AsyncIterator[list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]]:
-        """Yield every change: the node's facts, or None when it was deleted."""
+    async def batches(self) -> AsyncIterator[list[NodeUpdate]]:
+        """Yield every change."""
         reflector = Reflector(self.client, "/api/v1/nodes", ApiNode)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                changes: list[tuple[NodeName, NodeFacts | None, DeviceReported | None]] = []
+                changes: list[NodeUpdate] = []
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             changes += self._parse(item)
-                        case ObjectDeleted(item=item):
-                            changes.append((NodeName(item.metadata.name), None, None))
+                        case ObjectDeleted(item=item, resource_version=version):
+                            name = NodeName(item.metadata.name)
+                            changes.append(NodeUpdate(name=name, revision=as_number(version)))
                         case _:
-                            self.synced = True
+                            self.revision = 0
+                if self.revision is not None:
+                    self.revision = as_number(reflector.resource_version)
                 yield changes
 
-    def _parse(
-        self, node: ApiNode
-    ) -> list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]:
+    def _parse(self, node: ApiNode) -> list[NodeUpdate]:
         try:
             facts = parse_node(node)
-            return [(facts.name, facts, foreign_devices(node, now_s=time.time()))]
+            return [
+                NodeUpdate(
+                    name=facts.name,
+                    facts=facts,
+                    devices=foreign_devices(node, now_s=time.time()),
+                    revision=as_number(node.metadata.resource_version),
+                )
+            ]
         except RequestError as error:
             logger.warning("node %s is ignored: %s", node.metadata.name, error)
             return []
@@ -168,9 +179,7 @@ class PodGroupReflectors:
                     logger.warning("%s; retrying every %g s", found.unreadable, self.retry_s)
                 await queue.put(found)
                 published = found
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.retry_s):
-                    await self._appeared[kind].wait()
+            await wait_for_event(self._appeared[kind], self.retry_s)
 
     async def _reflect(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
         """Put changes for ever. Raises RequestError if the first list is refused."""
@@ -196,62 +205,72 @@ def _key(group: PodGroup) -> str:
 
 
 @dataclass(slots=True)
-class BoundPodLister:
-    """Lists bound pods of ours with a new request, since a watch may have missed some."""
+class OurPodLister:
+    """Lists our pods again, since a watch may have missed some."""
 
     client: KubernetesClient
     schedulers: frozenset[str]
 
-    async def chunks(self) -> AsyncIterator[PodsListed]:
-        """Yield one complete list in chunks."""
-        list_id, started_at = uuid.uuid4().hex, time.time()
+    async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
+        """Yield one complete list in chunks, with the IDs of the requests that it answers."""
+        list_id, began_at = uuid.uuid4().hex, time.monotonic()
         bound: list[BoundPod] = []
+        unbound: list[PodUid] = []
         token = ""
         while True:
             page = await self.client.list_page(
-                "/api/v1/pods",
-                query={"fieldSelector": "spec.nodeName!="},
-                limit=PAGE_SIZE,
-                continue_token=token,
+                "/api/v1/pods", query={}, limit=PAGE_SIZE, continue_token=token
             )
             decoded = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
-            bound += [self._bound_pod(pod) for pod in decoded if self._is_ours(pod)]
+            for pod in filter(self._is_ours, decoded):
+                if pod.spec.node_name:
+                    bound.append(_bound_pod(pod))
+                else:
+                    unbound.append(PodUid(pod.metadata.uid))
             token = page.metadata.continue_
             if not token:
                 break
-        chunks = _chunks(bound)
+        chunks = _chunks(bound, unbound)
         for number, chunk in enumerate(chunks):
             yield PodsListed(
                 listing_id=list_id,
                 chunk=number,
                 chunks=len(chunks),
-                pods=tuple(chunk),
-                listed_at=started_at,
+                pods=chunk,
+                request_ids=request_ids,
+                age_s=time.monotonic() - began_at,
             )
 
     def _is_ours(self, pod: ApiPod) -> bool:
         terminated = pod.status.phase in TERMINAL
         return pod.spec.scheduler_name in self.schedulers and not terminated
 
-    def _bound_pod(self, pod: ApiPod) -> BoundPod:
-        lease = pod.metadata.annotations.get(ANNOTATION, "")
-        return BoundPod(
-            pod=PodUid(pod.metadata.uid),
-            namespace=Namespace(pod.metadata.namespace),
-            name=pod.metadata.name,
-            node=NodeName(pod.spec.node_name),
-            lease=lease if len(lease) <= LEASE_BYTES else "",
-        )
+
+def _bound_pod(pod: ApiPod) -> BoundPod:
+    lease = pod.metadata.annotations.get(ANNOTATION, "")
+    return BoundPod(
+        pod=PodUid(pod.metadata.uid),
+        namespace=Namespace(pod.metadata.namespace),
+        name=pod.metadata.name,
+        node=NodeName(pod.spec.node_name),
+        lease=lease if len(lease) <= LEASE_BYTES else "",
+    )
 
 
-def _chunks(pods: Iterable[BoundPod]) -> list[list[BoundPod]]:
+def _chunks(bound: Iterable[BoundPod], unbound: Sequence[PodUid]) -> list[ListedPods]:
     """Cut a list into chunks that fit a message each; there is at least one."""
     chunks: list[list[BoundPod]] = [[]]
     size = 0
-    for pod in pods:
+    for pod in bound:
         if len(chunks[-1]) >= PAGE_SIZE or (chunks[-1] and size + len(pod.lease) > CHUNK_BYTES):
             chunks.append([])
             size = 0
         chunks[-1].append(pod)
         size += len(pod.lease)
-    return chunks
+    parts = [
+        tuple(unbound[first : first + CHUNK_UIDS]) for first in range(0, len(unbound), CHUNK_UIDS)
+    ]
+    return [
+        ListedPods(bound=tuple(pods), unbound=uids)
+        for pods, uids in zip_longest(chunks, parts, fillvalue=())
+    ]

@@ -1,4 +1,4 @@
-"""Which events follow from the observed states of pods, nodes and foreign devices; pure."""
+"""Events that follow from the observed states of pods, nodes and foreign devices; pure."""
 
 import zlib
 from collections import Counter
@@ -10,26 +10,30 @@ from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     NodeChanged,
+    NodesListed,
     PodGated,
     PodQueued,
     PodRejected,
     PodTerminated,
 )
 from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import NodeFacts, NodeRevision
 
 PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
+UNEXPLAINED_CALLS = 2
 RESYNC_SHARDS = 24
 """Pods with a known reason to wait are published again in this many rounds."""
 
 
 class PodTracker:
-    """Pods that wait, and what pods without a lease use of their nodes."""
+    """Pods that wait, and the usage of nodes by pods without a lease."""
 
     def __init__(self) -> None:
         self.pending: dict[PodUid, ObservedPod] = {}
         self.budget_gated: dict[PodUid, ObservedPod] = {}
         """Pods that wait at the budget's scheduling gate."""
+        self._unexplained: dict[PodUid, int] = {}
+        """How often in a row `resync_unexplained` found a pod without a reason to wait."""
         self.groups = PodGroupIndex()
         self._grouped: dict[PodUid, ObservedPod] = {}
         """Pending pods that name a group, as observed: without their gang."""
@@ -37,6 +41,8 @@ class PodTracker:
         self.host_ports: dict[NodeName, Counter[str]] = {}
         self.changed_nodes: set[NodeName] = set()
         """Nodes whose usage changed since `NodeTracker.update_usage`."""
+        self.revision = 0
+        """Highest resource version of the observed pods; 0: unknown."""
 
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
         """Update a pod; return the events that follow."""
@@ -49,7 +55,7 @@ class PodTracker:
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
             return [] if known else [_gated_event(now)]
-        if now.ours and now.is_terminated and not (before is not None and before.is_terminated):
+        if now.ours and now.has_ended and not (before is not None and before.has_ended):
             return [_terminated_event(now)]
         return []
 
@@ -70,38 +76,45 @@ class PodTracker:
             for pod in list(self._grouped.values())
             if pod.group and pod.group.kind is changes.kind
             if names is None or pod.group.name in names
-            for event in self._update_pending(pod, offer=-generation)
+            for event in self._update_pending(pod, requeue_number=-generation)
         ]
 
-    def resync(self, generation: int, *, unexplained_before: float | None = None) -> list[PodEvent]:
-        """Publish pending pods again, as `generation`.
-
-        With `unexplained_before`, only those created before that time that have no reason to wait
-        in their status: their event may have been lost.
-        """
-        gated = self.budget_gated.values() if unexplained_before is None else ()
+    def resync(self, generation: int) -> list[PodEvent]:
+        """Publish pending pods again, as `generation`."""
         return [
-            *(_gated_event(pod, offer=-generation) for pod in gated),
-            *(
-                pending_event(pod, offer=-generation)
-                for pod in self.pending.values()
-                if unexplained_before is None
-                or (not pod.explained and pod.created_at < unexplained_before)
-            ),
+            *(_gated_event(pod, requeue_number=-generation) for pod in self.budget_gated.values()),
+            *(pending_event(pod, requeue_number=-generation) for pod in self.pending.values()),
+        ]
+
+    def resync_unexplained(self, generation: int) -> list[PodEvent]:
+        """Publish pods without a reason to wait in their status: their event may have been lost.
+
+        A pod counts once it has been found so by the two calls before, whenever it was created: the
+        API server's clock may differ from ours.
+        """
+        self._unexplained = {
+            pod.pod: self._unexplained.get(pod.pod, 0) + 1
+            for pod in self.pending.values()
+            if not pod.explained
+        }
+        return [
+            pending_event(self.pending[pod], requeue_number=-generation)
+            for pod, calls in self._unexplained.items()
+            if calls > UNEXPLAINED_CALLS
         ]
 
     def requeue(self, pods: Iterable[PodUid], generation: int) -> list[PodQueued | PodRejected]:
         """Publish those of `pods` that are still pending, as `generation`."""
         pending = [self.pending[pod] for pod in pods if pod in self.pending]
-        return [pending_event(pod, offer=-generation) for pod in pending]
+        return [pending_event(pod, requeue_number=-generation) for pod in pending]
 
     def resync_shard(self, generation: int, shard: int) -> list[PodEvent]:
         """Publish one shard of the pods with a known reason to wait, as `generation`."""
         gated = (pod for pod in self.budget_gated.values() if _is_in_shard(pod, shard))
         pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
         return [
-            *(_gated_event(pod, offer=-generation) for pod in gated),
-            *(pending_event(pod, offer=-generation) for pod in pending if pod.explained),
+            *(_gated_event(pod, requeue_number=-generation) for pod in gated),
+            *(pending_event(pod, requeue_number=-generation) for pod in pending if pod.explained),
         ]
 
     def with_usage(self, node: NodeFacts) -> NodeFacts:
@@ -114,7 +127,7 @@ class PodTracker:
             ),
         )
 
-    def _update_pending(self, observed: ObservedPod, *, offer: int = 0) -> list[PodEvent]:
+    def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
         if observed.group is not None:
             self._grouped[observed.pod] = observed
         now = self.groups.with_gang(observed)
@@ -126,7 +139,7 @@ class PodTracker:
             now.request,
             now.request_error,
         )
-        return [] if unchanged else [pending_event(now, offer=offer)]
+        return [] if unchanged else [pending_event(now, requeue_number=requeue_number)]
 
     def _remove_pending(self, pod: PodUid) -> None:
         self.pending.pop(pod, None)
@@ -154,38 +167,51 @@ class NodeTracker:
         self.pods = pods
         self.observed: dict[NodeName, NodeFacts] = {}
         self.published: dict[NodeName, NodeFacts] = {}
+        self._revisions: dict[NodeName, int] = {}
+        """Resource version of each observed node."""
+        self.revision: int | None = None
+        """Highest resource version of the watch, 0 if unknown; None: not all were observed yet."""
 
-    def update(self, node: NodeFacts, *, now_s: float) -> list[NodeChanged]:
+    def update(self, node: NodeFacts, revision: int) -> list[NodeChanged]:
         """Update a node; return an event if it differs from the published state."""
         self.observed[node.name] = node
-        return self._publish_changed([node.name], now_s)
+        self._revisions[node.name] = revision
+        return self._publish_changed([node.name])
 
-    def remove(self, name: NodeName, *, now_s: float) -> list[NodeChanged]:
-        """Remove a deleted node."""
+    def remove(self, name: NodeName, revision: int) -> list[NodeChanged]:
+        """Remove a deleted node; `revision` is that of its deletion."""
         self.observed.pop(name, None)
+        self._revisions.pop(name, None)
         last = self.published.pop(name, None)
         if last is None:
             return []
-        return [NodeChanged(node=last, deleted=True, observed_at=now_s)]
+        return [NodeChanged(node=last, deleted=True, revision=NodeRevision(revision))]
 
-    def update_usage(self, *, now_s: float) -> list[NodeChanged]:
+    def update_usage(self) -> list[NodeChanged]:
         """Return events for the nodes whose pods' usage has changed."""
         changed = [name for name in self.pods.changed_nodes if name in self.observed]
         self.pods.changed_nodes.clear()
-        return self._publish_changed(changed, now_s)
+        return self._publish_changed(changed)
 
-    def resync(self, *, now_s: float) -> list[NodeChanged]:
+    def resync(self) -> list[NodeChanged]:
         """Return an event for every node."""
         self.published.clear()
-        return self._publish_changed(list(self.observed), now_s)
+        return self._publish_changed(list(self.observed))
 
-    def _publish_changed(self, names: Iterable[NodeName], now_s: float) -> list[NodeChanged]:
+    def list_names(self) -> list[NodesListed]:
+        """Return the event that names all nodes, once all were observed."""
+        if self.revision is None:
+            return []
+        return [NodesListed(nodes=tuple(sorted(self.observed)), revision=self.revision)]
+
+    def _publish_changed(self, names: Iterable[NodeName]) -> list[NodeChanged]:
         changes = []
         for name in names:
             facts = self.pods.with_usage(self.observed[name])
             if self.published.get(name) != facts:
                 self.published[name] = facts
-                changes.append(NodeChanged(node=facts, observed_at=now_s))
+                revision = NodeRevision(self._revisions[name], self.pods.revision)
+                changes.append(NodeChanged(node=facts, revision=revision))
         return changes
 
 
@@ -219,14 +245,14 @@ class ForeignDeviceTracker:
         return [replace(report, reported_at=now_s) for report in self.published.values()]
 
 
-def pending_event(pod: ObservedPod, *, offer: int = 0) -> PodQueued | PodRejected:
+def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | PodRejected:
     """Return the event of a pending pod: queued, or rejected if its request is invalid."""
     if pod.request is None:
         return PodRejected(
             pod=pod.pod,
             namespace=pod.namespace,
             name=pod.name,
-            resource_version=f"{pod.resource_version}{offer or ''}",
+            resource_version=f"{pod.resource_version}{requeue_number or ''}",
             reason=pod.request_error,
             admitted=pod.admission_span,
         )
@@ -237,8 +263,8 @@ def pending_event(pod: ObservedPod, *, offer: int = 0) -> PodQueued | PodRejecte
         resource_version=pod.resource_version,
         request=pod.request,
         created_at=pod.created_at,
-        offer=offer,
-        unexplained=bool(offer) and not pod.explained,
+        requeue_number=requeue_number,
+        unexplained=bool(requeue_number) and not pod.explained,
         admitted=pod.admission_span,
     )
 
@@ -247,7 +273,7 @@ def _is_in_shard(pod: ObservedPod, shard: int) -> bool:
     return zlib.crc32(pod.pod.encode()) % RESYNC_SHARDS == shard % RESYNC_SHARDS
 
 
-def _gated_event(pod: ObservedPod, *, offer: int = 0) -> PodGated:
+def _gated_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodGated:
     return PodGated(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -255,7 +281,7 @@ def _gated_event(pod: ObservedPod, *, offer: int = 0) -> PodGated:
         resource_version=pod.resource_version,
         priority=pod.priority,
         created_at=pod.created_at,
-        offer=offer,
+        requeue_number=requeue_number,
     )
 
 

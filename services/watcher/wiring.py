@@ -4,12 +4,7 @@ from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
-from services.watcher.sources import (
-    BoundPodLister,
-    NodeReflector,
-    PodGroupReflectors,
-    PodReflector,
-)
+from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
@@ -27,8 +22,8 @@ async def serve_watcher(settings: WatcherSettings) -> None:
         Bus.connect_later(
             settings.nats_url,
             name="watcher",
-            keys=settings.nats_client_credentials("watcher"),
-            keeps_stream=True,
+            credentials=settings.nats_client_credentials("watcher"),
+            creates_stream=True,
             copies=settings.nats_copies,
         ) as bus,
     ):
@@ -37,12 +32,12 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             pods,
             nodes,
             PodGroupReflectors(client),
-            BoundPodLister(client, schedulers),
+            OurPodLister(client, schedulers),
             SystemClock(),
             quotas=QuotaReflectors(client, file_quotas),
         )
         probes = {
             "pods": lambda: None if pods.synced else "not listed yet",
-            "nodes": lambda: None if nodes.synced else "not listed yet",
+            "nodes": lambda: None if nodes.revision is not None else "not listed yet",
         }
         await serve("watcher", watcher, bus=bus, settings=settings, probes=probes)

@@ -1,1 +1,1 @@
-"""The admission webhook: denies pods that Leasehold must not run, and completes GPU requests."""
+"""The admission webhook: denies pods that could exceed their limits, completes GPU requests."""

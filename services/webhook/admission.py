@@ -1,4 +1,4 @@
-"""The admission decision: whether a new pod may be created, and what is added to it; pure.
+"""The admission decision: whether a new pod may be created, and its patches; pure.
 
 Every container of every kind is checked, and one that breaks a rule denies the pod. The fields that
 a pod must not set are in `shared.dialects.reserved`. Its request is parsed by the code that the
@@ -76,7 +76,7 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionDecision:
-    """What the webhook answers for one pod."""
+    """The response of the webhook for one pod."""
 
     allowed: bool
     message: str = ""
@@ -96,7 +96,7 @@ def decide(
     largest: DeviceMaximum | None = None,
     default_class: str = "",
 ) -> AdmissionDecision:
-    """Decide on one new pod; `largest` is what is known of the cluster's largest device.
+    """Decide on one new pod; `largest` is the cluster's largest device, None if it is unknown.
 
     `default_class` is the cluster's default priority class. The API server sets it before it calls
     webhooks, so a pod with it counts as one without a class.
@@ -148,7 +148,7 @@ def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str
 
 
 def _unconditional_denial(pod: ReviewedPod) -> str:
-    """Return what denies any pod: our own annotations, and mounts that select devices."""
+    """Return why any such pod is denied: Leasehold's annotations, mounts that select devices."""
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
         return f"annotation {denied[0]} is written by Leasehold only: create the pod without it"
@@ -175,7 +175,7 @@ def _violations(
     policy: AdmissionPolicy,
     env_from_keys: EnvFromKeys,
 ) -> Iterator[str]:
-    """Yield what would let the pod exceed its limits."""
+    """Yield the fields that would let the pod exceed its limits."""
     if pod.node:
         yield (
             f"nodeName is set to {pod.node}, which bypasses every scheduler: use a node selector "
@@ -234,7 +234,7 @@ def _env_from_violation(
 
 
 def _amount_changes(container: ReviewedContainer) -> Mapping[str, int | None]:
-    """Return what the vendors' own webhooks would change in a container's amounts."""
+    """Return the changes that the vendors' own webhooks would make to a container's amounts."""
     return pod_requests.amount_changes({**container.requests, **container.limits})
 
 

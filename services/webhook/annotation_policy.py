@@ -28,7 +28,7 @@ def writers_in(namespace: str) -> tuple[str, ...]:
 
 
 def annotation_policy(users: Sequence[str]) -> list[Manifest]:
-    """Return the policy and its binding; `users` may change what it protects."""
+    """Return the policy and its binding; `users` may change protected annotations."""
     return [
         {
             "apiVersion": API_VERSION,

@@ -1,4 +1,4 @@
-"""What the webhook looks up in the cluster: keys of ConfigMaps, and the default priority class.
+"""Lookups of the webhook in the cluster: keys of ConfigMaps, and the default priority class.
 
 Secrets are never read.
 """
@@ -49,7 +49,7 @@ class ApiServerLookups:
         return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
     async def env_from_keys(self, namespace: str, source: EnvFromSource) -> frozenset[str] | None:
-        """Return a ConfigMap's keys; None for a Secret, and for what cannot be read."""
+        """Return a ConfigMap's keys; None for a Secret, and for an unreadable ConfigMap."""
         if source.kind != CONFIG_MAP:
             return None
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/"

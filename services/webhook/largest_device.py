@@ -14,12 +14,12 @@ from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
 
 STALE_S = 120.0
-"""How long a report counts: a node that is away for a moment does not shrink the cluster."""
+"""How long a report counts: a node that is briefly absent does not lower the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMaximum:
-    """The most memory that any one device has; the two may be of different devices."""
+    """The largest memory of any device; the two amounts may be of different devices."""
 
     memory_mib: int
     memory_units: int
@@ -33,11 +33,11 @@ class LargestDevice:
         """When each pair of MiB and units was last reported."""
 
     def note(self, report: LargestDeviceReported, received_at: float) -> None:
-        """Note a report and when it was received (the reader's own ticks, in seconds)."""
+        """Record a report and when it was received (on this process' monotonic clock, seconds)."""
         self._reported_at[report.memory_mib, report.memory_units] = received_at
 
     def now(self, now: float) -> DeviceMaximum | None:
-        """Return the maximum of the reports that count at `now` (the same ticks), if any."""
+        """Return the maximum of the reports that count at `now` (on the same clock), if any."""
         recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
         self._reported_at = recent
         if not recent:

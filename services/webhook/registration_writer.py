@@ -31,7 +31,7 @@ class _WebhookConfiguration(msgspec.Struct, frozen=True):
 
 
 class RegistrationWriter:
-    """Keeps the MutatingWebhookConfiguration's certificate authorities up to date."""
+    """Updates the MutatingWebhookConfiguration's CAs."""
 
     def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
         self.client = client

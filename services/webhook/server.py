@@ -16,24 +16,24 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """An API server's request is at most 3 MiB; a review holds one object, or also its old version."""
 
 Review = Callable[[bytes], Awaitable[bytes]]
-"""Answers the body of one AdmissionReview."""
+"""Responds to the body of one AdmissionReview."""
 
 
 @dataclass(slots=True)
 class Drain:
-    """The end of a replica: API servers learn only after a while that it is no longer ready."""
+    """Shutdown of a replica: API servers call it for a while after it is no longer ready."""
 
     drain_s: float = 0.0
     started: bool = False
 
     async def start(self) -> None:
-        """Answer for `drain_s` seconds more, and close every connection after its next answer."""
+        """Respond for another `drain_s` seconds; close each connection after its next response."""
         self.started = True
         await asyncio.sleep(self.drain_s)
 
 
 def application(review: Review, drain: Drain) -> web.Application:
-    """Build the application that the API server posts reviews to."""
+    """Build the application to which the API server posts reviews."""
 
     async def mutate(request: web.Request) -> web.Response:
         try:
@@ -57,8 +57,7 @@ async def serving_reviews(
 ) -> AsyncIterator[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
-    Raises RequestError if the address is not available. Reviews in progress are answered before it
-    ends.
+    Raises RequestError if the address is not available. It ends after all reviews in progress.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from services.webhook.admission import (
     FORBIDDEN,
@@ -15,6 +14,7 @@ from services.webhook.admission import (
     decide,
 )
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
@@ -30,7 +30,7 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 STALE_S = 120.0
-"""A budget that was not reported for so long counts as not exhausted."""
+"""A budget that was not reported for this long counts as not exhausted."""
 PRIORITY_CLASSES_S = 60.0
 """The interval at which the default priority class is read."""
 ALLOWED = AdmissionDecision(allowed=True)
@@ -38,25 +38,13 @@ ALLOWED = AdmissionDecision(allowed=True)
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class ClusterLookups(Protocol):
-    """What is looked up in the cluster."""
-
-    async def default_priority_class(self) -> str:
-        """Return the class of pods that do not set one; empty: there is none."""
-        ...
-
-    async def env_from_keys(self, namespace: str, source: EnvFromSource) -> frozenset[str] | None:
-        """Return a source's keys; None if they cannot be read."""
-        ...
-
-
 class Webhook:
-    """Keeps only the last reports of budgets and devices, so any number of replicas may run."""
+    """Stores only the latest reports of budgets and devices: any number of replicas may run."""
 
     def __init__(
         self,
         policy: AdmissionPolicy,
-        lookups: ClusterLookups,
+        lookups: ApiServerLookups,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
         metrics: WebhookMetrics,
@@ -70,7 +58,7 @@ class Webhook:
         self.clock = clock
         self.tracing = tracing
         self.budgets: dict[Namespace, tuple[BudgetChanged, float]] = {}
-        """The last report of each, and when it came in our own ticks: hosts' clocks may differ."""
+        """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
         self.largest = LargestDevice()
         self.default_class = ""
 
@@ -102,7 +90,7 @@ class Webhook:
             await self.clock.sleep(PRIORITY_CLASSES_S)
 
     async def review(self, body: bytes) -> bytes:
-        """Answer one AdmissionReview. Raises RequestError for any other body."""
+        """Respond to one AdmissionReview. Raises RequestError for any other body."""
         started = time.perf_counter()
         request = decode_request(body)
         decision = await self._review_pod(request) if request.is_new_pod else ALLOWED

@@ -38,7 +38,7 @@ class WebhookSettings(ServiceSettings):
         "", "register the webhook at this URL (its port is added) instead of behind a Service"
     )
     drain_s: float = setting(
-        0.0, "seconds to answer after SIGTERM, until API servers no longer call this replica"
+        0.0, "seconds to respond after SIGTERM, until API servers no longer call this replica"
     )
     scheduler: str = setting("leasehold", "scheduler of GPU pods that do not choose one")
     schedulers: tuple[str, ...] = setting(

@@ -22,20 +22,22 @@ from shared.runtime.telemetry import open_tracing
 async def serve_webhook(settings: WebhookSettings) -> None:
     """Serve the webhook until SIGTERM or SIGINT.
 
-    NATS only carries reports of budgets and devices. Without it, pods are admitted by the last
+    NATS carries only reports of budgets and devices. Without it, pods are admitted by the last
     reports.
     """
     policy, tls_dir = settings.policy, settings.tls_dir
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
         Bus.connect_later(
-            settings.nats_url, name="webhook", keys=settings.nats_client_credentials("webhook")
+            settings.nats_url,
+            name="webhook",
+            credentials=settings.nats_client_credentials("webhook"),
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
         registration = RegistrationWriter(client)
         certificate = ServingCertificate(
-            store, registration, settings.names, lambda: datetime.now(UTC)
+            store, registration.trust, settings.names, lambda: datetime.now(UTC)
         )
         metrics, tracing = WebhookMetrics(), open_tracing("webhook", settings)
         metrics.export_expiration(lambda: certificate.expires_at)

@@ -20,10 +20,10 @@ from shared.model.names import Namespace
 
 AUTH_MODES = ("none", "tokens", "kube")
 """Values of `--auth`."""
-REMEMBER_S = 30.0
+CACHE_S = 30.0
 """Seconds for which a review by the API server is cached."""
-REMEMBERED = 10_000
-QUESTIONS_AT_ONCE = 16
+MAX_CACHED = 10_000
+MAX_IN_FLIGHT = 16
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -32,7 +32,7 @@ class Viewer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the client, for the records."""
+        """Name of the client, as grants and logs contain it."""
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
@@ -69,7 +69,7 @@ class ScopedViewer:
     def name(self) -> str:
         """The scopes as text."""
         if EVERYTHING in self.scopes:
-            return "administrator" if self.grants else "anybody"
+            return "administrator" if self.grants else "anonymous"
         return f"member of {', '.join(sorted(self.scopes))}"
 
     async def may_grant(self, namespace: Namespace) -> bool:
@@ -120,16 +120,16 @@ class _ReviewCache:
     """A cache of reviews with an expiry."""
 
     clock: Clock
-    answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+    results: dict[Any, tuple[float, Any]] = field(default_factory=dict)
 
-    def recall(self, question: Any) -> Any:
-        until, answer = self.answers.get(question, (0.0, None))
-        return answer if until > self.clock.now() else None
+    def get(self, key: Any) -> Any:
+        until, result = self.results.get(key, (0.0, None))
+        return result if until > self.clock.now() else None
 
-    def keep(self, question: Any, answer: Any) -> None:
-        if len(self.answers) >= REMEMBERED:
-            self.answers.clear()
-        self.answers[question] = (self.clock.now() + REMEMBER_S, answer)
+    def set(self, key: Any, result: Any) -> None:
+        if len(self.results) >= MAX_CACHED:
+            self.results.clear()
+        self.results[key] = (self.clock.now() + CACHE_S, result)
 
 
 class KubernetesAuthenticator:
@@ -140,45 +140,45 @@ class KubernetesAuthenticator:
     def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
         self._kube = kube
         self._tokens = _ReviewCache(clock)
-        self._rights = _ReviewCache(clock)
-        self._gate = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+        self._permissions = _ReviewCache(clock)
+        self._limit = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str) -> Viewer | None:
         """Review the token. Raises UnavailableError if the API server does not respond."""
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._tokens.recall(digest)
-        if known is None:
-            known = await review_token(self._kube, token)
-            self._tokens.keep(digest, known)
-        return KubernetesViewer(self, known.user) if known.authenticated else None
+        review = self._tokens.get(digest)
+        if review is None:
+            review = await review_token(self._kube, token)
+            self._tokens.set(digest, review)
+        return KubernetesViewer(self, review.user) if review.authenticated else None
 
     async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
         """Review whether a user may `get pods` in a namespace; empty: in all."""
-        asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
-        return await self._may(user, asked)
+        attributes = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+        return await self._may(user, attributes)
 
     async def may_grant(self, user: TokenUser, namespace: str) -> bool:
         """Review whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
-        asked = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
-        return await self._may(user, {**asked, "subresource": "grants", "name": namespace})
+        attributes = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
+        return await self._may(user, {**attributes, "subresource": "grants", "name": namespace})
 
-    async def _may(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
-        question = (user.username, user.uid, user.groups, *sorted(asked.items()))
-        known: bool | None = self._rights.recall(question)
-        if known is None:
-            async with self._gate:
-                known = await self._ask(user, asked)
-            self._rights.keep(question, known)
-        return known
+    async def _may(self, user: TokenUser, attributes: Mapping[str, str]) -> bool:
+        key = (user.username, user.uid, user.groups, *sorted(attributes.items()))
+        allowed: bool | None = self._permissions.get(key)
+        if allowed is None:
+            async with self._limit:
+                allowed = await self._review(user, attributes)
+            self._permissions.set(key, allowed)
+        return allowed
 
-    async def _ask(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
+    async def _review(self, user: TokenUser, attributes: Mapping[str, str]) -> bool:
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
             "spec": {
-                "resourceAttributes": dict(asked),
+                "resourceAttributes": dict(attributes),
                 "user": user.username,
                 "uid": user.uid,
                 "groups": user.groups,
@@ -209,13 +209,13 @@ class KubernetesViewer:
         if await self.authenticator.may_get_pods(self.user, ""):
             return None
         names = sorted(name for name in set(namespaces) if name)
-        rights = await asyncio.gather(
+        allowed = await asyncio.gather(
             *(self.authenticator.may_get_pods(self.user, name) for name in names)
         )
-        return frozenset(name for name, right in zip(names, rights, strict=True) if right)
+        return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
 
-def make_token(path: Path, said: Callable[[str], None]) -> None:
+def make_token(path: Path, log: Callable[[str], None]) -> None:
     """Write a file with a token for all namespaces, unless it exists.
 
     Raises RequestError if it cannot be written.
@@ -230,9 +230,9 @@ def make_token(path: Path, said: Callable[[str], None]) -> None:
         return
     except OSError as error:
         raise RequestError(
-            f"{path} cannot hold a token ({error.strerror}): give --tokens FILE, or --state-dir"
+            f"cannot write a token to {path} ({error.strerror}): set --tokens FILE, or --state-dir"
         ) from error
-    said(f"a token for everything is in {path}")
+    log(f"{path} contains a token for all namespaces")
 
 
 def is_loopback(address: str) -> bool:

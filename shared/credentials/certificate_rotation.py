@@ -1,8 +1,7 @@
 """Rotation of a serving certificate: created at the first start, renewed halfway through its life.
 
-What clients trust is written one look before a new certificate is shown, since they do not read it
-at once, and the authority before stays trusted: so no call fails while replicas change over one
-after the other.
+A new CA is published one refresh before its certificate is used, since clients read it with a
+delay, and the previous CA stays trusted: no call fails while replicas change one after the other.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from shared.credentials.certificate_stores import CertificateStore
 from shared.credentials.serving_certificate import (
@@ -30,32 +28,25 @@ REFRESH_S = 10.0
 PAUSE_S = 1.0
 
 
-class TrustDistributor(Protocol):
-    """Publishes the CA to clients."""
-
-    async def trust(self, authorities: bytes) -> None:
-        """Publish these CA certificates (PEM)."""
-        ...
-
-
 class ServingCertificate:
     """The serving certificate of this replica; its TLS context serves every new connection."""
 
     def __init__(
         self,
         store: CertificateStore,
-        registering: TrustDistributor,
+        trust: Callable[[bytes], Awaitable[None]] | None,
         names: Sequence[str],
         now: Callable[[], datetime],
     ) -> None:
         self.store = store
-        self.registering = registering
+        self.trust = trust
+        """Publishes CA certificates (PEM) to clients; None: they know the authority."""
         self.names = tuple(names)
         self.now = now
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.bundle: CertificateBundle | None = None
-        self._coming: CertificateBundle | None = None
+        self._next: CertificateBundle | None = None
         """The CA is published; the certificate is used from the next refresh on."""
 
     def unready_reason(self) -> str | None:
@@ -76,21 +67,24 @@ class ServingCertificate:
         if stored is None or is_due(stored, self.names, now):
             fresh = await asyncio.to_thread(make, self.names, now, after=stored or self.bundle)
             if await self.store.save(fresh, after=stored):
-                logger.info("a new certificate was made for %s", ", ".join(self.names))
+                logger.info("created a certificate for %s", ", ".join(self.names))
             stored = await self.store.load() or fresh
-        await self.registering.trust(stored.trusted)
-        if stored != self.bundle and not self._is_news(stored, now):
-            await asyncio.to_thread(self._show, stored)
+        if self.trust is not None:
+            await self.trust(stored.trusted)
+        if stored != self.bundle and not self._must_wait(stored, now):
+            await asyncio.to_thread(self._use, stored)
 
-    def _is_news(self, stored: CertificateBundle, now: datetime) -> bool:
+    def _must_wait(self, stored: CertificateBundle, now: datetime) -> bool:
         """Return whether clients may not have the new CA yet: the current certificate stays."""
-        told, self._coming = self._coming, stored
-        shown = self.bundle
-        if shown is None or not is_valid(shown, now) or shown.authority not in stored.trusted:
+        published, self._next = self._next, stored
+        current = self.bundle
+        if current is None or not is_valid(current, now):
             return False
-        return told != stored and stored.authority != shown.authority
+        if current.authority not in stored.trusted:
+            return False
+        return published != stored and stored.authority != current.authority
 
-    def _show(self, bundle: CertificateBundle) -> None:
+    def _use(self, bundle: CertificateBundle) -> None:
         with tempfile.TemporaryDirectory() as directory:
             chain = Path(directory) / "tls.pem"  # ssl reads files only
             chain.touch(mode=0o600)
@@ -104,7 +98,7 @@ class ServingCertificate:
             try:
                 await self.refresh()
             except LeaseholdError as error:
-                logger.warning("the certificate is looked at again in %g s: %s", PAUSE_S, error)
+                logger.warning("retrying to load the certificate in %g s: %s", PAUSE_S, error)
                 await pause(PAUSE_S)
                 continue
             await pause(REFRESH_S)

@@ -76,7 +76,7 @@ class _Secret(msgspec.Struct):
 
 
 class SecretStore:
-    """A Secret. The API server refuses a write if another replica wrote meanwhile."""
+    """A Secret. A write fails if another replica changed it after it was read."""
 
     def __init__(self, kube: KubernetesClient, namespace: str, name: str) -> None:
         self.kube = kube
@@ -133,4 +133,4 @@ def _decoded(data: Mapping[str, str]) -> CertificateBundle:
             }
         )
     except binascii.Error as error:
-        raise RequestError(f"the Secret with the certificate is damaged: {error}") from error
+        raise RequestError(f"the Secret with the certificate is invalid: {error}") from error

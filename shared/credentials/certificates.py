@@ -64,7 +64,7 @@ def issue(
 def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
     """Return whether to renew a certificate: past half its life, or for other names.
 
-    Raises RequestError for what is no certificate.
+    Raises RequestError for an invalid certificate.
     """
     found = load(certificate)
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
@@ -79,16 +79,16 @@ def load(certificate: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:
-        raise RequestError(f"the stored certificate is none: {error}") from error
+        raise RequestError(f"the stored certificate is invalid: {error}") from error
 
 
 def _loaded(by: Issued) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         key = serialization.load_pem_private_key(by.key, password=None)
     except (ValueError, TypeError) as error:
-        raise RequestError(f"the stored key of the authority is none: {error}") from error
+        raise RequestError(f"the stored key of the CA is invalid: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise RequestError("the stored key of the authority is of another kind than we make")
+        raise RequestError("the stored key of the CA is not an elliptic-curve key")
     return load(by.certificate), key
 
 

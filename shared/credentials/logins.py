@@ -19,9 +19,9 @@ class Login:
 class ClientCredentials:
     """Credentials for a server, and the files to verify it with."""
 
-    credentials: Path | None = None
+    login_file: Path | None = None
     """File with one line, USER:SECRET."""
-    token: Path | None = None
+    token_file: Path | None = None
     """File with a bearer token instead of a secret."""
     user: str = ""
     """User name of the token."""
@@ -29,16 +29,16 @@ class ClientCredentials:
 
     def login(self) -> Login | None:
         """Read the login; None: no user. Raises RequestError, never with the content of a file."""
-        if self.credentials is not None:
-            return load_login(self.credentials)
-        if self.token is not None:
-            return Login(user=self.user, secret=_load_token(self.token))
+        if self.login_file is not None:
+            return load_login(self.login_file)
+        if self.token_file is not None:
+            return Login(user=self.user, secret=_load_token(self.token_file))
         return None
 
     @property
-    def shown(self) -> Path | None:
+    def secret_file(self) -> Path | None:
         """The file that contains the login."""
-        return self.credentials or self.token
+        return self.login_file or self.token_file
 
 
 NO_CREDENTIALS = ClientCredentials()
@@ -51,7 +51,7 @@ def load_login(path: Path) -> Login:
     user, _, secret = text.partition(":")
     if not user or not secret or "\n" in text:
         raise RequestError(
-            f"{path} must hold one line, user:secret; `leasehold credentials --out DIR` "
+            f"{path} must contain one line, user:secret; `leasehold credentials --out DIR` "
             "writes such files"
         )
     return Login(user=user, secret=secret)
@@ -60,7 +60,7 @@ def load_login(path: Path) -> Login:
 def _load_token(path: Path) -> str:
     text = _text(path, "a token")
     if not text or len(text.split()) != 1:
-        raise RequestError(f"{path} must hold one word, a token; is it a projected volume's file?")
+        raise RequestError(f"{path} must contain one token; is it a projected volume's file?")
     return text
 
 
@@ -69,6 +69,6 @@ def _text(path: Path, wanted: str) -> str:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
-            f"{path}, which is to hold {wanted}, cannot be read: "
-            f"{getattr(error, 'strerror', None) or 'it is no text'}"
+            f"cannot read {wanted} from {path}: "
+            f"{getattr(error, 'strerror', None) or 'it is not text'}"
         ) from error

@@ -1,7 +1,7 @@
 """A server's CA and certificate: creation and renewal; pure.
 
-Half way through its life a certificate is replaced, with an authority of its own; the one before is
-trusted for as long as some replica may still show its certificate.
+A certificate is replaced halfway through its life, together with its CA. The previous CA is trusted
+for as long as another replica may still use its certificate.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def make(
 def is_due(bundle: CertificateBundle, names: Sequence[str], now: datetime) -> bool:
     """Return whether to renew a bundle: past half its life, or for other names.
 
-    Raises RequestError for a bundle that is none.
+    Raises RequestError for an invalid bundle.
     """
     return certificates.is_due(bundle.certificate, names, now)
 

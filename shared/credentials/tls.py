@@ -13,7 +13,7 @@ from shared.model.errors import RequestError
 EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 63, 64)
 UNTRUSTED = frozenset({2, 18, 19, 20, 21, 24})
 """OpenSSL's codes for a chain that ends at no trusted CA."""
-_OURS_REFUSED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
+_CLIENT_REJECTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
                  "CERTIFICATE_UNKNOWN", "HANDSHAKE_FAILURE", "DECRYPT_ERROR")  # fmt: skip
 """TLS alerts of a server that rejects our client certificate, or requires one."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
@@ -42,15 +42,13 @@ class TlsFiles:
             try:
                 context.load_verify_locations(self.ca)
             except (OSError, ValueError) as error:
-                raise RequestError(
-                    f"{self.ca}, by which a server's certificate is judged, {_fault(error)}"
-                ) from error
+                raise RequestError(f"the CA file {self.ca} {_fault(error)}") from error
         if self.certificate is not None:
             try:
                 context.load_cert_chain(self.certificate, self.key)
             except (OSError, ValueError) as error:
                 files = f"{self.certificate}{f' with the key {self.key}' if self.key else ''}"
-                raise RequestError(f"{files}, which we show to servers, {_fault(error)}") from error
+                raise RequestError(f"the client certificate {files} {_fault(error)}") from error
         return context
 
 
@@ -61,44 +59,45 @@ NO_FILES = TlsFiles()
 def tls_fault(error: BaseException | None, *, flag: str) -> str | None:
     """Explain a certificate error and its remedy; None: it is another error.
 
-    `flag` is how the settings of this server begin: `--nats` or `--redis`.
+    `flag` is the prefix of this server's settings: `--nats` or `--redis`.
     """
     return next((text for one in _chain(error) if (text := _one_fault(one, flag))), None)
 
 
 def _one_fault(error: BaseException, flag: str) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _of_theirs(error, flag)
+        return _server_certificate_fault(error, flag)
     if not isinstance(error, ssl.SSLError):
         return None
     reason = str(error.reason or error)
     if any(word in reason for word in _NO_TLS):
-        return f"it speaks no TLS on this port: give its TLS port, or leave out {flag}-ca-file"
-    if any(word in reason for word in _OURS_REFUSED):
+        return f"the port does not use TLS: set the server's TLS port, or remove {flag}-ca-file"
+    if any(word in reason for word in _CLIENT_REJECTED):
         return (
-            f"it does not take our certificate ({reason.lower()}): {flag}-certificate-file and "
-            f"{flag}-key-file must be valid now and of an authority that the server trusts"
+            f"the server rejects the client certificate ({reason.lower()}): "
+            f"{flag}-certificate-file and {flag}-key-file must be valid now and issued by a "
+            "CA that the server trusts"
         )
     return f"TLS failed: {reason}"
 
 
-def _of_theirs(error: ssl.SSLCertVerificationError, flag: str) -> str:
+def _server_certificate_fault(error: ssl.SSLCertVerificationError, flag: str) -> str:
     code = error.verify_code
     if code == EXPIRED:
-        return "its certificate has expired: renew it there, and compare the clocks"
+        return "the server's certificate has expired: renew it, and compare the clocks"
     if code == NOT_YET:
-        return "its certificate is not valid yet: compare the clocks of both machines"
+        return "the server's certificate is not valid yet: compare the clocks of both machines"
     if code in WRONG_NAMES:
         return (
-            f"its certificate is for another name ({error.verify_message}): give the name in "
-            f"{flag}-url that it is for, or have it made for this one"
+            f"the server's certificate is for another name ({error.verify_message}): use that name "
+            f"in {flag}-url, or issue a certificate for this one"
         )
     if code in UNTRUSTED:
         return (
-            f"its certificate is of an authority that we do not know ({error.verify_message}): "
-            f"{flag}-ca-file must hold that authority; another server may be answering"
+            f"the server's certificate is not issued by a trusted CA ({error.verify_message}): set "
+            f"{flag}-ca-file to its CA, or check that {flag}-url is the right server"
         )
-    return f"its certificate is refused: {error.verify_message}"
+    return f"the server's certificate is invalid: {error.verify_message}"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -112,5 +111,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _fault(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or "no PEM").lower().replace("_", " ")
-        return f"does not hold what it should: {reason}"
+        return f"is invalid: {reason}"
     return f"cannot be read: {getattr(error, 'strerror', None) or error}"

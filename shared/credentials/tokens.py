@@ -10,7 +10,7 @@ EVERYTHING = "*"
 
 
 class AccessDeniedError(RequestError):
-    """The client may not do this; `known` says whether it is authenticated."""
+    """The client may not do this; `known`: it is authenticated."""
 
     def __init__(self, reason: str, *, known: bool) -> None:
         super().__init__(reason)
@@ -45,6 +45,6 @@ def load_access_tokens(path: Path) -> AccessTokens:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2:
-            raise RequestError(f"--tokens {path}, line {number}: TOKEN NAMESPACE is wanted")
+            raise RequestError(f"--tokens {path}, line {number}: must be TOKEN NAMESPACE")
         tokens.append((words[0].encode(), words[1]))
     return AccessTokens(tokens=tuple(tokens))

@@ -1,4 +1,4 @@
-"""What a node advertises for a dialect: device-plugin lists, node status, annotations; pure."""
+"""The advertisement of a node: device-plugin lists, node status, annotations, labels; pure."""
 
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class PluginDeviceId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSoftware:
-    """What an agent knows of its node besides devices."""
+    """The properties of a node's software that its advertisement depends on."""
 
     driver_version: str = ""
     """Version of the GPUs' driver; empty: unknown."""
@@ -61,7 +61,7 @@ class NodeObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advertisement:
-    """What a node advertises for a dialect."""
+    """The advertisement of a node for one dialect."""
 
     served: Mapping[str, tuple[PluginDeviceId, ...]] = field(default_factory=dict)
     """Resources of the device plugin, each with its complete list."""

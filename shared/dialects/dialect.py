@@ -86,7 +86,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSetup:
-    """What Allocate returns for a container."""
+    """The response to an Allocate call for a container."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
@@ -138,16 +138,16 @@ class Dialect:
     failed_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
     """Annotations after Allocate was refused."""
     container_setup: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
-    """What Allocate returns for one container of the lease."""
+    """The response to Allocate for one container of the lease."""
     advertise: Callable[[Sequence[Device], str], Advertisement]
-    """What the node advertises, given its devices and the `Strategy`."""
+    """The advertisement of the node, given its devices and the `Strategy`."""
     annotation_difference: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _found: ""
     """How a bound pod's annotations differ from its lease, for the audit; empty: they do not.
     Only for dialects whose annotations do not change after the Binding."""
     describe_node: Callable[[Sequence[Device], NodeSoftware], Advertisement] = (
         lambda _devices, _host: Advertisement()
     )
-    """What else the node advertises: labels and objects that depend on its software."""
+    """Further advertisement of the node: labels and objects that depend on its software."""
     id_count: Callable[[Share, str], int] = lambda _share, _resource: 1
     """The number of a share's device IDs of a served resource."""
     resized_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
@@ -155,7 +155,7 @@ class Dialect:
     released_amounts: Callable[[Share], dict[str, int]] = lambda _: {}
     """Amounts of `patched` resources that a share's pod requests and a resize has released."""
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
-    """What admission changes in a container's amounts, as the vendor's webhook does; None: the
+    """Changes of a container's amounts at admission, as by the vendor's webhook; None: the
     amount is removed."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
     """Annotations that admission adds to a pod, as the vendor's webhook does."""

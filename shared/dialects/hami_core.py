@@ -11,7 +11,7 @@ from shared.model.lease import MIB, Lease, Share
 
 LIBRARY_NAME = "libvgpu.so"
 LIBRARY = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
-"""Where the library lies inside containers, and by default on the host."""
+"""The library's path inside containers, and by default on the host."""
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
 """The limit of every device; of one device, followed by `_` and its number in the container."""
 CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
@@ -23,7 +23,7 @@ ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Directory of the region file inside the container, in Volcano's plugin and ours."""
 FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
-"""Where the library looks for its region in a process without environment."""
+"""The library's default path of the region, used in a process without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
 """Directory of the lock that the library holds while it looks up its process ID on the host."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
@@ -44,7 +44,7 @@ def limited_setup(
     variable lists them; so devices and limits are in the order of their index. No other container
     can read what the container can write. Its region is also mounted where a process without
     environment looks for it, and the preload file makes such a process load the library. A limit of
-    cores is enforced whatever the region's switch says. Raises RequestError for a share without
+    cores is enforced regardless of the region's switch. Raises RequestError for a share without
     memory, which would have no limit.
     """
     shares = required_shares(lease, container)

@@ -1,4 +1,4 @@
-"""What a lease remembers of its pod for a dialect's annotations; pure.
+"""The memo: facts of the pod that a lease stores for a dialect's annotations; pure.
 
 Dialects whose annotations number containers by their index in the pod need it, and only for pods
 with a container that has no GPU, is an init container, or requests a priority. For all others the
@@ -16,7 +16,7 @@ from shared.model.request import GpuRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMemo:
-    """What a lease remembers of its pod."""
+    """The facts of a pod that its lease stores."""
 
     init: tuple[str, ...] = ()
     """Names of all its init containers, in spec order."""

@@ -1,4 +1,4 @@
-"""What schedulers and node monitors publish, and how a vendor's metrics are made from it; pure.
+"""The data of schedulers' and node monitors' metrics, and the tables of vendors' metrics; pure.
 
 A vendor's metrics are a table of `PublishedMetric`s, with the names, labels and units that users'
 dashboards know. Where a value is a label, or a percentage is called a ratio, that is the vendor's.
@@ -64,12 +64,12 @@ class DeviceUsage:
     used_bytes: int
     busy_percent: int | None
     memory_busy_percent: int | None
-    """How busy its memory controller is."""
+    """Utilization of its memory controller, percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsage:
-    """What HAMi-core counts of one device for one container, in bytes."""
+    """One container's memory on one device as HAMi-core counts it, in bytes."""
 
     total: int
     context: int

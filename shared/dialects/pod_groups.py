@@ -1,4 +1,4 @@
-"""How a pod names its gang: for Volcano, coscheduling or Koordinator; pure.
+"""The gang that a pod names: for Volcano, coscheduling or Koordinator; pure.
 
 Volcano names a PodGroup in an annotation and coscheduling in a label; the PodGroup's
 `spec.minMember` is the number of pods that start together. Koordinator may have both name and

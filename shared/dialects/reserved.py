@@ -1,4 +1,4 @@
-"""What only a lease may set on a pod: environment variables, annotations, host paths; pure.
+"""Fields that a pod must not set: environment variables, annotations, host paths; pure.
 
 A pod's own variables override those of the device plugin, so a pod that sets one of these would
 choose its own limits. Annotations grant nothing here, but vendors' components may still read them.

@@ -49,7 +49,7 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
         if credentials.insecure_skip_tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        # Kubernetes' own CAs often lack the key identifiers that the strict mode asks for.
+        # Kubernetes' own CAs often lack the key identifiers that the strict mode requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if credentials.client_cert_pem and credentials.client_key_pem:
             _load_client_certificate(

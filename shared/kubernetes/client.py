@@ -2,9 +2,9 @@
 
 Guarantees: every call is bounded by the timeout and raises only our own errors
 (`errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
-a newer one was found; GET and DELETE also go out again where a kept connection turns out closed.
-After an UnreachableError a write may or may not have happened, so ask again in a way that is safe
-twice: a second Binding, or create of the same name, is answered with KubeConflictError.
+a newer one was found; GET and DELETE also again if a keep-alive connection was closed.
+After an UnreachableError a write may or may not have happened, so a retry must be safe: a second
+Binding, or a second create of the same name, raises KubernetesConflictError.
 """
 
 import asyncio
@@ -155,7 +155,7 @@ class KubernetesClient:
         if self._session is not None:
             await self._session.close()
 
-    async def bind_pod(  # noqa: PLR0917 - the hot path's one call, as the binder says it
+    async def bind_pod(  # noqa: PLR0917 - the hot path's one call
         self,
         namespace: str,
         name: str,
@@ -167,7 +167,7 @@ class KubernetesClient:
     ) -> None:
         """Bind the pod to its node and set its annotations in one write.
 
-        Raises KubeConflictError if the pod is bound already or has another uid.
+        Raises KubernetesConflictError if the pod is bound already or has another uid.
         """
         binding = Binding(
             metadata=BindingMetadata(name, namespace, uid, annotations, labels or {}),
@@ -240,7 +240,7 @@ class KubernetesClient:
     ) -> None:
         """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it.
 
-        With `dry_run`, only ask whether it would be.
+        With `dry_run`, nothing is evicted.
         """
         options = _delete_options(uid, grace_s)
         if dry_run:
@@ -333,8 +333,8 @@ class KubernetesClient:
             answer = await response.read()
             if last or response.status != 401 or self._token.headers_after_refusal() == token:
                 break
-        wish = response.headers.get("Retry-After")
-        raise error_for(parse_error_response(method, shown, response.status, answer, wish))
+        after = response.headers.get("Retry-After")
+        raise error_for(parse_error_response(method, shown, response.status, answer, after))
 
 
 @contextmanager
@@ -363,9 +363,9 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise UnexpectedResponseError(f"an answer is not a {kind.__name__}: {error}") from error
+        raise UnexpectedResponseError(f"a response is not a {kind.__name__}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"an answer is not JSON: {error}") from error
+        raise UnavailableError(f"a response is not JSON: {error}") from error
 
 
 def _delete_options(uid: str | None, grace_s: int | None) -> dict[str, object]:

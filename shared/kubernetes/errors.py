@@ -48,17 +48,17 @@ class ErrorResponse:
     def __str__(self) -> str:
         """Return the first sentence of the error message."""
         reason = f" {self.reason}" if self.reason else ""
-        return f"{self.method} {self.path} was answered {self.code}{reason}: {self.message}"
+        return f"{self.method} {self.path} failed: {self.code}{reason}: {self.message}"
 
 
 class KubernetesError(LeaseholdError):
-    """The API server returned an error; `answer` has its details."""
+    """The API server returned an error; `response` has its details."""
 
     advice = ""
 
-    def __init__(self, answer: ErrorResponse) -> None:
-        super().__init__(f"{answer}. {self.advice}" if self.advice else str(answer))
-        self.answer = answer
+    def __init__(self, response: ErrorResponse) -> None:
+        super().__init__(f"{response}. {self.advice}" if self.advice else str(response))
+        self.response = response
 
 
 class RequestRejectedError(KubernetesError, RequestError):
@@ -85,7 +85,7 @@ class ForbiddenError(RequestRejectedError):
 
 
 class NotFoundError(RequestRejectedError):
-    """There is no such object, or no such kind of object."""
+    """The object, or its kind, does not exist."""
 
 
 class InvalidError(RequestRejectedError):
@@ -97,11 +97,11 @@ class KubernetesConflictError(KubernetesError, ConflictError):
 
 
 class ExpiredError(KubernetesError, ConflictError):
-    """The resource version or continue token is not one the API server can start from."""
+    """The API server no longer has the resource version or the state of the continue token."""
 
 
 class OverloadedError(KubernetesError, UnavailableError):
-    """The API server is overloaded; `answer.retry_after_s` is its Retry-After."""
+    """The API server is overloaded; `response.retry_after_s` is its Retry-After."""
 
 
 class EvictionBlockedError(OverloadedError):
@@ -112,7 +112,7 @@ class UnreachableError(UnavailableError):
     """No response was received; a write may or may not have happened."""
 
     def __init__(self, method: str, path: str, why: str) -> None:
-        super().__init__(f"{method} {path} got no answer: {why}")
+        super().__init__(f"{method} {path} received no response: {why}")
         self.method = method
         self.path = path
         self.why = why
@@ -145,8 +145,8 @@ def parse_error_response(
     if not status.message:
         text = body[:300].decode(errors="replace").strip()
         status = msgspec.structs.replace(status, message=text or "no message")
-    wish = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    return error_response_of(method, path, status, code=code, retry_after_s=wish)
+    after_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    return error_response_of(method, path, status, code=code, retry_after_s=after_s)
 
 
 def error_response_of(
@@ -167,15 +167,15 @@ def error_response_of(
     )
 
 
-def error_for(answer: ErrorResponse) -> KubernetesError:
+def error_for(response: ErrorResponse) -> KubernetesError:
     """Return the error class for a response.
 
     A version from the future (the API server's store was restored or emptied) counts as expired:
-    in both cases the only way on is to list again.
+    in both cases the client must list again.
     """
-    if RESOURCE_VERSION_TOO_LARGE in answer.causes:
-        return ExpiredError(answer)
-    if answer.code == 429 and DISRUPTION_BUDGET in answer.causes:
-        return EvictionBlockedError(answer)
-    fallback = OverloadedError if answer.code >= 500 else RequestRejectedError
-    return BY_CODE.get(answer.code, fallback)(answer)
+    if RESOURCE_VERSION_TOO_LARGE in response.causes:
+        return ExpiredError(response)
+    if response.code == 429 and DISRUPTION_BUDGET in response.causes:
+        return EvictionBlockedError(response)
+    fallback = OverloadedError if response.code >= 500 else RequestRejectedError
+    return BY_CODE.get(response.code, fallback)(response)

@@ -1,7 +1,7 @@
 """The object cache of a reflector: derives changes from lists and watch events; pure.
 
-A watch may repeat events after a reconnect and a list says nothing about what is missing from
-it; here both become a plain sequence in which every change of an object is told once, in order.
+A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
+become a sequence with every change of an object once, in order.
 """
 
 from typing import Generic, TypeVar
@@ -32,7 +32,7 @@ class ObjectUpdated(msgspec.Struct, Generic[R], frozen=True, gc=False):
 class ObjectDeleted(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """An object that no longer exists, or no longer matches the selectors.
 
-    `item` is its last known state, `resource_version` where its end was learned.
+    `item` is its last known state, `resource_version` that of the deletion or of the list.
     """
 
     item: R
@@ -57,6 +57,11 @@ def newer(version: str, known: str) -> bool:
     if version.isdecimal() and known.isdecimal():
         return int(version) > int(known)
     return version != known
+
+
+def as_number(version: str) -> int:
+    """Return a resource version as a number that rises; 0: it is opaque."""
+    return int(version) if version.isdecimal() else 0
 
 
 class ObjectCache(Generic[R]):

@@ -38,7 +38,7 @@ class ClusterCredentials:
     insecure_skip_tls_verify: bool = False
 
 
-NOWHERE = "no kubeconfig"
+NO_KUBECONFIG = "no kubeconfig"
 """Place of an error without a file."""
 
 
@@ -78,7 +78,7 @@ def load_credentials(
     tried = [f"$KUBECONFIG ({', '.join(map(str, listed)) or 'not set'})"]
     tried += [f"{service_account} (not in a pod)", f"{standard} (no such file)"]
     raise KubeconfigError(
-        NOWHERE,
+        NO_KUBECONFIG,
         f"tried {'; '.join(tried)}",
         "Pass --kubeconfig PATH, set KUBECONFIG, or run `leasehold up`, which writes one",
     )
@@ -123,7 +123,7 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
     if not server:
         raise cluster.error("has no server", "Add `server: https://HOST:PORT`")
     if cluster.text("proxy-url"):
-        raise cluster.error("asks for a proxy, which is not supported", "Remove proxy-url")
+        raise cluster.error("has proxy-url, which is not supported", "Remove proxy-url")
     for key, what in UNSUPPORTED_USER_FIELDS.items():
         if key in user.fields:
             raise user.error(
@@ -132,7 +132,7 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
             )
     client_cert, client_key = user.pem("client-certificate"), user.pem("client-key")
     if (client_cert is None) != (client_key is None):
-        raise user.error("has only one of client-certificate and client-key", "Give both")
+        raise user.error("has only one of client-certificate and client-key", "Set both")
     token, token_file = user.text("token"), user.text("tokenFile")
     return ClusterCredentials(
         server=server.rstrip("/"),

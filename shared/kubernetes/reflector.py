@@ -1,8 +1,7 @@
 """A reflector: lists and watches one kind of object, and lists again if it cannot resume.
 
-The sequence of changes is gapless from the first list on: whatever happens to the connection, an
-object's end is told once, a change is told once or merged with later ones, and what did not
-change is not told again.
+The sequence of changes is complete from the first list on, even if the connection is lost: a
+deletion is reported once, a change once or merged with later ones, and nothing is repeated.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ BATCH = 256
 PAGE = 500
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-LONGEST_WISH_S = 60.0
+MAX_RETRY_AFTER_S = 60.0
 SHORT_WATCH_S = 1.0
 WATCH_S = (300, 600)
 """A watch ends after a random time in this range, so that not all end together."""
@@ -62,13 +61,13 @@ class ReflectorCounts:
     undecodable: int = 0
 
 
-def pause_s(failures: int, *, jitter: float, wish_s: float | None = None) -> float:
+def pause_s(failures: int, *, jitter: float, retry_after_s: float | None = None) -> float:
     """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1.
 
-    A longer wish of the API server (Retry-After) is granted, up to a minute.
+    A longer Retry-After of the API server is respected, up to `MAX_RETRY_AFTER_S`.
     """
     doubled = FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16)
-    return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(wish_s or 0.0, LONGEST_WISH_S))
+    return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 class Reflector(Generic[R]):
@@ -102,7 +101,7 @@ class Reflector(Generic[R]):
         self._uniform = uniform
         self._reader = EventReader(kind)
         self._known: ObjectCache[R] = ObjectCache()
-        self._untold: list[Change[R]] = []
+        self._unreported: list[Change[R]] = []
         self._failures = 0
         self._must_list = True
         self._watching_since_s = float("inf")
@@ -121,11 +120,10 @@ class Reflector(Generic[R]):
         """Yield batches of changes for ever, at most 256 at once.
 
         Raises RequestError (wrong credentials, missing permission, no such resource) only before
-        the first list is complete; from then on every interruption is logged and overcome.
-        Consume it inside `contextlib.aclosing`, so that the connection is freed at once; a later
-        call goes on where this one was left.
+        the first list is complete; later errors are logged and retried. Consume it inside
+        `contextlib.aclosing`, so that the connection is freed at once; a later call continues.
         """
-        for batch in self._tell():
+        for batch in self._take_batches():
             yield batch
         while True:
             try:
@@ -146,8 +144,8 @@ class Reflector(Generic[R]):
         if expired and self._failures == 1:
             logger.info("%s: listing again: %s", self._path, error)
             return
-        wish_s = error.answer.retry_after_s if isinstance(error, KubernetesError) else None
-        wait_s = pause_s(self._failures, jitter=self._uniform(0.5, 1.0), wish_s=wish_s)
+        after_s = error.response.retry_after_s if isinstance(error, KubernetesError) else None
+        wait_s = pause_s(self._failures, jitter=self._uniform(0.5, 1.0), retry_after_s=after_s)
         logger.warning("%s: trying again in %.1f s: %s", self._path, wait_s, error)
         await self._pause(wait_s)
 
@@ -162,7 +160,7 @@ class Reflector(Generic[R]):
             async for batch in watched:
                 yield batch
         if self._known.resource_version == start and self._watched_s() < SHORT_WATCH_S:
-            # An early end without news costs a pause, or a server that hangs up is hammered.
+            # Back off after a short watch without events: the server may close each at once.
             self._failures += 1
             await self._pause(pause_s(self._failures, jitter=self._uniform(0.5, 1.0)))
 
@@ -179,12 +177,12 @@ class Reflector(Generic[R]):
                 self._path, query=self._selectors, limit=PAGE, continue_token=token
             )
             for item in page.items or ():
-                self._untold.extend(self._take_item(item))
+                self._unreported.extend(self._take_item(item))
             token = page.metadata.continue_
             if not token:
-                self._untold.extend(self._known.end_list(page.metadata.resource_version))
+                self._unreported.extend(self._known.end_list(page.metadata.resource_version))
                 self._must_list = False
-            for batch in self._tell():
+            for batch in self._take_batches():
                 yield batch
             if not token:
                 return
@@ -200,20 +198,20 @@ class Reflector(Generic[R]):
                 failure: LeaseholdError | None = None
                 try:
                     for line in lines.feed(chunk):
-                        self._untold.extend(self._take_line(line))
+                        self._unreported.extend(self._take_line(line))
                 except LeaseholdError as error:
                     failure = error
                 if self._known.resource_version != before:
                     self._failures = 0
-                for batch in self._tell():
+                for batch in self._take_batches():
                     yield batch
                 if failure is not None:
                     raise failure
 
-    def _tell(self) -> Iterator[list[Change[R]]]:
-        while self._untold:
-            batch = self._untold[:BATCH]
-            del self._untold[:BATCH]
+    def _take_batches(self) -> Iterator[list[Change[R]]]:
+        while self._unreported:
+            batch = self._unreported[:BATCH]
+            del self._unreported[:BATCH]
             yield batch
 
     def _watch_query(self) -> Mapping[str, str]:
@@ -254,7 +252,7 @@ class Reflector(Generic[R]):
     def _report(self, found: Undecodable) -> None:
         self.counts.undecodable += 1
         logger.error(
-            "%s: %s/%s at version %s cannot be read and is left out: %s",
+            "%s: ignored %s/%s at version %s, which cannot be decoded: %s",
             self._path,
             found.item.namespace,
             found.item.name,

@@ -37,7 +37,7 @@ async def review_token(
 ) -> TokenStatus:
     """Review a token for one of the audiences; none: those of the API server.
 
-    Raises UnavailableError if the API server does not answer.
+    Raises UnavailableError if the API server does not respond.
     """
     spec = {"token": token, **({"audiences": list(audiences)} if audiences else {})}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}

@@ -2,7 +2,7 @@
 
 Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
 `shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
-affinity, topology spread) is kept undecoded.
+affinity, topology spread) stays undecoded.
 """
 
 from datetime import datetime

@@ -31,9 +31,9 @@ class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """How far the watch has come. The API server hangs it on an object that is none.
+    """The resource version that the watch has reached, in an otherwise empty object.
 
-    That of a Pod has no containers, not even an empty list, so it is never read as a Pod.
+    That of a Pod has no containers, not even an empty list, so it is never decoded as a Pod.
     """
 
     resource_version: str
@@ -74,9 +74,7 @@ class Lines:
         self._held.append(first)
         self._held_bytes += len(first)
         if self._held_bytes > self._limit_bytes:
-            raise UnreadableLineError(
-                f"a line of a watch is longer than {self._limit_bytes} bytes, which no object is"
-            )
+            raise UnreadableLineError(f"a line of a watch is longer than {self._limit_bytes} bytes")
         if not others:
             return []
         lines = [b"".join(self._held), *others]

@@ -5,6 +5,7 @@ No call is repeated here, except that a server which has lost a script receives 
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
@@ -12,10 +13,11 @@ from typing import Any, Self, TypeVar
 import msgpack
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection_pool import connection_pool
+from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.script_sources import script_source
 from shared.ledger.server_errors import is_served, translate
 
@@ -23,6 +25,8 @@ T = TypeVar("T")
 
 BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
+REFUSED_S = 5.0
+"""For this long after a refusal, only the same call shows that the server accepts writes again."""
 unpack = msgspec.msgpack.Decoder().decode
 """Decodes a script's answer."""
 
@@ -39,13 +43,17 @@ class LedgerConnection:
         feed_length: int = 10_000,
         credentials: ClientCredentials = NO_CREDENTIALS,
         detects_lost_writes: bool = False,
+        clock: LedgerClock | None = None,
     ) -> None:
         self.prefix = prefix
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.detects_lost_writes = detects_lost_writes
+        self.clock = clock
         self.unready_reason: str | None = None
-        """Why the server did not serve the last call; None: it did, or there was no call yet."""
+        """Why the server does not serve calls, or refuses some; None: it serves them."""
+        self._refused: tuple[str, float] = ("", 0.0)
+        """The script that the server refused last, and until when other calls prove nothing."""
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
         self._redis = redis.asyncio.Redis.from_pool(
@@ -53,7 +61,7 @@ class LedgerConnection:
         )
         self._where = _without_password(url)
         self._hint = (
-            ", and give --redis-certificate-file if it requires one"
+            ", and set --redis-certificate-file if it requires one"
             if url.startswith("rediss") and not credentials.tls.certificate
             else ""
         )
@@ -88,14 +96,21 @@ class LedgerConnection:
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
         try:
             async with asyncio.timeout(self.timeout_s):
+                await self._read_clock()
                 try:
                     answer = await self._redis.evalsha(sha, *sent)
                 except NoScriptError:
                     answer = await self._redis.eval(source, *sent)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error) from error
-        self.unready_reason = None
+            raise self._translated(error, script) from error
+        self._note_served(script)
         return answer
+
+    async def _read_clock(self) -> None:
+        if self.clock and self.clock.is_due:
+            began_s = time.monotonic()
+            seconds, micros = await self._redis.time()
+            self.clock.set(seconds + micros / 1e6, began_s)
 
     async def read_feed(
         self, after: int, *, count: int, block_s: float
@@ -107,8 +122,8 @@ class LedgerConnection:
             async with asyncio.timeout(self.timeout_s):
                 found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error) from error
-        self.unready_reason = None
+            raise self._translated(error, "") from error
+        self._note_served("")
         entries = found[0][1] if found else []
         return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
 
@@ -119,9 +134,20 @@ class LedgerConnection:
             self._scripts[name] = (sha, source)
         return self._scripts[name]
 
-    def _translated(self, error: Exception) -> Exception:
+    def _note_served(self, script: str) -> None:
+        """Note that a call was served: a server that refuses writes still serves reads."""
+        refused, until_s = self._refused
+        if script == refused or time.monotonic() > until_s:
+            self.unready_reason = None
+
+    def _translated(self, error: Exception, script: str) -> Exception:
         translated = translate(error, where=self._where, hint=self._hint)
-        self.unready_reason = None if is_served(error, translated) else str(translated)
+        if is_served(error, translated):
+            self._note_served(script)
+            return translated
+        self.unready_reason = str(translated)
+        if isinstance(error, ResponseError):
+            self._refused = (script, time.monotonic() + REFUSED_S)
         return translated
 
 

@@ -77,7 +77,7 @@ def _direct(
             retry=Retry(NoBackoff(), 0),
             **(
                 {"credential_provider": _FileCredentials(credentials)}
-                if credentials.credentials
+                if credentials.login_file
                 else {}
             ),
         )

@@ -58,7 +58,7 @@ class LeaseResizes(LedgerPart):
         return decode_resize_refusal(lease.pod, *details)
 
     async def unsynced(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
-        """Return the pods of leases resized so long ago whose node or annotations may lag."""
+        """Return the pods of leases whose node or annotations may lag after a resize."""
         found = await self._run("unsynced", round(older_than_s * 1000), most)
         return [PodUid(pod) for pod in found]
 

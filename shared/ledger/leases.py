@@ -22,13 +22,9 @@ from uuid import uuid4
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.lease_resizes import LeaseResizes
+from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
-from shared.ledger.rows.lease_rows import (
-    decode_lease,
-    encode_lease,
-    encode_reservations,
-    joined,
-)
+from shared.ledger.rows.lease_rows import decode_lease, encode_lease, encode_reservations, joined
 from shared.ledger.rows.node_rows import (
     decode_change,
     decode_node_totals,
@@ -38,10 +34,11 @@ from shared.ledger.rows.node_rows import (
 )
 from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.waiting_rows import rank_of
+from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.lease import Lease, StaleLeaseError
+from shared.model.lease import Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
     FeedTruncatedError,
     LedgerChange,
@@ -50,8 +47,8 @@ from shared.model.ledger import (
     ReservationOutcome,
     Reserved,
 )
-from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.request import Gang
 
 EXPIRE_BATCHES = 4
@@ -84,6 +81,7 @@ class RedisLeases(LedgerPart):
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
         detects_lost_writes: bool = False,
+        clock: LedgerClock | None = None,
     ) -> AsyncIterator[Self]:
         """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
 
@@ -98,6 +96,7 @@ class RedisLeases(LedgerPart):
             timeout_s=timeout_s,
             feed_length=feed_length,
             detects_lost_writes=detects_lost_writes,
+            clock=clock,
         ) as connection:
             yield cls(connection)
 
@@ -108,9 +107,10 @@ class RedisLeases(LedgerPart):
     ) -> list[ReservationOutcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it. What is being offered to a waiting pod that comes
-        first is reserved for that one. Each batch is atomic; the next one is packed while the
-        server works on the one before. If a batch gets no answer, the call raises; repeat it.
+        A pod that has a live lease keeps it; one that is gone gets none. What is being offered to a
+        waiting pod that comes first is reserved for that one. Each batch is atomic; the next one is
+        packed while the server works on the one before. If a batch gets no answer, the call raises;
+        repeat it.
         """
         answers = await asyncio.gather(
             *(self._reserve_batch(batch, now, now + ttl_s) for batch in in_batches(wanted)),
@@ -161,10 +161,7 @@ class RedisLeases(LedgerPart):
         """
         bound: list[Lease | StaleLeaseError] = []
         for batch in in_batches(leases):
-            rows = [
-                (lease.pod, lease.version, lease.shares[0].fence if lease.shares else -1)
-                for lease in batch
-            ]
+            rows = [(lease.pod, lease.version, *_first_grant(lease)) for lease in batch]
             packed, *values = await self._connection.run_raw("advance", "bound", rows)
             following = iter(values)
             for lease, stored in zip(batch, unpack(packed), strict=True):
@@ -196,7 +193,8 @@ class RedisLeases(LedgerPart):
     ) -> list[Lease]:
         """End the pods' leases, whatever their state, and return those that ended.
 
-        With `version`, a lease of any other version stays.
+        With `version`, a lease of any other version stays. If a reservation of a gang ends of which
+        no pod is bound, all reservations of the gang end.
         """
         ended: list[Lease] = []
         for batch in in_batches(pods):
@@ -221,51 +219,72 @@ class RedisLeases(LedgerPart):
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return each pod's live lease, or None."""
-        values = await self._connection.run_raw("load_leases", pods, [])
+        values = await self._connection.run_raw("load_leases", pods, [], [])
         return [decode_lease(value) if value else None for value in values]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         """Return the live leases of a node."""
-        return await self._load_nodes([node])
+        return await self._load_all([node], [])
+
+    async def load_vanished(self) -> list[Lease]:
+        """Return the leases of pods that are gone, but whose containers may still run."""
+        pods = await self._connection.run("query", "vanished")
+        found = await self.load(pods) if pods else []
+        return [lease for lease in found if lease and lease.state is not LeaseState.RESERVED]
+
+    async def load_gang(self, gang: str) -> list[Lease]:
+        """Return the live leases that count for a gang."""
+        return await self._load_all([], [gang])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
-            yield await self._load_nodes(batch)
+            yield await self._load_all(batch, [])
 
-    async def _load_nodes(self, names: Sequence[str]) -> list[Lease]:
-        values = await self._connection.run_raw("load_leases", [], names)
+    async def _load_all(self, nodes: Sequence[str], gangs: Sequence[str]) -> list[Lease]:
+        values = await self._connection.run_raw("load_leases", [], nodes, gangs)
         return [decode_lease(value) for value in values if value]
 
     # Nodes
 
-    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
+    async def save_node(
+        self, facts: NodeFacts, *, revision: NodeRevision = UNKNOWN_REVISION
+    ) -> bool:
         """Save a node's facts from the API server; also possible during a rebuild.
 
-        Facts that were seen before the stored ones are ignored. Returns whether anything changed.
+        Facts of a lower revision than what was saved or removed in the last two minutes are
+        ignored. Returns whether anything changed.
         """
-        row = encode_node_facts(facts)
-        return bool(await self._connection.run("save_node", *row, seen_at, state="open"))
+        row = (*encode_node_facts(facts), revision.node, revision.pods)
+        return bool(await self._connection.run("save_node", *row, state="open"))
 
-    async def save_devices(self, report: DeviceReported) -> bool:
+    async def save_devices(self, report: DeviceReported) -> dict[DeviceUuid, NodeName] | None:
         """Save what a node's agent reports; also possible during a rebuild.
 
-        A report less than two minutes older than the stored one is ignored; one that is older still
-        comes from an agent whose clock was set back. Leases stay, whatever it reports: a device
-        that is missing, unhealthy or smaller than its use takes nothing new. A device's fence is
-        raised to those that its agent has honoured. Returns whether anything changed.
+        A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
+        device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
+        raised to those that its agent has honoured. Returns None if nothing changed, otherwise the
+        devices that another node reports as healthy, too, with that node.
         """
         row = encode_device_report(report)
-        return bool(await self._connection.run("save_devices", *row, state="open"))
+        found = await self._connection.run("save_devices", *row, state="open")
+        return None if found is False else dict(zip(found[::2], found[1::2], strict=True))
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         """Return whether our agent sent the node's latest device report."""
         return bool(await self._connection.run("query", "by_agent", node))
 
-    async def remove_node(self, name: NodeName) -> bool:
-        """Remove a node; its leases stay until they are released."""
-        return bool(await self._connection.run("remove_node", name, state="open"))
+    async def remove_node(
+        self, name: NodeName, *, revision: NodeRevision = UNKNOWN_REVISION
+    ) -> bool:
+        """Remove a node, on the same condition; its leases stay until they are released."""
+        row = (name, revision.node, revision.pods)
+        return bool(await self._connection.run("remove_node", *row, state="open"))
+
+    async def node_names(self) -> frozenset[NodeName]:
+        """Return the names of all nodes, those included of which only leases are left."""
+        return frozenset(map(NodeName, (await read_nodes(self._connection, [])).names))
 
     async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
         """Cordon nodes, so that no pod is bound to them, or (empty) uncordon them.
@@ -332,10 +351,8 @@ class RedisLeases(LedgerPart):
         """Return the name of the ledger since its last rebuild; None while it is not ready."""
         try:
             generation, _, version = await self._connection.run("query", "position")
-        except UnavailableError as error:
-            if "being rebuilt" in str(error):
-                return None
-            raise
+        except RebuildPendingError:
+            return None
         self._connection.observe_version(version)
         return str(generation)
 
@@ -376,3 +393,8 @@ class RedisLeases(LedgerPart):
 
     def _observe(self, leases: Iterable[Lease]) -> None:
         self._connection.observe_version(max((lease.version for lease in leases), default=0))
+
+
+def _first_grant(lease: Lease) -> tuple[str, int]:
+    """Return the device and the fence of the first share: no other lease has both."""
+    return (lease.shares[0].device, lease.shares[0].fence) if lease.shares else ("", -1)

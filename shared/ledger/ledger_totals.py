@@ -65,8 +65,15 @@ class LedgerTotals(LedgerPart):
 
     async def gangs(self) -> dict[str, frozenset[PodUid]]:
         """Return, by gang, the pods that are counted as holding a live lease of it."""
+        return await self._gangs("gangs")
+
+    async def waiting_gangs(self) -> dict[str, frozenset[PodUid]]:
+        """Return, by gang, the pods that are counted as waiting with it."""
+        return await self._gangs("waiting_gangs")
+
+    async def _gangs(self, query: str) -> dict[str, frozenset[PodUid]]:
         counted: dict[str, set[PodUid]] = {}
-        for gang, pod in await self._connection.run("query", "gangs"):
+        for gang, pod in await self._connection.run("query", query):
             counted.setdefault(gang, set()).add(PodUid(pod))
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 

@@ -90,7 +90,14 @@ class Preemptions(LedgerPart):
         """
         is_spent = budget.lease_class != LeaseClass.GUARANTEED
         must_wait = budget.new_pods != "admit"
-        row = (budget.namespace, budget.at, _text(budget), is_spent, budget.share, must_wait)
+        row = (
+            budget.namespace,
+            budget.reported_at,
+            _text(budget),
+            is_spent,
+            budget.weight,
+            must_wait,
+        )
         await self._connection.run("preemptions", "save_budget", *row, state="any")
 
     async def _run(self, *args: object) -> Any:

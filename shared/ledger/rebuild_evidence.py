@@ -12,25 +12,25 @@ import msgspec
 
 from shared.ledger.connection import LedgerPart
 from shared.model.events.node_events import Allocation, DeviceReported
-from shared.model.events.pod_events import BoundPod, PodsListed
+from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.names import NodeName
 
 _encode = msgspec.json.Encoder().encode
-_decode_pods = msgspec.json.Decoder(tuple[BoundPod, ...]).decode
+_decode_pods = msgspec.json.Decoder(ListedPods).decode
 _decode_allocations = msgspec.json.Decoder(tuple[Allocation, ...]).decode
 
 
 class LedgerStaging(LedgerPart):
     """Evidence in Redis; usable whether or not the ledger is ready."""
 
-    async def save_chunk(self, chunk: PodsListed) -> tuple[BoundPod, ...] | None:
+    async def save_chunk(self, chunk: PodsListed) -> ListedPods | None:
         """Save one chunk; return the whole listing once all its chunks are there."""
         texts = await self._run(
             "save_chunk",
             chunk.listing_id,
             chunk.chunk,
             chunk.chunks,
-            chunk.listed_at,
+            chunk.request_ids,
             _encode(chunk.pods).decode(),
         )
         return chunk.pods if chunk.chunks == 1 else _joined(texts)
@@ -51,9 +51,9 @@ class LedgerStaging(LedgerPart):
             for node, text in zip(found[::2], found[1::2], strict=True)
         }
 
-    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
-        """Return the newest complete listing that began at or after `since`, if there is one."""
-        return _joined(await self._run("listing", since))
+    async def complete_listing(self, request_id: str) -> ListedPods | None:
+        """Return a complete listing that began after a request with this ID, if there is one."""
+        return _joined(await self._run("listing", request_id))
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Extend the lock of our rebuild by `lock_s`; False if another rebuild has begun."""
@@ -67,7 +67,11 @@ class LedgerStaging(LedgerPart):
         return await self._connection.run("staging", *args, state="any")
 
 
-def _joined(texts: Sequence[str] | None) -> tuple[BoundPod, ...] | None:
+def _joined(texts: Sequence[str] | None) -> ListedPods | None:
     if not texts:
         return None
-    return tuple(pod for text in texts for pod in _decode_pods(text))
+    chunks = [_decode_pods(text) for text in texts]
+    return ListedPods(
+        bound=tuple(pod for chunk in chunks for pod in chunk.bound),
+        unbound=tuple(pod for chunk in chunks for pod in chunk.unbound),
+    )

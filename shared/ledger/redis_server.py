@@ -24,7 +24,7 @@ _REPLAYED_COMMANDS = (
     ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),
     ("ZADD", _KEY, "0", "0"), ("XADD", _KEY, "*", "field", "0"), ("PEXPIREAT", _KEY, "1"),
 )  # fmt: skip
-"""What a server's append-only file contains: each family of keys, and each kind of write."""
+"""Commands in a server's append-only file: each family of keys, and each kind of write."""
 _FAITHFUL_VALKEY = (9, 1)
 """From this version on, Valkey replays its append-only file with all rights."""
 
@@ -51,14 +51,14 @@ class RedisFacts:
 async def redis_facts(
     url: str, credentials: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
 ) -> RedisFacts:
-    """Query a server once. Raises UnavailableError if it does not answer."""
+    """Query a server once. Raises UnavailableError if it does not respond."""
     client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
             return await _facts(client)
     except (RedisError, OSError, TimeoutError) as error:
-        silent = f"it does not answer within {timeout_s:g} s" if type(error) is TimeoutError else ""
-        reason = silent or tls_fault(error, flag="--redis") or str(error) or type(error).__name__
+        late = f"no reply within {timeout_s:g} s" if type(error) is TimeoutError else ""
+        reason = late or tls_fault(error, flag="--redis") or str(error) or type(error).__name__
         raise UnavailableError(f"Redis: {reason}") from error
     finally:
         await client.aclose()
@@ -100,14 +100,14 @@ async def _replay_refusal(client: Any) -> str:
 async def default_user_refusal(client: Any) -> str:
     """Return the first reason why the user `default` could not write the ledger; empty: none.
 
-    Nothing is written. Also empty where we may not ask, or the server does not know.
+    Nothing is written. Also empty if we may not run `ACL DRYRUN`, or the server lacks it.
     """
     for command in _REPLAYED_COMMANDS:
         try:
-            answer = await client.execute_command("ACL", "DRYRUN", "default", *command)
+            reply = await client.execute_command("ACL", "DRYRUN", "default", *command)
         except ResponseError:
             return ""
-        text = answer.decode() if isinstance(answer, bytes) else str(answer)
+        text = reply.decode() if isinstance(reply, bytes) else str(reply)
         if text != "OK":
             return text
     return ""
@@ -118,7 +118,7 @@ async def set_users(
 ) -> None:
     """Set users' rights: for each its name and the words of an ACL rule; others stay as they are.
 
-    Connections stay open. Raises UnavailableError if the server refuses us, or a rule.
+    Connections stay open. Raises UnavailableError if the server rejects our login or a rule.
     """
     commands = [("ACL", "SETUSER", name, "reset", *words) for name, *words in users]
     await _execute_all(url, credentials, commands)
@@ -127,15 +127,15 @@ async def set_users(
 async def reload_certificate(
     url: str, credentials: ClientCredentials, certificate: str, key: str
 ) -> None:
-    """Have the server read its certificate and key again, from these files on its machine."""
+    """Make the server reload its certificate and key from these files on its machine."""
     command = ("CONFIG", "SET", "tls-cert-file", certificate, "tls-key-file", key)
     await _execute_all(url, credentials, [command])
 
 
 async def _execute_all(
-    url: str, keys: ClientCredentials, commands: Sequence[Sequence[str]]
+    url: str, credentials: ClientCredentials, commands: Sequence[Sequence[str]]
 ) -> None:
-    client = redis.asyncio.Redis.from_pool(connection_pool(url, keys, timeout_s=TIMEOUT_S))
+    client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=TIMEOUT_S))
     try:
         async with asyncio.timeout(TIMEOUT_S):
             for command in commands:

@@ -16,6 +16,7 @@ _COMMON = (
     "waiting_queue",
     "quota",
     "writes",
+    "gone_pods",
     "tenures",
     "claims",
 )
@@ -50,7 +51,7 @@ def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
 
 
 def _constants() -> str:
-    """Write what scripts and Python agree on: the lease's life cycle, and how a cordon is told."""
+    """Return constants shared with Python: the lease's life cycle and the prefix of cordons."""
     numbers = ", ".join(str(NUMBER_OF_STATE[state]) for state in LeaseState)
     return (
         f"local {', '.join(state.name for state in LeaseState)} = {numbers}\n"

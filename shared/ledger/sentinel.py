@@ -48,12 +48,12 @@ def primary_pool(
         raise RequestError(
             f"--redis-url {scheme}+sentinel://... names no primary, or names a user: write "
             f"{scheme}+sentinel://HOST:{PORT},HOST:{PORT}/NAME, where NAME is that of "
-            "`sentinel monitor`, and give the user with --redis-credentials"
+            "`sentinel monitor`, and set the user with --redis-credentials"
         )
     hosts = [_with_port(host) for host in form["hosts"].split(",")]
     attempts = (
         [credentials, ClientCredentials(tls=credentials.tls)]
-        if credentials.shown
+        if credentials.secret_file
         else [credentials]
     )
     limit_s = timeout_s / (2 * len(hosts))

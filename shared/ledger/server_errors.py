@@ -1,25 +1,28 @@
-"""The errors of a Redis or Valkey server, translated into ours by what the caller can do."""
+"""The errors of a Redis or Valkey server, translated into ours by what the caller can do.
 
-from redis.exceptions import (
-    AuthenticationError,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+Whatever the server cannot do now, such as `MISCONF`, `BUSY`, `OOM` or a code of a later version, is
+an UnavailableError: the same call may succeed later. Only an error in a script of ours is a bug.
+"""
+
+import re
+
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shared.credentials.tls import tls_fault
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
-_TEMPORARY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
-"""Answers after which the same call may succeed later."""
+_SCRIPT_CODES = frozenset({"WRONGTYPE", "CROSSSLOT", "NOSCRIPT", "NOPROTO"})
+"""Error codes that a wrong script causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES")
-"""The scripts' errors where the server answers, and its ledger cannot be used."""
+"""The scripts' errors while the server responds but its ledger cannot be used."""
+
+
+class RebuildPendingError(UnavailableError):
+    """The ledger was lost, or has an older format, and a binder has not rebuilt it yet."""
 
 
 def is_served(error: Exception, translated: Exception) -> bool:
-    """Whether the server did answer, though with an error."""
+    """Return whether the server responded, though with an error."""
     return str(error).startswith(_NOT_SERVED) or not isinstance(translated, UnavailableError)
 
 
@@ -30,20 +33,33 @@ def translate(error: Exception, *, where: str, hint: str) -> Exception:
         return UnavailableError(f"the ledger at {where}{reason}")
     if _lacks_permission(error, text):
         return PermissionDeniedError(
-            f"the ledger at {where} refuses us: {text}; compare --redis-credentials with "
-            "the server's users, both of which `leasehold credentials --out DIR` writes"
+            f"the ledger at {where} denies access: {text}; compare --redis-credentials with the "
+            "server's users; `leasehold credentials --out DIR` writes both"
         )
     if isinstance(error, ResponseError):
         if text.startswith(_NOT_SERVED):
-            return UnavailableError(f"the ledger at {where} {_unready_reason(text)}")
+            fault = UnavailableError if text.startswith("FORMAT") else RebuildPendingError
+            return fault(f"the ledger at {where} {_unready_reason(text)}")
         if text.startswith("STALETOKEN"):
             return ConflictError("another rebuild of the ledger has begun since")
-        if not isinstance(error, _TEMPORARY) and not text.startswith("NOREPLICAS"):
+        if _is_bug(error, text):
             return untranslated
     return UnavailableError(
-        f"the ledger at {where} did not take the call: {text}; "
-        f"check that the server runs, is the primary and has memory{hint}"
+        f"the call to the ledger at {where} failed: {text}; "
+        f"check that the server runs, is the primary, has memory and can write to disk{hint}"
     )
+
+
+def _is_bug(error: ResponseError, text: str) -> bool:
+    """Return whether a script of ours is wrong, as opposed to a state of the server.
+
+    The library moves a code that it knows from the text to `status_code`. `ERR` is what a server
+    uses for all other errors; those of scripts contain `user_script`.
+    """
+    code = error.status_code or (re.match(r"[A-Z]{2,}(?= |$)", text) or ["ERR"])[0]
+    if code == "ERR":
+        return "user_script" in text and "SCRIPT KILL" not in text
+    return code in _SCRIPT_CODES
 
 
 def _unready_reason(text: str) -> str:
@@ -52,14 +68,14 @@ def _unready_reason(text: str) -> str:
     if word == "LOSTWRITES":
         return (
             f"has lost writes: {formats[0]} versions that it had confirmed are missing (a replica "
-            "that was behind took over, or an older file was loaded); it is closed, and being "
-            "rebuilt by a binder"
+            "that was behind took over, or an older file was loaded); it rejects calls until a "
+            "binder has rebuilt it"
         )
     if word == "FORMAT":
         stored, ours = formats
         return (
-            f"has format {stored}, which a newer version writes; this program writes format {ours} "
-            "and leaves it alone: run the newer version, or see Upgrades in docs/operations.md"
+            f"has format {stored}, which a newer version writes; this program uses format {ours} "
+            "and does not change it: run the newer version, or see Upgrades in docs/operations.md"
         )
     if formats:
         stored, ours = formats

@@ -33,19 +33,22 @@ class WaitingPods(LedgerPart):
 
         A pod is stale, to be decided again, if something was freed after the state that its verdict
         is about, on a node that may now have room for it. A pod that holds a lease (reserved by a
-        call whose answer was lost, say) keeps it.
+        call whose answer was lost, say) keeps it. One that is gone is not stored.
         """
         stale: list[PodUid] = []
         leased: list[PodUid] = []
+        gone: list[PodUid] = []
         for batch in in_batches(verdicts):
             rows = [encode_waiting_pod(waiting) for waiting in batch]
-            stale_pods, leased_pods = await self._connection.run("wait", "wait", rows)
+            stale_pods, leased_pods, gone_pods = await self._connection.run("wait", "wait", rows)
             stale += map(PodUid, stale_pods)
             leased += map(PodUid, leased_pods)
-        values = await self._connection.run_raw("load_leases", leased, []) if leased else []
+            gone += map(PodUid, gone_pods)
+        values = await self._connection.run_raw("load_leases", leased, [], []) if leased else []
         return WaitResult(
             stale=tuple(stale),
             already_leased=tuple(decode_lease(value) for value in values if value),
+            gone=tuple(gone),
         )
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
@@ -62,43 +65,56 @@ class WaitingPods(LedgerPart):
             if cursor == "0":
                 return list(found.values())
 
+    async def uids(self) -> list[PodUid]:
+        """Return the uids of all pods that wait."""
+        return [PodUid(pod) for pod in await self._connection.run("list_waiting", "uids")]
+
     async def remove(self, pods: Sequence[PodUid]) -> None:
-        """Let pods wait no longer, because they are gone."""
+        """Let pods wait no longer, because they are gone.
+
+        For ten minutes nothing more is stored for them, whatever is still under way, and from now
+        on no gang counts them, although they may hold leases until their containers have ended.
+        """
         for batch in in_batches(pods):
             await self._connection.run("wait", "forget", batch)
 
-    async def choose_offers(
-        self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
-    ) -> OfferedPods:
+    async def choose_offers(self, *, now: float, limit: int = 128, spare: int = 32) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
         Those whose smallest need fits a node on which something was freed since their verdict, as
         many as it could hold; if the capacity is still there once they have answered, those after
         them, twice as many each time. Of those that only a changed cluster can help, up to `spare`
-        when it has changed. Highest priority first, then oldest. A pod is offered once per capacity
-        number, and again if there was no answer for `retry_s`.
+        when it has changed, and as many whose verdict names what has changed since: nodes, devices,
+        cordons, the number of pods of their gang. Highest priority first, then oldest. A pod is
+        offered once per capacity number, and again if there was no answer for 2 s.
         """
         capacity, records, is_complete = await self._connection.run(
-            "choose_offers", now, limit, spare, retry_s
+            "choose_offers", now, limit, spare
         )
         pods = (
-            replace(decode_waiting_pod(0, 0.0, record).queued, offer=capacity) for record in records
+            replace(decode_waiting_pod(0, 0.0, record).queued, requeue_number=capacity)
+            for record in records
         )
         return OfferedPods(pods=tuple(pods), complete=is_complete)
 
     async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         """Let pods of a gang wait without receiving offers, and count the gang.
 
-        A pod that waits already is left as it is.
+        A pod that waits already is left as it is, and one that is gone is not stored. If one was
+        queued again, all waiting pods of the gang are returned, to be decided again with it.
         """
         rows = [encode_enrolled_pod(waiting) for waiting in enrolled]
-        packed, *values = await self._connection.run_raw("enroll", gang.name, gang.min_member, rows)
-        live_count, waiting_count, waiting_rows = unpack(packed)
+        requeued = any(waiting.queued.requeue_number for waiting in enrolled)
+        packed, *values = await self._connection.run_raw(
+            "enroll", gang.name, gang.min_member, rows, requeued
+        )
+        live_count, waiting_count, waiting_rows, gone = unpack(packed)
         return GangEnrollment(
             live_count=live_count,
             waiting_count=waiting_count,
             waiting=tuple(decode_waiting_pod(*row) for row in waiting_rows),
             leases=tuple(map(decode_lease, values)),
+            gone=tuple(map(PodUid, gone)),
         )
 
 

@@ -59,7 +59,7 @@ class BudgetState(StrEnum):
 
 
 class LeaseClass(StrEnum):
-    """What may happen to a namespace's leases when others need their devices."""
+    """The preemption class of a namespace's leases."""
 
     GUARANTEED = "guaranteed"
     RECLAIMABLE = "reclaimable"

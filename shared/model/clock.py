@@ -1,8 +1,12 @@
-"""The clock interface: services get a clock as an argument, and tests pass a fake one."""
+"""Time: the clock that services get as an argument, waits for events, and ends of tasks."""
 
 import asyncio
+import contextlib
 import time
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+CANCEL_AGAIN_S = 1.0
 
 
 class Clock(Protocol):
@@ -40,3 +44,29 @@ class SystemClock:
 def clock_ahead_s(theirs: float, before: float, after: float) -> float:
     """Return the minimum by which a remote clock is ahead, read between two local times."""
     return max(theirs - after, min(0.0, theirs - before))
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Return whether the event was set, after `timeout_s` seconds at most; None: no limit."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"] = ()) -> None:
+    """Cancel a task until it has ended; raise its error, except CancelledError.
+
+    `asyncio.wait_for` of Python 3.11 loses a cancellation that comes with the result, and a
+    TaskGroup cancels its children only once: `children` are therefore cancelled again as well.
+    """
+    task.cancel()
+    while not task.done():
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+        if not task.done():
+            for one in (task, *children):
+                one.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        task.result()

@@ -82,8 +82,13 @@ class Device:
     """How well other devices of the node are linked to it: HAMi's pair score (10 across sockets to
     60 on one board, plus 100 per NVLink); absent: unknown."""
     layouts: tuple[MigLayout, ...] = ()
-    """What it can be partitioned into, in order of preference; MIG mode only."""
+    """The layouts that it can be partitioned into, in order of preference; MIG mode only."""
     isolation: Isolation = Isolation.SHARED
+
+    @property
+    def health_text(self) -> str:
+        """Why an unhealthy device gets no shares."""
+        return f"it is unhealthy: {self.fault}" if self.fault else "it is unhealthy"
 
     @property
     def model_label(self) -> str:
@@ -94,7 +99,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """What live leases hold of one device."""
+    """The usage of one device by live leases."""
 
     memory_mib: int = 0
     cores_percent: int = 0
@@ -109,7 +114,7 @@ class DeviceUse:
     layout: str = ""
     """MIG layout that live instances require; empty: no live instance."""
     claimed_by: bool = False
-    """The device is claimed for a pod for which others are being preempted."""
+    """The device is reserved for a preempting pod."""
 
 
 MIB = 1 << 20
@@ -119,8 +124,8 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the memory, in MiB, that one share for `request` takes of `device`.
 
     A percentage counts whole units of the device's registered memory (or whole MiB, where the
-    dialect says so), rounded down, and wins over an amount; bytes are rounded up; nothing asked for
-    means all of it.
+    dialect requires it), rounded down, and has precedence over an amount; bytes are rounded up;
+    without a request, it is all of the memory.
     """
     unit = 1 if request.percent_of_mib else device.unit_mib
     everything = device.memory_mib // device.unit_mib * device.unit_mib
@@ -167,7 +172,7 @@ def fits(
     use: DeviceUse,
     *,
     memory_mib: int,
-    tags: Iterable[str] = (),
+    anti_affinity_groups: Iterable[str] = (),
 ) -> bool:
     """Return whether a share for `request` fits on `device`: `device_refusal` without the text.
 
@@ -181,7 +186,7 @@ def fits(
         and use.cores_percent + required_cores_percent(request) <= 100
         and not use.layout
         and _others_allow(request, device, use)
-        and not any(tag in use.anti_affinity_groups for tag in tags)
+        and not any(tag in use.anti_affinity_groups for tag in anti_affinity_groups)
     )
 
 
@@ -205,21 +210,21 @@ def device_refusal(
     use: DeviceUse,
     *,
     memory_mib: int,
-    tags: Iterable[str] = (),
+    anti_affinity_groups: Iterable[str] = (),
 ) -> DeviceRefusal | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.
 
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
     includes the shares of earlier containers of the same pod.
     """
-    tags = tuple(tags)
-    if fits(request, device, use, memory_mib=memory_mib, tags=tags):
+    anti_affinity_groups = tuple(anti_affinity_groups)
+    if fits(request, device, use, memory_mib=memory_mib, anti_affinity_groups=anti_affinity_groups):
         return None
     cores = required_cores_percent(request)
     slots = slot_limit(request, device)
-    met = sorted(use.anti_affinity_groups.intersection(tags))
+    shared_groups = sorted(use.anti_affinity_groups.intersection(anti_affinity_groups))
     reasons = (
-        (not device.healthy, "GpuUnhealthy", "it is unhealthy"),
+        (not device.healthy, "GpuUnhealthy", device.health_text),
         (
             device.mode is not DeviceMode.HAMI_CORE,
             "GpuModeMismatch",
@@ -232,30 +237,30 @@ def device_refusal(
             f"all {slots} share slots are taken",
         ),
         (
-            bool(met),
+            bool(shared_groups),
             "GpuGroupSpread",
-            f"it already carries a pod of group {', '.join(met)}",
+            f"it already has a pod of group {', '.join(shared_groups)}",
         ),
         (
             use.memory_mib + memory_mib > device.memory_mib,
             "InsufficientGpuMemory",
-            f"{memory_mib} MiB are wanted, {device.memory_mib - use.memory_mib} of "
+            f"{memory_mib} MiB are requested, {device.memory_mib - use.memory_mib} of "
             f"{device.memory_mib} MiB are free",
         ),
         (
             use.cores_percent + cores > 100,
             "InsufficientGpuCores",
-            f"{cores} % of its cores are wanted, {100 - use.cores_percent} % are free",
+            f"{cores} % of its cores are requested, {100 - use.cores_percent} % are free",
         ),
         (
             request.sharing in IDLE_BEFORE and use.shares > 0,
             "GpuNotIdle",
-            f"the pod wants it alone and {use.shares} shares are on it",
+            f"the pod requires an idle device, and {use.shares} shares are on it",
         ),
         (bool(use.layout), "GpuInstancesLive", "live MIG instances are on it"),
-        (use.claimed_by, "GpuClaimed", "it is kept for a pod for which others make room"),
-        (use.exclusive, "GpuHeldAlone", "another pod holds it alone"),
-        (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
+        (use.claimed_by, "GpuClaimed", "it is reserved for a preempting pod"),
+        (use.exclusive, "GpuInExclusiveUse", "another pod uses it exclusively"),
+        (use.cores_percent >= 100, "GpuInExclusiveUse", "all of its cores are reserved"),
     )
     return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)
 
@@ -265,16 +270,16 @@ def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bo
     yield (
         part and request.strict,
         "GpuIsolationStrict",
-        "the pod's isolation is strict: it takes MIG instances or whole GPUs only",
+        "the pod's isolation is strict: it can use only MIG instances and whole GPUs",
     )
     yield (
         part and device.isolation is Isolation.STRICT,
         "GpuNotShared",
-        "its node's isolation is strict: it gives out MIG instances and whole GPUs only",
+        "its node's isolation is strict: it serves only MIG instances and whole GPUs",
     )
     yield (
         not isolation_allows(request, device),
         "GpuNotIsolated",
-        "HAMi-core's library is not there or of no use on its node, so that nothing would hold the "
-        "share to its limits",
+        "HAMi-core's library is missing or unusable on its node, so that limits would not be "
+        "enforced",
     )

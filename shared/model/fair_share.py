@@ -40,7 +40,7 @@ class Entitlement:
     weight: int = 1
     has_budget: bool = True
     may_start: bool = True
-    """Whether new pods may start; otherwise its budget keeps them waiting."""
+    """Whether new pods may start; otherwise they wait for its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,59 +97,62 @@ def fair_share_of(
     return FairShare(total=total, used=taken, entitlements=rights)
 
 
-def fair_order(queued: Iterable[PodQueued], turns: FairShare) -> list[PodQueued]:
+def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQueued]:
     """Return waiting pods in the order in which freed capacity is offered to them.
 
-    After each one, what it asks for counts as held by its namespace.
+    After each one, its request counts as used by its namespace.
     """
     queues: dict[Namespace, list[PodQueued]] = {}
     for pod in queued:
         queues.setdefault(pod.namespace, []).append(pod)
     for queue in queues.values():
         queue.sort(key=lambda pod: (-pod.request.priority, pod.created_at, pod.pod), reverse=True)
-    given = dict.fromkeys(queues, GpuAmount())
-    heap = [_first(queue, turns, given) for queue in queues.values()]
+    offered = dict.fromkeys(queues, GpuAmount())
+    heap = [_first(queue, fair_share, offered) for queue in queues.values()]
     heapq.heapify(heap)
     order: list[PodQueued] = []
     while heap:
         queue = queues[heapq.heappop(heap)[-1]]
         pod = queue.pop()
         order.append(pod)
-        given[pod.namespace] = given[pod.namespace].plus(
-            amount_of_request(pod.request, turns.total)
+        offered[pod.namespace] = offered[pod.namespace].plus(
+            amount_of_request(pod.request, fair_share.total)
         )
         if queue:
-            heapq.heappush(heap, _first(queue, turns, given))
+            heapq.heappush(heap, _first(queue, fair_share, offered))
     return order
 
 
-def precedence_reason(first: PodQueued, second: PodQueued, turns: FairShare) -> str:
+def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare) -> str:
     """Return why a waiting pod comes before another one."""
-    one, other = turns.entitlement_of(first.namespace), turns.entitlement_of(second.namespace)
+    one, other = (
+        fair_share.entitlement_of(first.namespace),
+        fair_share.entitlement_of(second.namespace),
+    )
     if one.has_budget != other.has_budget:
         return "whose namespace has budget left"
     if first.request.priority != second.request.priority:
         return f"of priority {first.request.priority}"
     parts = (
-        turns.weighted_dominant_share(first.namespace),
-        turns.weighted_dominant_share(second.namespace),
+        fair_share.weighted_dominant_share(first.namespace),
+        fair_share.weighted_dominant_share(second.namespace),
     )
     if first.namespace != second.namespace and parts[0] != parts[1]:
         return (
-            f"whose namespace holds {parts[0]:.1%} of the GPUs for each of its shares"
+            f"whose namespace uses {parts[0]:.1%} of the GPUs per unit of its weight"
             if parts[0] < parts[1]
-            else "whose namespace's turn comes first once what is offered before is counted"
+            else "whose namespace comes first once earlier offers are counted"
         )
     return "which is older"
 
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
     """Return the approximate amount of a pod; the exact one is known after placement."""
-    asked = [_asked(each, total) for each in request.containers]
-    return max(asked, key=lambda each: (each.cores_percent, each.memory_mib), default=GpuAmount())
+    amounts = [_requested_amount(each, total) for each in request.containers]
+    return max(amounts, key=lambda each: (each.cores_percent, each.memory_mib), default=GpuAmount())
 
 
-def _asked(request: GpuRequest, total: GpuAmount) -> GpuAmount:
+def _requested_amount(request: GpuRequest, total: GpuAmount) -> GpuAmount:
     device_mib = WHOLE * total.memory_mib // max(1, total.cores_percent)
     amounts: Sequence[int | None] = (
         request.memory_units,
@@ -167,14 +170,14 @@ def _asked(request: GpuRequest, total: GpuAmount) -> GpuAmount:
 
 
 def _first(
-    queue: list[PodQueued], turns: FairShare, given: Mapping[Namespace, GpuAmount]
+    queue: list[PodQueued], fair_share: FairShare, offered: Mapping[Namespace, GpuAmount]
 ) -> tuple[bool, int, float, float, str, Namespace]:
     pod = queue[-1]
     name = pod.namespace
     return (
-        not turns.entitlement_of(name).has_budget,
+        not fair_share.entitlement_of(name).has_budget,
         -pod.request.priority,
-        turns.weighted_dominant_share(name, given[name]),
+        fair_share.weighted_dominant_share(name, offered[name]),
         pod.created_at,
         pod.pod,
         name,

@@ -111,8 +111,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limit_bytes(self) -> int:
         """Memory of the device that the container may use, in bytes."""
-        asked = self.requested_units.memory_bytes if self.requested_units else None
-        return self.memory_mib * MIB if asked is None or self.mig else asked
+        requested = self.requested_units.memory_bytes if self.requested_units else None
+        return self.memory_mib * MIB if requested is None or self.mig else requested
 
     @property
     def memory_units(self) -> int:
@@ -122,7 +122,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """What one lease takes of one device, for all its containers."""
+    """The usage of one device by one lease, for all its containers."""
 
     device: DeviceUuid
     memory_mib: int

@@ -14,6 +14,8 @@ from shared.model.request import SharingPolicy
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
+NUMBERS = 2**52
+"""Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
 
 
 def dump_lease(lease: Lease) -> str:
@@ -73,48 +75,57 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             memo=copy.get("memo", ""),
             trace=copy["trace"],
             state=LeaseState.BOUND,
-            version=int(copy["version"]),
+            version=_number(copy["version"]),
             created_at=float(copy["at"]),
             resized_at=float(copy.get("resized", 0.0)),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RequestError(f"{ANNOTATION} of {namespace}/{name} is no lease: {error!r}") from error
+        raise RequestError(
+            f"{ANNOTATION} of {namespace}/{name} is not a lease: {error!r}"
+        ) from error
+
+
+def _number(value: Any) -> int:
+    """Return a version or a fence. Raises ValueError for one that the ledger cannot have given."""
+    if not 0 <= int(value) < NUMBERS:
+        raise ValueError(f"{value} is no version or fence")
+    return int(value)
 
 
 def _more(lease: Lease) -> dict[str, Any]:
     """Encode fields that few leases have. A reader that does not know them may ignore them."""
-    shares = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
+    shares = {str(n): rest for n, share in enumerate(lease.shares) if (rest := _unusual(share))}
     more = {
         "more": shares,
         "gang": lease.gang,
         "memo": lease.memo,
         "resized": lease.resized_at,
     }
-    return {key: said for key, said in more.items() if said}
+    return {key: value for key, value in more.items() if value}
 
 
 def _unusual(share: Share) -> dict[str, Any]:
-    said: dict[str, Any] = {}
-    if share.sharing != _usual_company(share.whole, share.cores_percent):
-        said["sharing"] = int(share.sharing)
+    fields: dict[str, Any] = {}
+    if share.sharing != _default_policy(share.whole, share.cores_percent):
+        fields["sharing"] = int(share.sharing)
     if share.slots:
-        said["slots"] = share.slots
+        fields["slots"] = share.slots
     if share.mig:
-        said["mig"] = [share.mig.layout, share.mig.position, share.mig.profile]
+        fields["mig"] = [share.mig.layout, share.mig.position, share.mig.profile]
     if share.requested_units:
         terms = share.requested_units
-        said["requested_units"] = [
+        fields["requested_units"] = [
             terms.memory_mib,
             terms.device_mib,
             terms.memory_bytes,
             terms.memory_percent,
         ]
     if share.requested_size:
-        said["requested_size"] = [
+        fields["requested_size"] = [
             share.requested_size.memory_mib,
             share.requested_size.cores_percent,
         ]
-    return said
+    return fields
 
 
 def _share(row: list[Any], more: dict[str, Any]) -> Share:
@@ -130,8 +141,8 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
         slotted=bool(slotted),
         init=bool(init),
         slot=None if slot is None else int(slot),
-        fence=int(fence),
-        sharing=SharingPolicy(more.get("sharing", _usual_company(bool(whole), int(cores)))),
+        fence=_number(fence),
+        sharing=SharingPolicy(more.get("sharing", _default_policy(bool(whole), int(cores)))),
         slots=int(more.get("slots", 0)),
         mig=_mig(more.get("mig")),
         requested_units=_terms(more.get("requested_units")),
@@ -139,7 +150,7 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
     )
 
 
-def _usual_company(whole: bool, cores_percent: int) -> SharingPolicy:
+def _default_policy(whole: bool, cores_percent: int) -> SharingPolicy:
     """Return the default policy: a share of all cores is exclusive."""
     return SharingPolicy.EXCLUSIVE if whole or cores_percent == 100 else SharingPolicy.SHARED
 

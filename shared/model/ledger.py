@@ -34,9 +34,27 @@ class Reservation:
     priority: int = 0
 
 
+def reservation_for(queued: PodQueued, candidates: tuple[Placement, ...]) -> Reservation:
+    """Return the request for a lease on the first of the candidates that fits."""
+    request = queued.request
+    return Reservation(
+        pod=queued.pod,
+        namespace=queued.namespace,
+        name=queued.name,
+        candidates=candidates,
+        dialect=request.dialect,
+        resources=request.resources,
+        anti_affinity_groups=request.anti_affinity_groups,
+        gang=request.gang.name if request.gang else "",
+        priority=request.priority,
+        memo=request.memo,
+        trace=queued.trace,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """What live leases take of a node's resources other than devices."""
+    """The resources of a node, other than devices, that live leases use."""
 
     version: int = 0
     used: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +68,7 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyLeased:
-    """The pod had a live lease already, which it keeps."""
+    """The pod already has a live lease."""
 
     lease: Lease
 
@@ -77,7 +95,14 @@ class GangIncomplete:
     pod: PodUid
 
 
-ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GonePod:
+    """The pod has terminated or was deleted: nothing is reserved for it any more."""
+
+    pod: PodUid
+
+
+ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete | GonePod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +180,11 @@ class GangEnrollment:
     """Number of its pods that wait."""
     waiting: tuple[WaitingPod, ...] = ()
     """The waiting pods by priority, then age. Empty while they are too few, and once the gang
-    runs."""
+    runs, unless one of the enrolled pods was queued again."""
     leases: tuple[Lease, ...] = ()
     """If an enrolled pod has a lease already: all leases of the gang that are not active yet."""
+    gone: tuple[PodUid, ...] = ()
+    """Pods that were not enrolled, since they have terminated or were deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +195,8 @@ class WaitResult:
     """Pods to place again, since capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
     """Live leases of pods that have one."""
+    gone: tuple[PodUid, ...] = ()
+    """Pods that have terminated or were deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +207,10 @@ class NodeTotals:
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
     """Inconsistent index entries, as text; empty if the ledger is consistent."""
+    known: bool = True
+    """Whether the API server has the node, as far as the ledger knows."""
+    reported: tuple[DeviceUuid, ...] = ()
+    """The devices that are healthy in its latest report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +226,7 @@ class FeedTruncatedError(ConflictError):
     """The feed no longer contains the position: a new snapshot is needed."""
 
     def __init__(self, position: str, reason: str) -> None:
-        super().__init__(f"the ledger's feed cannot go on from {position}: {reason}")
+        super().__init__(f"the ledger's feed cannot continue from {position}: {reason}")
         self.position = position
 
 

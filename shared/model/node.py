@@ -28,6 +28,23 @@ class Taint:
     value: str = ""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class NodeRevision:
+    """How recent a node's state is, by resource versions of the API server; 0: unknown.
+
+    Resource versions of one kind of object can be compared as integers (documented since Kubernetes
+    1.35, KEP-5504). No clock of a host takes part.
+    """
+
+    node: int = 0
+    """Resource version of the node, or of its deletion."""
+    pods: int = 0
+    """Highest resource version among the pods whose usage is counted."""
+
+
+UNKNOWN_REVISION = NodeRevision()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """A node of the API server, and what pods without a lease take of it."""

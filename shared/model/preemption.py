@@ -114,7 +114,7 @@ class Preemption:
     def stepped(self, to: PreemptionStage) -> "Preemption":
         """Return the preemption at the next stage. Raises ConflictError if that is not the next."""
         if to not in TRANSITIONS[self.stage]:
-            raise ConflictError(f"a taking that is {self.stage} cannot become {to}")
+            raise ConflictError(f"a preemption that is {self.stage} cannot become {to}")
         return replace(self, stage=to)
 
     def after(self, evicted: Victim, outcome: EvictionOutcome) -> "Preemption":

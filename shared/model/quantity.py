@@ -25,7 +25,7 @@ _SUFFIXES: Mapping[str, Fraction] = {
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 MOST = 2**53 - 1
 """The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
-REMEMBERED = 4096
+CACHE_SIZE = 4096
 """Size of the cache of parsed quantities."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
 
@@ -39,11 +39,11 @@ def parse_quantity(text: str | float) -> Fraction:
     if exponent is not None:
         return Fraction(number) * Fraction(10) ** int(exponent)
     if suffix not in _SUFFIXES:
-        raise RequestError(f"{text!r} ends in {suffix!r}, which is no quantity suffix")
+        raise RequestError(f"{text!r} ends in {suffix!r}, which is not a quantity suffix")
     return Fraction(number) * _SUFFIXES[suffix]
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(CACHE_SIZE)
 def parse_count(text: str | float) -> int:
     """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""
     if isinstance(text, int):
@@ -53,7 +53,7 @@ def parse_count(text: str | float) -> int:
     return math.ceil(parse_quantity(text))
 
 
-@functools.lru_cache(REMEMBERED)
+@functools.lru_cache(CACHE_SIZE)
 def parse_cpu_m(text: str | float) -> int:
     """Parse a CPU quantity as thousandths of a core, rounded up."""
     return math.ceil(parse_quantity(text) * 1000)
@@ -62,7 +62,7 @@ def parse_cpu_m(text: str | float) -> int:
 def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int]:
     """Parse a resource list into integers: `cpu` in thousandths of a core, others in units.
 
-    Raises RequestError for what is no quantity, or more than `MOST`.
+    Raises RequestError for an invalid quantity, or one above `MOST`.
     """
     read = {name: _amount(name, text) for name, text in resources.items()}
     for name, amount in read.items():

@@ -54,8 +54,8 @@ class QuotaExcess:
     model: str = ""
     """Empty: of all devices together."""
     limit: int = 0
-    held: int = 0
-    asked: int = 0
+    used: int = 0
+    requested: int = 0
     label: str = ""
     """The node label that names the pool, or the model; empty: devices' own names do."""
     values: tuple[str, ...] = ()

@@ -179,9 +179,9 @@ class PodRequest:
     """Everything that placement needs to know about a pod."""
 
     dialect: str = ""
-    """Key of `shared.dialects.DIALECTS`; empty for a pod that asks for no GPU."""
+    """Key of `shared.dialects.DIALECTS`; empty for a pod that requests no GPU."""
     containers: tuple[GpuRequest, ...] = ()
-    """One entry per container that asks for a GPU, in spec order, init containers first."""
+    """One entry per container that requests a GPU, in spec order, init containers first."""
     same_device: bool = False
     """All containers share one device (gpushare)."""
     triggers: tuple[str, ...] = ()

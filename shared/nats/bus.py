@@ -1,8 +1,7 @@
 """The bus on NATS: durable work queues, broadcasts and request-reply.
 
 Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
-the queue group of its service's replicas. A stream or consumer that went missing (a server lost its
-disk) is created again within `WATCH_S`, followed by `ResyncRequested`: NATS is no source of truth.
+the queue group of its service's replicas. `WorkQueue` describes what happens without JetStream.
 Events about another node than their subject names are dropped, since the server restricts a node's
 agent to the subjects of its node.
 """
@@ -12,29 +11,25 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
+from shared.model.clock import end
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Delivery, Event
-from shared.model.events.pod_events import ResyncRequested
 from shared.nats import subjects, wire
-from shared.nats.cancellation import end
 from shared.nats.connection import ConnectWait, connected
-from shared.nats.inbox import EVENTS_PER_MESSAGE, DeliveredMessage, Inbox
-from shared.nats.stream import add_durable, durable_config, ensured
-from shared.nats.subjects import STREAM
+from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, of_its_node
+from shared.nats.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 2.0
 AGAIN_S = 0.5
 """Seconds between attempts to connect for the first time."""
 HEADERS_BYTES = 1024
@@ -54,15 +49,20 @@ class Bus:
         self,
         client: Client | None,
         *,
-        keeps_stream: bool = True,
-        copies: int = 1,
+        name: str,
+        creates_stream: bool,
+        replaces_stream: bool,
+        copies: int,
     ) -> None:
         self.client: Any = None
-        self.stream: JetStreamContext = None
-        self.keeps_stream = keeps_stream
-        self.copies = copies
-        self.durables: dict[str, ConsumerConfig] = {}
-        self.inboxes: list[Inbox] = []
+        self.work: WorkQueue
+        self._new_work_queue = partial(
+            WorkQueue,
+            service=name,
+            creates_stream=creates_stream,
+            replaces_stream=replaces_stream,
+            copies=copies,
+        )
         self._reached = asyncio.Event()
         self._wait = ConnectWait()
         if client is not None:
@@ -76,22 +76,30 @@ class Bus:
         url: str,
         *,
         name: str,
-        keys: ClientCredentials = NO_CREDENTIALS,
-        keeps_stream: bool = True,
+        credentials: ClientCredentials = NO_CREDENTIALS,
+        creates_stream: bool = True,
+        replaces_stream: bool = False,
         copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Connect with the credentials `keys`, and stay connected until the context exits.
+        """Connect, and stay connected until the context exits.
 
-        A missing stream is created with `copies` replicas on a NATS cluster, unless `keeps_stream`
-        is False. Raises UnavailableError if no server accepted us within `patience_s` seconds,
-        RequestError if a file cannot be read.
+        `creates_stream`: create a missing stream, with `copies` replicas on a NATS cluster;
+        `replaces_stream`: replace one that stores nothing. JetStream may be unavailable. Raises
+        UnavailableError if no server accepts the login within `patience_s` seconds, RequestError if
+        a file cannot be read.
         """
-        client = await connected(url, name=name, keys=keys, patience_s=patience_s)
-        bus = cls(client, keeps_stream=keeps_stream, copies=copies)
-        watch = asyncio.create_task(bus._watch_stream())
+        client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
+        bus = cls(
+            client,
+            name=name,
+            creates_stream=creates_stream,
+            replaces_stream=replaces_stream,
+            copies=copies,
+        )
+        watch = asyncio.create_task(bus.work.watch())
         try:
-            await bus._ensure(first=True)
+            await bus.work.ensure(first=True)
             yield bus
         finally:
             await end(watch)
@@ -104,8 +112,9 @@ class Bus:
         url: str,
         *,
         name: str,
-        keys: ClientCredentials = NO_CREDENTIALS,
-        keeps_stream: bool = False,
+        credentials: ClientCredentials = NO_CREDENTIALS,
+        creates_stream: bool = False,
+        replaces_stream: bool = False,
         copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
@@ -116,34 +125,46 @@ class Bus:
         is logged once; `unready_reason` returns it. An attempt times out after `patience_s`
         seconds.
         """
-        bus = cls(None, keeps_stream=keeps_stream, copies=copies)
+        bus = cls(
+            None,
+            name=name,
+            creates_stream=creates_stream,
+            replaces_stream=replaces_stream,
+            copies=copies,
+        )
         async with asyncio.TaskGroup() as tasks:
-            reaching = tasks.create_task(bus._reach(url, name, keys, patience_s))
+            reaching = tasks.create_task(bus._reach(url, name, credentials, patience_s))
             try:
                 yield bus
             finally:
                 await end(reaching)
                 await bus._leave()
 
-    async def _reach(self, url: str, name: str, keys: ClientCredentials, patience_s: float) -> None:
+    async def _reach(
+        self, url: str, name: str, credentials: ClientCredentials, patience_s: float
+    ) -> None:
         while not self.is_connected:
             try:
-                if self.client is None:
-                    self._take(
-                        await connected(
-                            url, name=name, keys=keys, patience_s=patience_s, waits=self._wait.note
-                        )
+                self._take(
+                    await connected(
+                        url,
+                        name=name,
+                        credentials=credentials,
+                        patience_s=patience_s,
+                        on_failure=self._wait.note,
                     )
-                await self._ensure(first=True)
-                self._reached.set()
+                )
             except LeaseholdError as error:
                 self._wait.note(str(error))
                 await asyncio.sleep(AGAIN_S)
+            else:
+                await self.work.ensure(first=True)
+                self._reached.set()
         self._wait.over()
-        await self._watch_stream()
+        await self.work.watch()
 
     def _take(self, client: Client) -> None:
-        self.client, self.stream = client, client.jetstream(timeout=5.0)
+        self.client, self.work = client, self._new_work_queue(client)
 
     async def _leave(self) -> None:
         if self.client is None:
@@ -161,8 +182,8 @@ class Bus:
     def unready_reason(self) -> str | None:
         """Return why NATS cannot be used now, or None."""
         if self.is_connected:
-            return None if self.connected else "not connected"
-        return self._wait.why or "not connected yet"
+            return (self.work.fault or None) if self.connected else "not connected"
+        return self._wait.reason or "not connected yet"
 
     @property
     def is_connected(self) -> bool:
@@ -174,9 +195,9 @@ class Bus:
         await self._reached.wait()
 
     async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
-        """Publish events, many per message; return when the stream has stored the work among them.
+        """Publish events, many per message; return when the work among them is stored or received.
 
-        Order is preserved within one type and route. Raises UnavailableError if the server did not
+        Order is preserved within one type and route. Raises UnavailableError if NATS did not
         confirm: the caller may publish again, since repetitions are dropped or harmless. An event
         that cannot be encoded or exceeds the maximum size is logged and skipped, so that it does
         not block others.
@@ -198,7 +219,7 @@ class Bus:
             else:
                 await asyncio.gather(*sending)
         except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"NATS did not store {len(events)} events: {error!r}") from error
+            raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
 
     async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
@@ -229,7 +250,7 @@ class Bus:
 
         async def receive(message: Msg) -> None:
             try:
-                questions = _of_its_node(wire.decode(message.data, kind), message.subject)
+                questions = of_its_node(wire.decode(message.data, kind), message.subject)
                 answer = await reply(questions[0]) if questions else None
             except LeaseholdError as error:
                 logger.warning("no reply to %s: %s", kind.subject, error)
@@ -261,22 +282,17 @@ class Bus:
     ) -> Inbox:
         """Subscribe to events of `kinds`: to work as one replica of `durable`, to every broadcast.
 
-        With a `route`, only broadcasts for that route are received. Raises UnavailableError if NATS
-        does not create the consumer.
+        With a `route`, only broadcasts for that route are received.
         """
         inbox = Inbox()
         work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
         broadcasts = [kind for kind in kinds if kind.delivery is Delivery.BROADCAST]
         if work:
-            await self._subscribe_work(inbox, work, durable)
-        self.inboxes.append(inbox)
+            await self.work.subscribe(inbox, work, durable)
         for kind in broadcasts:
             subject = subjects.subscribe_subject(kind, route)
-            inbox.subscriptions.append(
-                await self.client.subscribe(
-                    subject, cb=_into(inbox, {kind.subject: kind}, work=False)
-                )
-            )
+            callback = inbox.receive_broadcasts(kind)
+            inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
@@ -284,19 +300,9 @@ class Bus:
         inbox = Inbox()
         for kind in kinds:
             subject = subjects.subscribe_subject(kind)
-            callback = _into(inbox, {kind.subject: kind}, work=False)
+            callback = inbox.receive_broadcasts(kind)
             inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
-
-    async def _subscribe_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
-        deliver = subjects.deliver(durable)
-        callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
-        config = durable_config(
-            durable, deliver, [subjects.subscribe_subject(kind) for kind in kinds]
-        )
-        await add_durable(self.stream, config)
-        self.durables[durable] = config
-        inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
 
     def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
         """Encode events of one type, in one message if it is small enough for the server.
@@ -323,65 +329,13 @@ class Bus:
     async def _send(
         self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
     ) -> None:
-        headers = {"traceparent": traceparent} if traceparent else None
+        headers = {"traceparent": traceparent} if traceparent else {}
         if kind.delivery is Delivery.BROADCAST:
-            await self.client.publish(subjects.publish_subject(kind, route), data, headers=headers)
+            subject = subjects.publish_subject(kind, route)
+            await self.client.publish(subject, data, headers=headers or None)
             return
         ids = [event.event_id for event in events]
         if all(ids):
             digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
-            headers = {**(headers or {}), "Nats-Msg-Id": digest}
-        await self.stream.publish(
-            subjects.publish_subject(kind, route), data, stream=STREAM, headers=headers
-        )
-
-    async def _watch_stream(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            try:
-                for inbox in self.inboxes:
-                    await inbox.keep()
-                await self._ensure(first=False)
-            except UnavailableError as error:
-                logger.debug("%s", error)
-
-    async def _ensure(self, *, first: bool) -> None:
-        """Create the stream and our consumers if they are missing, and then request a resync."""
-        if not self.keeps_stream:
-            return
-        missing = await ensured(self.stream, self.durables.values(), copies=self.copies)
-        if missing and not first:
-            logger.warning("a NATS stream or consumer was missing and was created again")
-            await self.publish([ResyncRequested(reason="work may have been lost with NATS")])
-
-
-def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:
-    async def receive(message: Msg) -> None:
-        subject = message.subject.split(".", 2)[2]
-        kind = next((k for name, k in kinds.items() if subject.startswith(name)), None)
-        if kind is None:
-            return
-        try:
-            events = wire.decode(message.data, kind)
-        except RequestError as error:
-            logger.error("dropped a message: %s", error)  # noqa: TRY400 - the message says it all
-            if work:
-                await message.term()
-            return
-        ours = _of_its_node(events, message.subject)
-        if ours or not work:
-            inbox.put(DeliveredMessage(ours, message, work))
-        else:
-            await message.term()
-
-    return receive
-
-
-def _of_its_node(events: list[E], subject: str) -> list[E]:
-    """Drop events about another node than the last token of the subject."""
-    if not events or not subjects.is_routed(type(events[0])):
-        return events
-    ours = [event for event in events if subject.endswith(subjects.token(event.route))]
-    if len(ours) < len(events):
-        logger.error("dropped %d events on %s about other nodes", len(events) - len(ours), subject)
-    return ours
+            headers["Nats-Msg-Id"] = digest
+        await self.work.send(kind, route, data, headers)

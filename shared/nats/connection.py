@@ -16,17 +16,17 @@ from nats.aio.transport import TcpTransport
 
 from shared.credentials.logins import ClientCredentials, Login
 from shared.credentials.tls import tls_fault
+from shared.model.clock import end
 from shared.model.errors import RequestError, UnavailableError
-from shared.nats.cancellation import end
 from shared.nats.subjects import inbox_of
 
 logger = logging.getLogger(__name__)
 
-GOODBYE_S = 2.0
+CLOSE_S = 2.0
 BUFFER_BYTES = 32 * 1024
 LATE_S = 2.0
 """The reason is logged if the first connection takes longer than this."""
-NO_TLS = "the server offers no TLS, which is required: no credentials were sent"
+NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
 
 
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
@@ -48,37 +48,37 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         super().close()
         if self._io_writer is not None:
             transport = self._io_writer.transport
-            asyncio.get_running_loop().call_later(GOODBYE_S, transport.abort)
+            asyncio.get_running_loop().call_later(CLOSE_S, transport.abort)
 
 
 class _NatsClient(Client):  # type: ignore[misc]
     """Reads credential files at each connection, and sends no secret without TLS."""
 
-    def __init__(self, keys: ClientCredentials, *, demands_tls: bool) -> None:
+    def __init__(self, credentials: ClientCredentials, *, requires_tls: bool) -> None:
         super().__init__()
-        self._keys = keys
-        self._demands_tls = demands_tls
-        self._is_covered = False
+        self._credentials = credentials
+        self._requires_tls = requires_tls
+        self._is_encrypted = False
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
         """The TLS context; the library reads it at each handshake."""
         try:
-            context = self._keys.tls.context()
+            context = self._credentials.tls.context()
         except RequestError as error:
             raise nats.errors.Error(str(error)) from error
-        self._is_covered = True
+        self._is_encrypted = True
         return context
 
-    def said_user(self) -> str:
+    def user_name(self) -> str:
         """Return the user name, after the TLS handshake."""
         return self._login().user
 
-    def said_secret(self) -> str:
+    def password(self) -> str:
         """Return the current password of the credentials file."""
         return self._login().secret
 
-    def said_nothing(self) -> str:
+    def empty_token(self) -> str:
         """Return an empty token, after the TLS handshake."""
         self._check()
         return ""
@@ -86,7 +86,7 @@ class _NatsClient(Client):  # type: ignore[misc]
     def _login(self) -> Login:
         self._check()
         try:
-            login = self._keys.login()
+            login = self._credentials.login()
         except RequestError as error:
             raise nats.errors.Error(str(error)) from error
         if login is None:
@@ -94,7 +94,7 @@ class _NatsClient(Client):  # type: ignore[misc]
         return login
 
     def _check(self) -> None:
-        if self._demands_tls and not self._is_covered:
+        if self._requires_tls and not self._is_encrypted:
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class _NatsClient(Client):  # type: ignore[misc]
     async def _process_err(self, err_msg: str) -> None:
         """Reconnect after any error that ends a connection, such as expired permissions.
 
-        The library would close the connection for good.
+        The library would close the connection.
         """
         if "permissions violation" in err_msg.lower():
             await super()._process_err(err_msg)
@@ -113,7 +113,7 @@ class _NatsClient(Client):  # type: ignore[misc]
             await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip()}"))
 
     async def _connect_to_server(self, s: Any) -> None:
-        self._is_covered = False
+        self._is_encrypted = False
         s.last_attempt = time.monotonic()
         self._transport = _Transport()
         await self._transport.connect(s.uri, BUFFER_BYTES, self.options["connect_timeout"])
@@ -123,22 +123,24 @@ async def connected(
     url: str,
     *,
     name: str,
-    keys: ClientCredentials,
+    credentials: ClientCredentials,
     patience_s: float,
-    waits: Callable[[str], None] | None = None,
+    on_failure: Callable[[str], None] | None = None,
 ) -> Client:
-    """Return a client that reconnects; `keys` are our credentials and the server's CA.
+    """Return a client that reconnects; `credentials` are the login and the server's CA.
 
-    `waits` is called with the reason of each failed attempt. Raises UnavailableError if no server
-    accepted us within `patience_s` seconds, RequestError if a file cannot be read.
+    `on_failure` is called with the reason of each failed attempt. Raises UnavailableError if no
+    server accepts the login within `patience_s` seconds, RequestError if a file cannot be read.
     """
     where = url.rpartition("@")[2]
-    met = _ConnectionErrors(lambda met: waits(_why_not(where, keys, met)) if waits else None)
+    errors = _ConnectionErrors(
+        lambda met: on_failure(_failure_text(where, credentials, met)) if on_failure else None
+    )
     parts = urlsplit(url)
-    demands_tls = bool(keys.tls) or parts.scheme == "tls"
-    if demands_tls:
-        keys.tls.context()
-    client = _NatsClient(keys, demands_tls=demands_tls)
+    requires_tls = bool(credentials.tls) or parts.scheme == "tls"
+    if requires_tls:
+        credentials.tls.context()
+    client = _NatsClient(credentials, requires_tls=requires_tls)
     connecting = asyncio.create_task(
         client.connect(
             url,
@@ -148,20 +150,20 @@ async def connected(
             ping_interval=5,
             max_outstanding_pings=2,
             pending_size=16 * 1024 * 1024,
-            error_cb=met.note,
-            disconnected_cb=_said("lost the connection to NATS; reconnecting"),
-            reconnected_cb=met.back,
-            # Servers that a cluster tells of by address show the certificate of its name.
-            **({"tls_hostname": parts.hostname} if demands_tls else {}),
-            **_options(client, keys, demands_tls=demands_tls),
+            error_cb=errors.note,
+            disconnected_cb=_logged_event("lost the connection to NATS; reconnecting"),
+            reconnected_cb=errors.back,
+            # A cluster announces servers by address; their certificates are for its name.
+            **({"tls_hostname": parts.hostname} if requires_tls else {}),
+            **_options(client, credentials, requires_tls=requires_tls),
         )
     )
     try:
         await _within(connecting, patience_s)
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        met.sort(error)
-        raise UnavailableError(_why_not(where, keys, met)) from error
-    met.is_connected = True
+        errors.sort(error)
+        raise UnavailableError(_failure_text(where, credentials, errors)) from error
+    errors.is_connected = True
     return client
 
 
@@ -177,27 +179,29 @@ async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
                 await end(connecting)
 
 
-def _options(client: _NatsClient, keys: ClientCredentials, *, demands_tls: bool) -> dict[str, Any]:
+def _options(
+    client: _NatsClient, credentials: ClientCredentials, *, requires_tls: bool
+) -> dict[str, Any]:
     """Return the options for our user and our private inbox."""
-    login = keys.login()
+    login = credentials.login()
     if login is not None:
         inbox = inbox_of(login.user)
-        said = {"user": client.said_user, "password": client.said_secret}
-        return {**said, "inbox_prefix": inbox}
-    return {"token": client.said_nothing} if demands_tls else {}
+        login_callbacks = {"user": client.user_name, "password": client.password}
+        return {**login_callbacks, "inbox_prefix": inbox}
+    return {"token": client.empty_token} if requires_tls else {}
 
 
 class ConnectWait:
     """Reasons why the first connection takes long; each is logged once, after `LATE_S`."""
 
     def __init__(self) -> None:
-        self.why = ""
+        self.reason = ""
         self._began = time.monotonic()
         self._logged: set[str] = set()
 
     def note(self, why: str) -> None:
         """Record the latest reason."""
-        self.why = why
+        self.reason = why
         if time.monotonic() - self._began >= LATE_S and why not in self._logged:
             self._logged.add(why)
             logger.warning("waiting for NATS: %s", why)
@@ -211,12 +215,12 @@ class ConnectWait:
 class _ConnectionErrors:
     """Errors of a connection; each is logged once until the connection is up again."""
 
-    def __init__(self, waits: "Callable[[_ConnectionErrors], None]") -> None:
+    def __init__(self, on_failure: "Callable[[_ConnectionErrors], None]") -> None:
         self.is_connected = False
         self.is_refused = False
         self.fault = ""
-        self.silence = "no answer"
-        self._waits = waits
+        self.failure = "no response"
+        self._on_failure = on_failure
         self._logged = ""
 
     async def note(self, error: Exception) -> None:
@@ -229,7 +233,7 @@ class _ConnectionErrors:
         logger.debug("NATS: %r", error)
         fault = self.sort(error)
         if not self.is_connected:
-            self._waits(self)
+            self._on_failure(self)
         elif fault and fault != self._logged:
             self._logged = fault
             logger.warning("cannot reconnect to NATS: %s", fault)
@@ -243,22 +247,22 @@ class _ConnectionErrors:
         """Record the error; return its text if it is about authentication."""
         if "authorization" in repr(error).lower():
             self.is_refused, self.fault = True, ""
-            return "it rejects our user"
+            return "the server rejects the login"
         fault = tls_fault(error, flag="--nats")
         if fault is None and isinstance(error.__cause__, RequestError):
             fault = str(error)
         if fault is None and NO_TLS in str(error):
-            fault = f"{NO_TLS}; leave out --nats-ca-file, or turn TLS on there"
+            fault = f"{NO_TLS}; enable TLS on the server, or remove --nats-ca-file"
         if fault:
             self.fault = fault
         elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            self.silence = _words(error)
+            self.failure = _os_error_text(error)
             if not isinstance(error, _ENDED):
                 self.is_refused, self.fault = False, ""
         return fault or ""
 
 
-def _words(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     """Return the system's error text of a failed connection, without its number."""
     if isinstance(error, socket.gaierror):
         return "its host name does not resolve"
@@ -267,29 +271,30 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _why_not(where: str, keys: ClientCredentials, met: _ConnectionErrors) -> str:
+def _failure_text(where: str, credentials: ClientCredentials, met: _ConnectionErrors) -> str:
     if met.fault:
         return f"NATS at {where}: {met.fault}"
-    if met.is_refused and keys.shown is None:
+    if met.is_refused and credentials.secret_file is None:
         return f"NATS at {where} requires a user: set --nats-credentials FILE"
-    if met.is_refused and keys.credentials is None:
+    if met.is_refused and credentials.login_file is None:
         return (
-            f"NATS at {where} rejects the token in {keys.token}: is the auth service running, does "
-            "the token have its audience, and does the pod have a service account of Leasehold?"
+            f"NATS at {where} rejects the token in {credentials.token_file}: is the auth service "
+            "running, does the token have its audience, and does the pod have a service account of "
+            "Leasehold?"
         )
     if met.is_refused:
         return (
-            f"NATS at {where} rejects the user in {keys.credentials}: compare the file with the "
-            "server's configuration; `leasehold credentials --out DIR` writes both"
+            f"NATS at {where} rejects the user in {credentials.login_file}: compare the file with "
+            "the server's configuration; `leasehold credentials --out DIR` writes both"
         )
     return (
-        f"NATS at {where} does not respond ({met.silence}): is nats-server running, and is "
+        f"NATS at {where} does not respond ({met.failure}): is nats-server running, and is "
         "LEASEHOLD_NATS_URL right?"
     )
 
 
-def _said(text: str) -> Callable[[], Any]:
-    async def said() -> None:
+def _logged_event(text: str) -> Callable[[], Any]:
+    async def log() -> None:
         logger.info(text)
 
-    return said
+    return log

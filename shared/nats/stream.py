@@ -1,13 +1,12 @@
 """The JetStream stream of work and its durable consumers; created if missing."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
-import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from shared.model.errors import UnavailableError
 from shared.nats.subjects import STREAM
 
 ACK_WAIT_S = 5.0
@@ -31,49 +30,47 @@ def durable_config(name: str, deliver: str, filters: Sequence[str]) -> ConsumerC
     )
 
 
-async def add_durable(stream: JetStreamContext, config: ConsumerConfig) -> None:
-    """Create or update a consumer. Raises UnavailableError if NATS does not."""
-    try:
-        await stream.add_consumer(STREAM, config)
-    except (nats.errors.Error, TimeoutError) as error:
-        raise UnavailableError(f"NATS made no consumer {config.durable_name}: {error!r}") from error
-
-
 async def ensured(
     stream: JetStreamContext, durables: Iterable[ConsumerConfig], *, copies: int
 ) -> bool:
     """Create the stream with `copies` replicas, and consumers, if they are missing.
 
-    Return whether any was. Raises UnavailableError if NATS neither has nor makes them.
+    Return whether any was missing. Raises the client's errors and TimeoutError.
     """
-    try:
-        missing = await _ensure_stream(stream, copies)
-        for config in list(durables):
-            missing |= await _ensure_consumer(stream, config)
-    except (nats.errors.Error, TimeoutError) as error:
-        raise UnavailableError(
-            f"NATS has no JetStream for us ({error!r}): start nats-server with -js"
-        ) from error
+    missing = await _ensure_stream(stream, copies)
+    for config in list(durables):
+        missing |= await _ensure_consumer(stream, config)
     return missing
+
+
+async def replace_stream(stream: JetStreamContext, *, copies: int, storage: StorageType) -> None:
+    """Delete the stream with all that it contains, and create it again."""
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        await stream.delete_stream(STREAM)
+    await _add_stream(stream, copies, storage)
 
 
 async def _ensure_stream(stream: JetStreamContext, copies: int) -> bool:
     try:
         await stream.stream_info(STREAM)
     except nats.js.errors.NotFoundError:
-        await stream.add_stream(
-            StreamConfig(
-                name=STREAM,
-                subjects=["leasehold.work.>"],
-                retention=RetentionPolicy.WORK_QUEUE,
-                storage=StorageType.FILE,
-                num_replicas=copies,
-                max_age=MAX_AGE_S,
-                duplicate_window=DUPLICATES_S,
-            )
-        )
+        await _add_stream(stream, copies, StorageType.FILE)
         return True
     return False
+
+
+async def _add_stream(stream: JetStreamContext, copies: int, storage: StorageType) -> None:
+    await stream.add_stream(
+        StreamConfig(
+            name=STREAM,
+            subjects=["leasehold.work.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=storage,
+            num_replicas=copies,
+            max_age=MAX_AGE_S,
+            duplicate_window=DUPLICATES_S,
+        )
+    )
 
 
 async def _ensure_consumer(stream: JetStreamContext, config: ConsumerConfig) -> bool:

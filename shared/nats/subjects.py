@@ -1,7 +1,6 @@
 """Names on NATS: subjects of events, durable consumers, inboxes of users; pure.
 
-The bus speaks by them, and the permissions of its users are made from them, so that neither can
-say what the other does not mean.
+The bus and the permissions of its users both use them, so that they cannot differ.
 """
 
 from shared.model.events.event import Event
@@ -48,6 +47,16 @@ def durable_of(service: str, method: str) -> str:
 def deliver(durable: str) -> str:
     """Return the subject that the server delivers the work of a consumer to."""
     return f"leasehold.deliver.{durable}"
+
+
+def direct_publish_subject(kind: type[Event], route: str = "") -> str:
+    """Return the subject that work is sent to while JetStream does not store it."""
+    return f"leasehold.direct.{kind.subject}{token(route)}"
+
+
+def direct_subscribe_subject(kind: type[Event], route: str = "") -> str:
+    """Return the subject to subscribe to for work that JetStream does not store."""
+    return f"leasehold.direct.{kind.subject}{_filter(kind, route)}"
 
 
 def user_of(service: str, node: str = "") -> str:

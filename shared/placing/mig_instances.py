@@ -2,7 +2,7 @@
 
 A device without leases may be partitioned: of its layouts, in their order, the first one with a
 large enough instance is chosen, and of that layout the smallest such instance. A device with leased
-instances keeps its layout: the smallest free instance that is large enough is chosen.
+instances is not partitioned again: the smallest free instance that is large enough is chosen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -125,7 +125,7 @@ def instance_refusal(
         return DeviceRefusal("GpuInstanceTooSmall", text)
     free = largest_free_mib(shapes_by_layout, layout, taken, free_mib)
     if layout:
-        pinned = f"leased instances keep it in layout {layout}"
+        pinned = f"leased instances require its layout {layout}"
         left = f"the largest free instance there has {free} MiB" if free else "none is free there"
         return DeviceRefusal("GpuInstancesTaken", f"{needed}, {pinned}, and {left}")
     text = f"{needed}, but only {free_mib} MiB of the device are free"

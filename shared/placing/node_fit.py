@@ -95,7 +95,11 @@ def _fit_share(
     own_use = use if container.init else _with_own(device, use, given)
     memory_mib = required_memory_mib(container, device)
     if not fits(
-        container, device, own_use, memory_mib=memory_mib, tags=request.anti_affinity_groups
+        container,
+        device,
+        own_use,
+        memory_mib=memory_mib,
+        anti_affinity_groups=request.anti_affinity_groups,
     ):
         return None
     return enforced_share(container, device, memory_mib)

@@ -1,22 +1,29 @@
-"""The HTTP endpoints of a service: /healthz, /readyz and /metrics."""
+"""The HTTP endpoints of a service: /healthz, /readyz and /metrics.
+
+Requests that are not HTTP, such as TLS on a plain port, a port scan, or a body with a wrong
+encoding, are logged at debug level, without a traceback: aiohttp has already responded with 400 or
+closed the connection.
+"""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from ssl import SSLContext
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from shared.model.errors import RequestError
 
 Probe = Callable[[], str | None]
-"""Says what is not ready, or None."""
+"""Returns why something is not ready, or None."""
 
 
 def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
     """Return the reasons why the service is not ready, by probe."""
-    said = {name: probe() for name, probe in probes.items()}
-    return {name: text for name, text in said.items() if text}
+    return {name: text for name, probe in probes.items() if (text := probe())}
 
 
 def application(probes: Mapping[str, Probe]) -> web.Application:
@@ -50,9 +57,8 @@ async def served(
 ) -> AsyncIterator[str]:
     """Serve the endpoints on `HOST:PORT` (port 0: any free port) and yield the address.
 
-    With `tls`, over TLS; what its context shows may change while it serves.
-
-    Raises RequestError, naming the flag it came from, if the address cannot be had.
+    With `tls`, over TLS; the certificate of its context may be replaced at any time. Raises
+    RequestError, which names the flag, if the address is invalid or in use.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -64,8 +70,35 @@ async def served(
         try:
             await site.start()
         except OSError as error:
-            raise RequestError(f"{flag} {address}: {error.strerror}; give a free port") from error
+            raise RequestError(f"{flag} {address}: {error.strerror}; choose a free port") from error
         bound = runner.addresses[0]
         yield f"{bound[0]}:{bound[1]}"
     finally:
         await runner.cleanup()
+
+
+LOGGER = "aiohttp.server"
+SHOWN = 200
+"""Characters of the reason that are logged."""
+
+
+class BadRequestFilter(logging.Filter):
+    """A logging filter for requests that are not HTTP. Other records pass unchanged."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Turn such a record into a debug line; drop it if debug logging is off."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | RequestPayloadError):
+            return True
+        why = " ".join(str(error).split())[:SHOWN]
+        record.msg, record.args = "%s: not HTTP: %s", (record.getMessage(), why)
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        record.exc_info = record.exc_text = None
+        return logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
+
+
+def suppress_bad_request_tracebacks() -> None:
+    """Install the filter for all servers of this process."""
+    logger = logging.getLogger(LOGGER)
+    if not any(isinstance(one, BadRequestFilter) for one in logger.filters):
+        logger.addFilter(BadRequestFilter())

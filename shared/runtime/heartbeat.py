@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
 
+from shared.model.clock import end
 from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
-from shared.nats.cancellation import end
 from shared.runtime.health import Probe, unready
 
 logger = logging.getLogger(__name__)
@@ -38,29 +38,29 @@ async def sending_heartbeats(
 ) -> AsyncIterator[None]:
     """Publish heartbeats at an interval until the context exits."""
 
-    async def tell(*, leaving: bool = False) -> None:
+    async def send(*, stopping: bool = False) -> None:
         event = Heartbeat(
             service=service,
             instance=instance,
             node=node,
             interval_s=every_s,
-            stopping=leaving,
+            stopping=stopping,
             unready_reasons=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
             version=version("leasehold"),
         )
         try:
             await bus.publish([event])
         except UnavailableError as error:
-            logger.debug("nobody hears that this replica runs: %s", error)
+            logger.debug("no heartbeat was sent: %s", error)
 
-    async def again() -> None:
+    async def repeat() -> None:
         while True:
-            await tell()
+            await send()
             await asyncio.sleep(every_s)
 
-    telling = asyncio.create_task(again())
+    sending = asyncio.create_task(repeat())
     try:
         yield
     finally:
-        await end(telling)
-        await tell(leaving=True)
+        await end(sending)
+        await send(stopping=True)

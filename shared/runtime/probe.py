@@ -1,8 +1,8 @@
 """Readiness probe for containers: `python -m shared.runtime.probe`.
 
-For container health checks, in images without curl: often run, so that nothing is imported that is
-slow to import. LEASEHOLD_PROBE names HOST:PORT; otherwise the
-port is that of LEASEHOLD_HTTP. Exit code 0: ready; 1: not, and the reason is printed.
+For images without curl. It runs often, so it imports nothing that is slow to import.
+LEASEHOLD_PROBE is HOST:PORT; without it, the port is that of LEASEHOLD_HTTP. Exit code 0: ready;
+1: not ready, and the reason is printed.
 """
 
 import os
@@ -15,23 +15,22 @@ OK = 200
 
 def address(environ: dict[str, str]) -> str:
     """Return HOST:PORT of the service's HTTP endpoints."""
-    told = environ.get("LEASEHOLD_PROBE", "")
-    if told:
-        return told
+    if probe := environ.get("LEASEHOLD_PROBE", ""):
+        return probe
     _, _, port = environ.get("LEASEHOLD_HTTP", "").rpartition(":")
     return f"127.0.0.1:{port or 9100}"
 
 
-def ask(where: str) -> tuple[int, str]:
+def request_readiness(where: str) -> tuple[int, str]:
     """Return status and body of the response. Raises OSError if there is none."""
     host, _, port = where.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"GET /readyz HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
-    head, _, text = answer.partition("\r\n\r\n")
+        response = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
+    head, _, text = response.partition("\r\n\r\n")
     words = head.split(maxsplit=2)
     if len(words) < 2 or not words[1].isdecimal():
-        raise OSError(f"that is no HTTP: {answer[:40]!r}")
+        raise OSError(f"the response is not HTTP: {response[:40]!r}")
     return int(words[1]), text
 
 
@@ -39,7 +38,7 @@ def main() -> int:
     """Probe once."""
     where = address(dict(os.environ))
     try:
-        status, text = ask(where)
+        status, text = request_readiness(where)
     except OSError as error:
         print(f"http://{where}/readyz: {error}")  # noqa: T201
         return 1

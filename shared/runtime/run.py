@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any
 
+from shared.model.clock import end
 from shared.model.errors import LeaseholdError
 from shared.nats.bus import Bus
-from shared.nats.cancellation import end
 from shared.runtime import health, telemetry
 from shared.runtime.heartbeat import sending_heartbeats
 from shared.runtime.runner import Runner
@@ -24,17 +24,19 @@ logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = (20_000, 20, 50)
 """Garbage collection is rare: a batch creates many objects and hardly any cycles."""
+NOTIFY_SOCKET = "NOTIFY_SOCKET"
+"""For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 
 
 class Nats(Enum):
-    """What a service does until the first connection to NATS."""
+    """The parts of a service that run before the first connection to NATS."""
 
     FIRST = "first"
-    """Nothing but to say on its health pages why it waits."""
+    """Only the health endpoints, which return the reason."""
     MEANWHILE = "meanwhile"
-    """What it does by itself; it is not ready."""
+    """The loops; the service is not ready."""
     OPTIONAL = "optional"
-    """What it does by itself, and it is ready."""
+    """The loops; the service is ready."""
 
 
 async def serve(
@@ -51,9 +53,8 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
-    Once everything is heard it does `begin`. Told to stop, it first waits for `leave`, with
-    everything still running.
-    `settings.run_file` is written once everything is heard and every probe is content.
+    `begin` is called once all subscriptions exist; `leave` before anything is stopped.
+    `settings.run_file` is written once all subscriptions exist and every probe succeeds.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -114,7 +115,7 @@ async def _announce(
     address: str,
 ) -> None:
     await started.wait()
-    while health.unready(checks):  # noqa: ASYNC110 - probes are asked, they do not tell
+    while health.unready(checks):  # noqa: ASYNC110 - probes are polled
         await asyncio.sleep(0.05)
     logger.info("ready on http://%s", address)
     if settings.run_file is not None:
@@ -129,7 +130,7 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
     telemetry.open_logs(service, log_level)
     gc.set_threshold(*GC_THRESHOLD)
     try:
-        _runner()(_listened(entry))
+        _runner()(_with_exception_handler(entry))
     except KeyboardInterrupt:
         sys.exit(130)
     except (LeaseholdError, BaseExceptionGroup) as error:
@@ -138,15 +139,15 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
         sys.exit(1)
 
 
-async def _listened(entry: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.get_running_loop().set_exception_handler(_unheard)
+async def _with_exception_handler(entry: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.get_running_loop().set_exception_handler(_on_unhandled_error)
     await entry()
 
 
-def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors of tasks that nothing awaits; a slow name lookup is no error."""
+def _on_unhandled_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log errors of tasks that nothing awaits; a failed name lookup only at debug level."""
     if isinstance(context.get("exception"), socket.gaierror):
-        logger.debug("looked up in vain, and too late: %s", context["exception"])
+        logger.debug("a name lookup failed after its timeout: %s", context["exception"])
     else:
         loop.default_exception_handler(context)
 
@@ -167,3 +168,20 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
         return asyncio.run
     run_loop: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run
     return run_loop
+
+
+def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Notify systemd that the service is ready, with a status text.
+
+    Does nothing without `NOTIFY_SOCKET`. An unreachable socket is logged and ignored.
+    """
+    address = environ.get(NOTIFY_SOCKET, "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.sendto(f"READY=1\nSTATUS={status}".encode(), address)
+    except OSError as error:
+        logger.warning("%s: %s", environ[NOTIFY_SOCKET], error.strerror)

@@ -2,7 +2,8 @@
 
 The error that a handler raises decides what happens to its message: RequestError drops it,
 ConflictError redelivers it at once, UnavailableError after a pause. Any other error is a bug: it is
-logged with its traceback, and the message is dropped after a few attempts.
+logged with its traceback, and the message is dropped after a few attempts. A dropped message is
+followed by `ResyncRequested`, so that what it was about is published again.
 """
 
 import asyncio
@@ -17,21 +18,42 @@ from prometheus_client import Counter, Histogram
 
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
+from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.nats.inbox import DeliveredMessage, Inbox
 from shared.nats.stream import ACK_WAIT_S
 from shared.nats.subjects import durable_of
 from shared.runtime import telemetry
 from shared.runtime.service import Role, roles_of
-from shared.runtime.wait_reasons import WaitReasons
 
 logger = logging.getLogger(__name__)
 
+STEADY_S = 30.0
+"""A reason that did not occur for this time is logged as a warning again."""
+MAX_REASONS = 1_000
 PAUSE_S = 1.0
 ATTEMPTS = 5
+RESYNC_S = 30.0
+"""A service requests a resync because of dropped messages at most once in this time."""
 NOT_SUBSCRIBED = "not subscribed yet"
-GC_THRESHOLD = (20_000, 20, 50)
-"""Garbage collection is rare: a batch creates many objects and hardly any cycles."""
+
+
+class WaitReasons:
+    """The reasons of one service."""
+
+    def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._ticks = ticks
+        self._met: dict[str, float] = {}
+
+    def report(self, what: str, why: str) -> None:
+        """Log why `what` waits: as a warning, unless that was logged within the last `STEADY_S`."""
+        now = self._ticks()
+        is_new = now - self._met.pop(why, -STEADY_S) >= STEADY_S
+        self._met[why] = now
+        if len(self._met) > MAX_REASONS:
+            del self._met[next(iter(self._met))]
+        logger.log(logging.WARNING if is_new else logging.DEBUG, "%s waits: %s", what, why)
+
 
 HANDLED = Counter(
     "leasehold_events_handled",
@@ -80,6 +102,7 @@ class Runner:
         """Why the service is not subscribed or cannot publish; empty: it is ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
+        self._dropped = asyncio.Event()
 
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled, after NATS is connected.
@@ -105,6 +128,7 @@ class Runner:
                 for role, inbox in inboxes:
                     for _ in range(role.concurrency):
                         self.tasks.append(tasks.create_task(self._handle(role, inbox)))
+                self.tasks.append(tasks.create_task(self._resync_after_drops()))
                 self._start_all(tasks, "emits", self._emit)
                 if not self.loops_before_nats:
                     self._start_all(tasks, "loops", self._loop)
@@ -167,9 +191,20 @@ class Runner:
     ) -> None:
         if isinstance(error, UnavailableError):
             self._reasons.report(role.method, str(error))
-        outcome = await _settle(batch, role, error)
+        outcome, dropped = await _settle(batch, role, error)
+        if dropped:
+            self._dropped.set()
         events = sum(len(delivered.events) for delivered in batch)
         HANDLED.labels(self.name, role.method, outcome).inc(events)
+
+    async def _resync_after_drops(self) -> None:
+        """Request a resync after messages were dropped; a bug may drop the same ones again."""
+        while True:
+            await self._dropped.wait()
+            self._dropped.clear()
+            request = ResyncRequested(reason=f"{self.name} has dropped messages after a bug")
+            await self._retry("the resync", partial(self._publish, [request]))
+            await asyncio.sleep(RESYNC_S)
 
     async def _try_batch(self, role: Role, batch: list[DeliveredMessage]) -> Exception | None:
         events = [event for delivered in batch for event in delivered.events]
@@ -268,8 +303,14 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
         logger.debug("%s of %s %s", role.method, event.subject, outcome, extra=about)
 
 
-async def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> str:
-    """Acknowledge a batch according to its error; return the outcome for metrics."""
+async def _settle(
+    batch: list[DeliveredMessage], role: Role, error: Exception | None
+) -> tuple[str, bool]:
+    """Acknowledge a batch according to its error.
+
+    Return the outcome for metrics, and whether a message was dropped because of a bug.
+    """
+    spent: list[DeliveredMessage] = []
     match error:
         case None:
             outcome, responses = "done", [delivered.ack() for delivered in batch]
@@ -283,10 +324,11 @@ async def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | 
             outcome, responses = "unavailable", [delivered.nak(PAUSE_S) for delivered in batch]
         case _:
             logger.error("%s failed with a bug", role.method, exc_info=error)
+            spent = [delivered for delivered in batch if delivered.attempts >= ATTEMPTS]
             outcome, responses = "bug", [_after_bug(delivered) for delivered in batch]
     for response in responses:
         await response
-    return outcome
+    return outcome, bool(spent)
 
 
 async def _after_bug(delivered: DeliveredMessage) -> None:

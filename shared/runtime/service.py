@@ -3,7 +3,7 @@
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
 the events to publish. `@observes` marks a handler of copies, work included, that consumes nothing.
 `@emits` marks an async generator of batches of events. `@answers` takes a request and returns the
-reply. `@loops` marks what runs in the background.
+reply. `@loops` marks a background loop.
 """
 
 import collections.abc

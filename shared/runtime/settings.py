@@ -35,32 +35,32 @@ class ServiceSettings:
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
     nats_credentials: Path | None = setting(
         None,
-        "file with user:secret for NATS; `leasehold credentials --out DIR` writes such",
+        "file with user:secret for NATS, written by `leasehold credentials --out DIR`",
     )
     nats_token_file: Path | None = setting(
         None, "instead: file with a token of this service's account, for the auth service to review"
     )
     nats_ca_file: Path | None = setting(
-        None, "PEM file of the authority of NATS' certificate; then it must speak TLS"
+        None, "PEM file with the CA of NATS' certificate; requires TLS"
     )
-    nats_certificate_file: Path | None = setting(None, "PEM file shown to NATS if it asks for one")
+    nats_certificate_file: Path | None = setting(None, "PEM file with the client certificate")
     nats_key_file: Path | None = setting(None, "PEM file with that certificate's key")
-    nats_copies: int = setting(1, "copies of waiting work that a NATS cluster keeps: 1, 3 or 5")
+    nats_copies: int = setting(1, "replicas of the stream on a NATS cluster: 1, 3 or 5")
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
-    run_file: Path | None = setting(None, "written once ready: JSON with pid and http address")
+    run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
     log_level: str = setting("info", "debug, info, warning or error")
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
     otlp_endpoint: str = setting("", "send spans there by OTLP over gRPC, http://HOST:4317")
-    trace_ratio: float = setting(1.0, "share of pods whose spans are kept, 0 to 1")
+    trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1")
     instance: str = setting(
         "", "name of this replica in logs and spans; default: service, host and pid"
     )
 
     def nats_client_credentials(self, service: str, node: str = "") -> ClientCredentials:
-        """Return what this service, or its replica of a node, shows to NATS."""
+        """Return the NATS credentials of this service, or of its replica on a node."""
         return ClientCredentials(
-            credentials=self.nats_credentials,
-            token=self.nats_token_file,
+            login_file=self.nats_credentials,
+            token_file=self.nats_token_file,
             user=user_of(service, node),
             tls=TlsFiles(
                 ca=self.nats_ca_file,
@@ -80,21 +80,19 @@ class LedgerSettings(ServiceSettings):
     )
     redis_credentials: Path | None = setting(
         None,
-        "file with user:secret for Redis; `leasehold credentials --out DIR` writes such",
+        "file with user:secret for Redis, written by `leasehold credentials --out DIR`",
     )
     redis_ca_file: Path | None = setting(
-        None, "PEM file of the authority of Redis' certificate; default: those the system trusts"
+        None, "PEM file with the CA of Redis' certificate; default: the system's CAs"
     )
-    redis_certificate_file: Path | None = setting(
-        None, "PEM file shown to Redis if it asks for one"
-    )
+    redis_certificate_file: Path | None = setting(None, "PEM file with the client certificate")
     redis_key_file: Path | None = setting(None, "PEM file with that certificate's key")
 
     @property
     def redis_client_credentials(self) -> ClientCredentials:
-        """What this service shows to Redis."""
+        """The Redis credentials of this service."""
         return ClientCredentials(
-            credentials=self.redis_credentials,
+            login_file=self.redis_credentials,
             tls=TlsFiles(
                 ca=self.redis_ca_file,
                 certificate=self.redis_certificate_file,
@@ -117,8 +115,8 @@ def load(
 ) -> S:
     """Load settings of `kind`: flags, then the environment, then defaults.
 
-    Raises RequestError naming the variable and the value it cannot read; a bad flag ends the
-    process with code 2 and argparse's own message.
+    Raises RequestError with the name and value of an invalid variable; an invalid flag ends the
+    process with code 2 and argparse's message.
     """
     parser = argparse.ArgumentParser(
         prog=program,

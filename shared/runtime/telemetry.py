@@ -1,7 +1,7 @@
 """Traces and logs of a service.
 
-A pod's trace id is its uid without the dashes, so that whoever knows the pod can find the trace,
-and two watchers that see one pod start one trace. Context travels as W3C `traceparent` text.
+A pod's trace ID is its UID without dashes: traces can be found by pod, and two watchers of a pod
+start the same trace. The context is W3C `traceparent` text.
 https://www.w3.org/TR/trace-context/
 """
 
@@ -36,7 +36,7 @@ from opentelemetry.trace import (
 )
 
 from shared.model.events.event import Event, is_traceparent
-from shared.runtime.bad_requests import suppress_bad_request_tracebacks
+from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
 
 E = TypeVar("E", bound=Event)
@@ -71,10 +71,10 @@ class Tracing:
     ) -> tuple[list[E], list[Span]]:
         """Begin one span per event that concerns a pod; return the events inside their spans.
 
-        The events returned carry the span's own context in `trace`, so that what is said because
-        of them becomes its child. The span of an event that has waited begins anew in its trace,
-        and links to what it waited after, so that no span lasts as long as a pod waits. A pod's
-        first span links to that of its admission, which ended before the pod had its uid.
+        `trace` of the returned events is the span's context, so spans of the events that follow are
+        its children. A pod that waited gets a new root span with a link to the one before, so that
+        no span lasts as long as a pod waits. A pod's first span links to that of its admission
+        review, which ended before the pod had a UID.
         """
         if self.tracer is None:
             return list(events), []
@@ -93,8 +93,8 @@ class Tracing:
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
             placed: Any = event
-            said = {"admitted": ""} if admitted else {}
-            inside.append(dataclasses.replace(placed, trace=context_of(span), **said))
+            linked = {"admitted": ""} if admitted else {}
+            inside.append(dataclasses.replace(placed, trace=context_of(span), **linked))
         return inside, spans
 
     def span(self, name: str, parent: str, facts: dict[str, str]) -> Span | None:
@@ -102,10 +102,7 @@ class Tracing:
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
     def over(self, name: str, began_ns: int, facts: dict[str, str], *, fault: str = "") -> str:
-        """Keep the span of a question that is answered now, in a trace of its own.
-
-        Return its context; empty if nobody keeps it.
-        """
+        """Record the span of a finished request in a new trace; return its context, or ''."""
         if self.tracer is None:
             return ""
         span = self.tracer.start_span(
@@ -115,11 +112,11 @@ class Tracing:
             attributes=facts,
             start_time=began_ns,
         )
-        kept = span.is_recording()
+        is_recorded = span.is_recording()
         if fault:
             span.set_status(Status(StatusCode.ERROR, fault))
         span.end()
-        return context_of(span) if kept else ""
+        return context_of(span) if is_recorded else ""
 
     def _begin(
         self,
@@ -147,7 +144,7 @@ class Tracing:
             _root_trace_id.reset(token)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans."""
         if self.provider is not None:
             self.provider.shutdown()
 
@@ -237,9 +234,7 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415 - 0.1 s
-        OTLPSpanExporter,
-    )
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - 0.1 s
 
     return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
 

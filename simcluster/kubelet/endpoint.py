@@ -19,7 +19,7 @@ class KubeletEndpoint:
         self._pods = pods
         self._restart = restart
         self.allowed_resources = {"nodes/pods", "nodes/proxy"}
-        """What the token's account may `get`; either one allows `/pods`."""
+        """The subresources that the token's account may `get`; either one allows `/pods`."""
 
     def application(self) -> web.Application:
         """Return the routes; all paths require the token."""

@@ -105,7 +105,7 @@ class SimKubelet:
             await self._start()
 
     async def reboot(self) -> None:
-        """Reboot the node: no container survives, and each pod is admitted anew."""
+        """Reboot the node: no container survives, and each pod is admitted again."""
         async with self._restart_lock:
             await self._stop()
             await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)

@@ -120,8 +120,8 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
 
 async def _seconds(thread: CDPSession) -> dict[str, float]:
     """Return how much CPU time the page's main thread has used, and for what."""
-    told = await thread.send("Performance.getMetrics")
-    found = {metric["name"]: float(metric["value"]) for metric in told["metrics"]}
+    reported = await thread.send("Performance.getMetrics")
+    found = {metric["name"]: float(metric["value"]) for metric in reported["metrics"]}
     kinds = {"busy": "Task", "script": "Script", "layout": "Layout", "style": "RecalcStyle"}
     return {kind: found[f"{name}Duration"] for kind, name in kinds.items()}
 

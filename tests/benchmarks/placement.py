@@ -126,7 +126,7 @@ class Load:
         self.mirror.reserve(pod, answer[0], wanted.resources)
         self.untold.append((pod, answer[0].shares))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Let the mirror hear the totals with what was placed, as from the ledger's feed."""
         for pod, shares in self.untold:
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
@@ -174,7 +174,7 @@ def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
         for one in wanted:
             load.step(one)
         figures.append((time.process_time() - began) / BATCH * 1e6)
-        load.tell()
+        load.report()
         load.drain()
     return statistics.median(figures), load.refused
 

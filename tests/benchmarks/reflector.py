@@ -96,15 +96,15 @@ def chunks(body: bytes) -> Iterator[bytes]:
 def from_memory(body: bytes) -> float:
     """Return CPU microseconds per event of cutting, decoding and comparing."""
     reader, lines, known = EventReader(ApiPod), Lines(), ObjectCache[ApiPod]()
-    told = 0
+    changes = 0
     started = time.process_time()
     for chunk in chunks(body):
         for line in lines.feed(chunk):
             event = reader.read_event(line)
             assert isinstance(event, WatchEvent)
-            told += len(known.upsert(event.item))
+            changes += len(known.upsert(event.item))
     spent_s = time.process_time() - started
-    assert told == EVENTS
+    assert changes == EVENTS
     return spent_s / EVENTS * 1e6
 
 
@@ -138,11 +138,11 @@ async def from_socket(url: str) -> float:
     """Return CPU microseconds per event of a whole reflector on a real connection."""
     async with KubernetesClient(ClusterCredentials(server=url)) as kube:
         reflector = Reflector(kube, "/api/v1/pods", ApiPod)
-        started, told = time.process_time(), 0
+        started, changes = time.process_time(), 0
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                told += len(batch)
-                if told > EVENTS:
+                changes += len(batch)
+                if changes > EVENTS:
                     break
         return (time.process_time() - started) / EVENTS * 1e6
 

@@ -63,7 +63,7 @@ def candidate(node: int, gpu: int) -> Placement:
     return Placement(node=NodeName(f"node-{node:05d}"), shares=(share,))
 
 
-def wishes(nodes: int, count: int, seed: str) -> list[Reservation]:
+def reservations(nodes: int, count: int, seed: str) -> list[Reservation]:
     chance = random.Random(seed)  # noqa: S311
     return [
         Reservation(
@@ -99,7 +99,9 @@ def server_cpu_s(server: ValkeyServer) -> float:
 async def measure(
     server: ValkeyServer, leases: RedisLeases, nodes: int, *, group: int, callers: int, count: int
 ) -> None:
-    parts = [wishes(nodes, count // callers, f"{group}-{n}-{callers}") for n in range(callers)]
+    parts = [
+        reservations(nodes, count // callers, f"{group}-{n}-{callers}") for n in range(callers)
+    ]
     began, cpu, serving = time.perf_counter(), time.process_time(), server_cpu_s(server)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(caller(leases, part, group)) for part in parts]
@@ -113,7 +115,7 @@ async def measure(
         f"each, {granted / total:.1%} granted"
     )
     for part in parts:
-        await leases.release([wish.pod for wish in part], reason="benchmark")
+        await leases.release([reservation.pod for reservation in part], reason="benchmark")
 
 
 async def run(nodes: int, count: int) -> None:

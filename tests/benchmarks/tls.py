@@ -65,9 +65,11 @@ async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(server.kill)
     keys = ClientCredentials(
-        credentials=written.nats("binder"), tls=TlsFiles(ca=written.authority if tls else None)
+        login_file=written.nats("binder"), tls=TlsFiles(ca=written.authority if tls else None)
     )
-    client = await connected(f"nats://127.0.0.1:{port}", name="bench", keys=keys, patience_s=30)
+    client = await connected(
+        f"nats://127.0.0.1:{port}", name="bench", credentials=keys, patience_s=30
+    )
     stack.push_async_callback(client.close)
 
     async def answer(message: object) -> None:

@@ -86,7 +86,7 @@ class TrivialApi:
     posts: int = 0
     created: dict[str, bytes] = field(default_factory=dict)
     """The watch line of every pod that was fed and is not bound yet."""
-    news: list[bytes] = field(default_factory=list)
+    new_lines: list[bytes] = field(default_factory=list)
     lists: dict[str, bytes] = field(default_factory=dict)
 
     def create(self, number: int, run: str) -> bytes:
@@ -107,14 +107,14 @@ class TrivialApi:
         line = line[:at] + b"%d" % self.version + line[line.index(b'"', at) :]
         line = line.replace(b'"ADDED"', b'"MODIFIED"', 1)
         line = line.replace(b'"spec": {', b'"spec": {"nodeName": "node-0", ', 1)
-        if not self.news:
-            asyncio.get_running_loop().call_later(0.002, self.tell)
-        self.news.append(line)
+        if not self.new_lines:
+            asyncio.get_running_loop().call_later(0.002, self.notify)
+        self.new_lines.append(line)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         if self.watcher is not None:
-            self.watcher.feed(b"".join(self.news))
-        self.news.clear()
+            self.watcher.feed(b"".join(self.new_lines))
+        self.new_lines.clear()
 
     def page(self, path: str, query: dict[str, list[str]]) -> bytes:
         if not path.endswith("/nodes"):

@@ -31,19 +31,19 @@ WHOLE = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-cores": "100"}
 def pod_line(
     api: TrivialApi, number: int, run: str, limits: dict[str, str], **status: Any
 ) -> bytes:
-    """Return the watch line of a pod that has been told why it waits."""
+    """Return the watch line of a pod whose condition has the reason why it waits."""
     api.version += 1
     event = json.loads(pod_event(number, run, api.version))
     event["object"]["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
-    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    event["object"]["status"] |= {"conditions": [told]} | status
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    event["object"]["status"] |= {"conditions": [condition]} | status
     line = json.dumps(event).encode() + b"\n"
     api.created[event["object"]["metadata"]["name"]] = line
     return line
 
 
 def ended(api: TrivialApi, line: bytes) -> bytes:
-    """Return the watch line that says that a bound pod has succeeded."""
+    """Return the watch line of a bound pod that has succeeded."""
     api.version += 1
     event = json.loads(line)
     event["type"] = "MODIFIED"

@@ -51,7 +51,7 @@ async def measured(up: Stack, *, rate: float, seconds: float) -> list[float]:
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
 
-        async def ask(number: int, due: float) -> None:
+        async def send_review(number: int, due: float) -> None:
             async with session.post(client["url"], json=review(number)) as response:
                 answer = await response.json()
             assert answer["response"]["allowed"], answer
@@ -64,7 +64,7 @@ async def measured(up: Stack, *, rate: float, seconds: float) -> list[float]:
             for number in range(int(rate * (seconds + WARM_UP_S))):
                 due = first + number / rate
                 await asyncio.sleep(max(due - time.perf_counter(), 0))
-                group.create_task(ask(number, due))
+                group.create_task(send_review(number, due))
     return sorted(took)
 
 
@@ -72,13 +72,13 @@ async def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--rate", type=float, default=200.0, help="reviews per second")
     flags.add_argument("--seconds", type=float, default=15.0)
-    told = flags.parse_args()
+    options = flags.parse_args()
     async with stack("--nodes", "1", "--gpus", "4xT4", webhook=True) as up:
-        took = await measured(up, rate=told.rate, seconds=told.seconds)
+        took = await measured(up, rate=options.rate, seconds=options.seconds)
     at = {
         share: took[min(int(len(took) * share), len(took) - 1)] * 1e3 for share in (0.5, 0.9, 0.99)
     }
-    print(f"{len(took)} reviews at {told.rate:g}/s, milliseconds: ", end="")
+    print(f"{len(took)} reviews at {options.rate:g}/s, milliseconds: ", end="")
     print(", ".join(f"p{share * 100:g} {ms:.2f}" for share, ms in at.items()), end="")
     print(f", max {took[-1] * 1e3:.2f}; aim: p99 below {AIM_MS:g}")
 

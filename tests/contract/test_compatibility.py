@@ -17,7 +17,7 @@ from tools.generate.compatibility import (
 from tools.generate.pages import section
 
 
-def test_the_page_says_who_serves_what() -> None:
+def test_the_resources_table_is_that_of_the_dialects() -> None:
     assert section(PAGE, "resources").strip() == resources_table()
 
 
@@ -26,15 +26,17 @@ def test_every_statement_of_a_checklist_has_a_test_or_a_reason(checklist: str) -
     shown = shown_by()
     without = NOT_SHOWN[checklist].keys()
     for number in range(1, LISTS[checklist] + 1):
-        told = (checklist, number) in shown, number in without
-        assert told != (False, False), f"{checklist} {number} needs a test or a reason in NOT_SHOWN"
-        assert told != (True, True), f"{checklist} {number} has a test: take its reason away"
+        state = (checklist, number) in shown, number in without
+        assert state != (False, False), (
+            f"{checklist} {number} needs a test or a reason in NOT_SHOWN"
+        )
+        assert state != (True, True), f"{checklist} {number} has a test: take its reason away"
     rows = re.findall(r"^\| (\d+) \| (.+) \|$", section(PAGE, checklist), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, LISTS[checklist] + 1))
     assert {int(number) for number, text in rows if text.startswith("not shown: ")} == set(without)
 
 
-def test_every_test_that_the_page_names_is_where_it_says() -> None:
+def test_every_link_to_a_test_leads_to_its_file() -> None:
     files = all_tests()
     known = {(sentence(name), file) for name, file in files.items()}
     checklists = "".join(section(PAGE, checklist) for checklist in LISTS)
@@ -44,7 +46,7 @@ def test_every_test_that_the_page_names_is_where_it_says() -> None:
     assert [link for link in links if link not in known] == []
 
 
-def test_no_test_is_named_after_a_statement_that_does_not_exist() -> None:
+def test_no_test_has_the_number_of_an_unknown_statement() -> None:
     for name in all_tests():
         for checklist, number in numbers_of(name):
             most = 38 if checklist == "gpusharing" else LISTS[checklist]

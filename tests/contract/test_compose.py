@@ -22,18 +22,18 @@ PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*$")
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_knows_its_flags(name: str) -> None:
+def test_every_leasehold_service_accepts_its_flags(name: str) -> None:
     words = OURS[name]["command"]
     flags = [word for word in words if word.startswith("-")]
-    asked = [sys.executable, "-m", *words[: len(words) - len(flags)], "--help"]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", *words[: len(words) - len(flags)], "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     for flag in flags:
         assert re.search(rf"(?m)(^|\s){re.escape(flag.partition('=')[0])}\b", shown), flag
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_may_do_nothing_but_its_work(name: str) -> None:
+def test_every_leasehold_service_is_read_only_and_without_capabilities(name: str) -> None:
     service = OURS[name]
 
     assert service["read_only"] is True
@@ -42,7 +42,7 @@ def test_a_service_of_ours_may_do_nothing_but_its_work(name: str) -> None:
     assert name in ONCE or service["healthcheck"]["test"][0] == "CMD"
 
 
-def test_prometheus_scrapes_every_service_of_ours_where_it_answers() -> None:
+def test_prometheus_scrapes_every_leasehold_service_at_its_port() -> None:
     scraped = yaml.safe_load((ROOT / "k8s/monitoring/prometheus.yaml").read_text())
     targets: set[str] = set()
     for job in scraped["scrape_configs"]:
@@ -55,8 +55,8 @@ def test_prometheus_scrapes_every_service_of_ours_where_it_answers() -> None:
     inside = {f"simcluster:{flags[one][flag].rpartition(':')[2]}"
               for one in agents for flag in ("http", "monitor-http")}  # fmt: skip
     old = f"dashboard:{flags['dashboard']['scheduler-metrics'].rpartition(':')[2]}"
-    silent = {"simcluster", *agents, *ONCE}
-    others = {f"{name}:9100" for name in OURS if name not in silent}
+    unscraped = {"simcluster", *agents, *ONCE}
+    others = {f"{name}:9100" for name in OURS if name not in unscraped}
 
     assert targets == {*inside, *others, old}
 
@@ -65,7 +65,7 @@ def _text(name: str) -> str:
     return " ".join(OURS[name]["command"])
 
 
-def test_agents_that_share_a_network_have_ports_and_names_of_their_own() -> None:
+def test_agents_in_one_network_have_distinct_ports_and_names() -> None:
     for flag in ("http", "monitor-http", "instance", "node", "state-dir"):
         given = [re.findall(rf"--{flag}=(\S+)", _text(name)) for name in OURS if "agent" in name]
 
@@ -73,7 +73,7 @@ def test_agents_that_share_a_network_have_ports_and_names_of_their_own() -> None
         assert all(len(one) == 1 for one in given)
 
 
-def test_other_images_are_pinned_and_come_from_a_registry_of_choice() -> None:
+def test_other_images_are_pinned_and_their_registry_is_a_setting() -> None:
     others = [s["image"] for s in COMPOSE["services"].values() if s["image"] != COMMANDS["image"]]
 
     assert [image for image in others if not PINNED.match(image)] == []
@@ -89,7 +89,7 @@ def test_every_dependency_and_every_mounted_file_exists() -> None:
             assert (ROOT / source).exists() if source.startswith(".") else source in volumes
 
 
-def test_every_secret_and_certificate_that_is_named_is_made_before_who_needs_it_starts(
+def test_every_secret_and_certificate_is_created_before_its_service_starts(
     tmp_path: Path,
 ) -> None:
     command = [word.replace("/var/lib", str(tmp_path)) for word in OURS["credentials"]["command"]]
@@ -107,7 +107,7 @@ def test_every_secret_and_certificate_that_is_named_is_made_before_who_needs_it_
             assert "credentials:/var/lib/credentials:ro" in service["volumes"]
 
 
-def test_every_service_is_somebody_else_at_nats_and_at_redis() -> None:
+def test_every_service_has_its_own_user_at_nats_and_redis() -> None:
     for server in ("NATS", "REDIS"):
         variable = f"LEASEHOLD_{server}_CREDENTIALS"
         shown = {
@@ -120,7 +120,7 @@ def test_every_service_is_somebody_else_at_nats_and_at_redis() -> None:
             assert Path(path).name.replace("node-agent.node", "agent") == name
 
 
-def test_commands_are_given_as_the_operator_by_a_container_that_up_does_not_start() -> None:
+def test_operator_commands_run_in_a_container_that_up_does_not_start() -> None:
     runs = [sys.executable, *COMMANDS["entrypoint"][1:], "audit", "--help"]
     shown = subprocess.run(runs, capture_output=True, text=True, check=True).stdout
     environment = COMMANDS["environment"]
@@ -142,7 +142,16 @@ def test_the_file_holds_no_secret() -> None:
     assert not re.search(r"(password|secret|token|private)\w*\s*[:=]", text)
 
 
-def test_the_image_is_built_from_what_there_is_and_runs_as_nobody() -> None:
+def test_every_stage_of_the_image_comes_from_the_base_that_the_user_gives() -> None:
+    stages = re.findall(
+        r"^FROM (\S+)(?: AS (\S+))?$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
+    names = {name for _, name in stages}
+
+    assert {base for base, _ in stages if base not in names} == {"${REGISTRY}${BASE}"}
+
+
+def test_the_image_copies_existing_files_and_runs_as_nobody() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if re.match(r"COPY (?!--from)", line)]
 

@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "hardware.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_every_statement_without_a_test_stands_on_the_page_and_no_other() -> None:
+def test_the_page_lists_exactly_the_statements_without_a_test() -> None:
     table = PAGE.partition("<!-- not shown -->")[2].partition("<!-- end -->")[0]
 
     rows = [int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
@@ -25,14 +25,14 @@ def test_every_statement_without_a_test_stands_on_the_page_and_no_other() -> Non
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_what_its_programs_use_of_ours_is_there(program: str) -> None:
+def test_the_pages_programs_use_existing_code(program: str) -> None:
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("services."):
             module = importlib.import_module(str(node.module))
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
-def test_the_programs_that_need_no_gpu_do_what_the_page_says(
+def test_the_pages_programs_without_a_gpu_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeding, changing = (p for p in PROGRAMS if "NvmlProcesses" not in p)
@@ -43,7 +43,7 @@ def test_the_programs_that_need_no_gpu_do_what_the_page_says(
     assert (tmp_path / "r.cache").stat().st_size == 2008953
 
 
-def test_the_agents_flags_on_the_page_are_flags() -> None:
+def test_the_agents_flags_on_the_page_exist() -> None:
     known = {f"--{field.name.replace('_', '-')}" for field in fields(AgentSettings)}
     lines = re.findall(r"services\.node_agent (.*)", PAGE)
 
@@ -53,6 +53,6 @@ def test_the_agents_flags_on_the_page_are_flags() -> None:
     assert used <= known
 
 
-def test_the_page_is_found_from_the_others() -> None:
+def test_other_pages_link_to_the_hardware_page() -> None:
     for page in ("README.md", "docs/operations.md", "docs/compatibility.md"):
         assert "hardware.md" in (ROOT / page).read_text(), page

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.generate.webhook_registration import generated
+from tools.generate.manifests import webhook_manifests
 
 K8S = Path(__file__).parents[2] / "k8s"
 
@@ -39,7 +39,7 @@ WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 
 
 @pytest.mark.parametrize("directory", ["base", "overlays/dev"])
-def test_every_workload_selects_the_pods_it_makes_and_is_of_our_namespace(directory: str) -> None:
+def test_every_workload_selects_its_pods_and_is_in_the_namespace(directory: str) -> None:
     found = kinds(directory, *WORKLOADS)
 
     assert found
@@ -59,7 +59,7 @@ SECRETS_OF = {
 }
 
 
-def test_nobody_may_do_everything_or_read_secrets_but_their_own() -> None:
+def test_no_role_has_wildcards_or_reads_secrets_of_others() -> None:
     for role in kinds("base", "ClusterRole", "Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
@@ -69,12 +69,12 @@ def test_nobody_may_do_everything_or_read_secrets_but_their_own() -> None:
                 assert rule["verbs"] == ["get", "patch"]
 
 
-@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", webhook_manifests(), ids=lambda path: path.name)
 def test_generated_manifests_are_those_of_the_code(path: Path) -> None:
-    assert path.read_text() == generated()[path], "python -m tools.generate"
+    assert path.read_text() == webhook_manifests()[path], "python -m tools.generate"
 
 
-def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:
+def test_exactly_the_pods_with_a_token_have_a_role() -> None:
     bound = {s["name"] for b in kinds("base", "ClusterRoleBinding") for s in b["subjects"]}
     tokens = {
         pod.get("serviceAccountName", "")
@@ -85,7 +85,7 @@ def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:
     assert tokens == bound
 
 
-def test_only_the_node_agent_is_root_and_sees_the_host() -> None:
+def test_only_the_node_agent_is_root_and_mounts_host_paths() -> None:
     for pod in pods("base"):
         agent = pod.get("serviceAccountName") == "node-agent"
         host = any("hostPath" in volume for volume in pod.get("volumes", ()))

@@ -47,7 +47,7 @@ def existing() -> set[str]:
     return names
 
 
-def asked(expression: str) -> set[str]:
+def metrics_in(expression: str) -> set[str]:
     return set(NAME.findall(expression))
 
 
@@ -57,13 +57,13 @@ def alerts() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
-def test_an_alert_asks_for_what_exists_and_says_what_to_do(alert: dict[str, Any]) -> None:
-    assert asked(alert["expr"]) <= existing()
+def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, Any]) -> None:
+    assert metrics_in(alert["expr"]) <= existing()
     assert alert["annotations"].keys() == {"summary", "next"}
     assert alert["labels"]["severity"] in {"critical", "warning"}
 
 
-def test_what_an_alert_wants_increased_is_there_before_it_increases() -> None:
+def test_counters_in_alerts_with_increase_are_exported_before_their_first_increase() -> None:
     """Prometheus sees no increase in a series that begins with 1."""
     program = f"import importlib\nfor module in {SPEAKING}: importlib.import_module(module)\n"
     program += "import prometheus_client as p; print(p.generate_latest().decode())"
@@ -83,11 +83,11 @@ def test_what_an_alert_wants_increased_is_there_before_it_increases() -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: str(path.name))
-def test_a_panel_asks_for_what_exists(path: Path) -> None:
+def test_every_panel_uses_existing_metrics(path: Path) -> None:
     panels = json.loads(path.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
 
-    wanted = set().union(*map(asked, expressions))
+    wanted = set().union(*map(metrics_in, expressions))
     assert wanted
     assert wanted <= existing()
 

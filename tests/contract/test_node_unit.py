@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_the_daemon_set_leaves_nodes_alone_that_are_labelled_for_their_unit() -> None:
+def test_the_daemon_set_skips_nodes_labelled_for_the_unit() -> None:
     (term,) = pod_spec()["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]
@@ -54,7 +54,7 @@ def test_the_daemon_set_leaves_nodes_alone_that_are_labelled_for_their_unit() ->
     }
 
 
-def test_the_kubelet_starts_after_the_unit_and_is_not_held_up_for_long() -> None:
+def test_the_kubelet_starts_after_the_unit_with_a_time_limit() -> None:
     found = unit("leasehold-agent.service")
 
     assert found["Unit"]["Before"] == "kubelet.service"
@@ -64,7 +64,7 @@ def test_the_kubelet_starts_after_the_unit_and_is_not_held_up_for_long() -> None
     assert (found["Service"]["Restart"], found["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
 
 
-def test_the_unit_has_the_rights_of_the_pod_and_writes_where_it_writes() -> None:
+def test_the_unit_has_the_capabilities_and_writable_paths_of_the_pod() -> None:
     service = unit("leasehold-agent.service")["Service"]
     (container,) = pod_spec()["containers"]
     context = container["securityContext"]
@@ -85,19 +85,21 @@ def test_the_unit_has_the_rights_of_the_pod_and_writes_where_it_writes() -> None
 
 
 def test_the_environment_names_settings_of_the_agent_and_the_files_that_node_keys_writes() -> None:
-    told = environment()
+    variables = environment()
     known = {PREFIX + each.name.upper() for each in fields(AgentSettings)}
-    keys = {Path(text).name for text in told.values() if text.startswith("/etc/leasehold/keys/")}
+    keys = {
+        Path(text).name for text in variables.values() if text.startswith("/etc/leasehold/keys/")
+    }
     renewal = unit("leasehold-node-keys.service")["Service"]
 
-    assert set(told) <= known
+    assert set(variables) <= known
     assert keys == {API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN}
     assert renewal["ExecStart"].endswith("leasehold node-keys --out /etc/leasehold/keys")
     assert renewal["ReadWritePaths"] == "/etc/leasehold/keys"
     assert renewal["CapabilityBoundingSet"] == ""
 
 
-def test_nats_is_reached_by_a_name_that_its_certificate_has() -> None:
+def test_the_nats_address_is_a_name_in_its_certificate() -> None:
     name = environment()["LEASEHOLD_NATS_URL"].removeprefix("nats://").partition(":")[0]
     auth = objects(K8S / "base" / "auth.yaml")["Deployment", "auth"]
     (container,) = auth["spec"]["template"]["spec"]["containers"]
@@ -110,7 +112,7 @@ def test_nats_is_reached_by_a_name_that_its_certificate_has() -> None:
     assert service["ports"] == [{"name": "client", "port": 4222}]
 
 
-def test_an_agent_may_ask_for_tokens_only_under_a_policy_that_fails_closed() -> None:
+def test_an_agent_may_request_tokens_only_under_a_policy_that_fails_closed() -> None:
     component = objects(K8S / "components" / "node-unit" / "node-unit.yaml")
     (rule, _) = component["Role", "node-agent-keys"]["rules"]
     policy = component["ValidatingAdmissionPolicy", "leasehold-node-keys"]["spec"]
@@ -123,7 +125,7 @@ def test_an_agent_may_ask_for_tokens_only_under_a_policy_that_fails_closed() -> 
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_understands_every_line(tmp_path: Path) -> None:
+def test_systemd_accepts_every_line(tmp_path: Path) -> None:
     for path in NODE.iterdir():
         text = path.read_text().replace("/opt/leasehold/bin/", "/usr/bin/env ")
         (tmp_path / path.name).write_text(text)

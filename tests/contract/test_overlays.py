@@ -16,7 +16,7 @@ from services.auth.root_secret import complete, managed_objects
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
-from tools.generate import alerts
+from tools.generate import manifests
 
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
@@ -65,7 +65,7 @@ def container(workload: Json) -> Json:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay_builds_in_one_namespace_and_keeps_every_part_of_the_base(name: str) -> None:
+def test_an_overlay_builds_in_one_namespace_with_every_object_of_the_base(name: str) -> None:
     base, found = built(K8S / "base"), overlay(name)
 
     known = {(o["kind"], o["metadata"]["name"]) for o in found}
@@ -76,7 +76,7 @@ def test_an_overlay_builds_in_one_namespace_and_keeps_every_part_of_the_base(nam
         assert workload["metadata"]["namespace"] == "leasehold-system"
 
 
-def test_with_ha_no_service_of_ours_has_a_single_replica() -> None:
+def test_with_ha_every_leasehold_service_has_several_replicas() -> None:
     found = overlay("ha")
 
     least = {
@@ -93,7 +93,7 @@ def test_with_ha_no_service_of_ours_has_a_single_replica() -> None:
     assert {name for name, count in replicas.items() if count < 2} == set()
 
 
-def test_with_ha_the_autoscaler_alone_says_how_many_placers_there_are() -> None:
+def test_with_ha_only_the_autoscaler_sets_the_number_of_placers() -> None:
     placer = one(overlay("ha"), "Deployment", "placer")
     scaler = one(overlay("ha"), "HorizontalPodAutoscaler", "placer")["spec"]
 
@@ -103,7 +103,7 @@ def test_with_ha_the_autoscaler_alone_says_how_many_placers_there_are() -> None:
     assert container(placer)["resources"]["requests"]["cpu"] == "500m"
 
 
-def test_with_ha_whatever_has_replicas_has_a_disruption_budget_that_lets_one_go() -> None:
+def test_with_ha_every_replicated_workload_has_a_disruption_budget_of_one() -> None:
     found = overlay("ha")
     budgets = {
         o["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]: o["spec"]["maxUnavailable"]
@@ -119,7 +119,7 @@ def test_with_ha_whatever_has_replicas_has_a_disruption_budget_that_lets_one_go(
     assert budgets == dict.fromkeys(several, 1)
 
 
-def test_with_ha_replicas_keep_away_from_each_other() -> None:
+def test_with_ha_replicas_have_anti_affinity() -> None:
     for workload in overlay("ha"):
         if workload["kind"] not in {"Deployment", "StatefulSet"}:
             continue
@@ -134,7 +134,7 @@ def test_with_ha_replicas_keep_away_from_each_other() -> None:
             assert "app.kubernetes.io/name" in [*chosen, *rule.get("matchLabelKeys", ())]
 
 
-def test_with_ha_every_nats_server_has_a_name_and_knows_the_others() -> None:
+def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None:
     found = overlay("ha")
     nats, service = one(found, "StatefulSet", "nats"), one(found, "Service", "nats")
     flags = dict(flag.partition("=")[::2] for flag in container(nats)["args"])
@@ -150,11 +150,11 @@ def test_with_ha_every_nats_server_has_a_name_and_knows_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_component_goes_with_the_base(name: str, tmp_path: Path) -> None:
+def test_every_component_builds_with_the_base(name: str, tmp_path: Path) -> None:
     assert len(with_component(name, tmp_path)) >= len(built(K8S / "base"))
 
 
-def test_the_mig_component_adds_a_partitioner_and_gives_nobody_else_a_right(tmp_path: Path) -> None:
+def test_the_mig_component_gives_only_the_partitioner_capabilities(tmp_path: Path) -> None:
     found = with_component("mig", tmp_path)
     before = {o["metadata"]["name"]: o for o in built(K8S / "base") if o["kind"] in WORKLOADS}
 
@@ -165,28 +165,28 @@ def test_the_mig_component_adds_a_partitioner_and_gives_nobody_else_a_right(tmp_
     agent, partitioner = sorted(parts, key=lambda part: part["name"])
     assert agent["securityContext"] == container(before["node-agent"])["securityContext"]
     assert not any("MIG" in env["name"] for env in agent["env"])
-    told = {env["name"]: env.get("value") for env in partitioner["env"]}
-    assert told["NVIDIA_MIG_MONITOR_DEVICES"] == told["NVIDIA_MIG_CONFIG_DEVICES"] == "all"
+    values = {env["name"]: env.get("value") for env in partitioner["env"]}
+    assert values["NVIDIA_MIG_MONITOR_DEVICES"] == values["NVIDIA_MIG_CONFIG_DEVICES"] == "all"
     assert partitioner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert partitioner["securityContext"]["readOnlyRootFilesystem"] is True
     assert "envFrom" not in partitioner
     [shared] = partitioner["volumeMounts"]
     assert shared in agent["volumeMounts"]
-    asked = {env["name"]: env.get("value") for env in agent["env"]}
-    assert asked["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
-    assert asked["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
+    agent_values = {env["name"]: env.get("value") for env in agent["env"]}
+    assert agent_values["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
+    assert agent_values["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
 
 
 def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_path: Path) -> None:
     agent = one(with_component("cdi", tmp_path), "DaemonSet", "node-agent")
 
-    told = {env["name"]: env.get("value") for env in container(agent)["env"]}
+    values = {env["name"]: env.get("value") for env in container(agent)["env"]}
     mounts = {it["mountPath"]: it for it in container(agent)["volumeMounts"]}
     found = agent["spec"]["template"]["spec"]["volumes"]
     volumes = {it["name"]: it.get("hostPath") for it in found}
     settings = AgentSettings(
-        device_list_strategy=tuple(told["LEASEHOLD_DEVICE_LIST_STRATEGY"].split(",")),
-        driver_root_ctr_path=Path(told["LEASEHOLD_DRIVER_ROOT_CTR_PATH"]),
+        device_list_strategy=tuple(values["LEASEHOLD_DEVICE_LIST_STRATEGY"].split(",")),
+        driver_root_ctr_path=Path(values["LEASEHOLD_DRIVER_ROOT_CTR_PATH"]),
     )
     assert not CDI_STRATEGIES.isdisjoint(settings.device_list_strategies)
     assert volumes[mounts[str(settings.cdi_directory)]["name"]]["path"] == "/var/run/cdi"
@@ -197,9 +197,7 @@ def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_pat
 
 
 @pytest.mark.parametrize("over", ["base", "overlays/ha"])
-def test_keda_takes_the_place_of_every_other_word_on_how_many_placers_there_are(
-    tmp_path: Path, over: str
-) -> None:
+def test_with_keda_nothing_else_sets_the_number_of_placers(tmp_path: Path, over: str) -> None:
     found = with_component("keda", tmp_path, over=over)
 
     scaled = one(found, "ScaledObject", "placer")["spec"]
@@ -217,7 +215,7 @@ def test_keda_takes_the_place_of_every_other_word_on_how_many_placers_there_are(
     assert int(port) in {each["containerPort"] for each in container(nats)["ports"]}
 
 
-def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(
+def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_the_alerts(
     tmp_path: Path,
 ) -> None:
     found = with_component("prometheus-operator", tmp_path)
@@ -234,14 +232,14 @@ def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(
     }
     jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
     assert scraped >= set(jobs.split("|"))
-    assert jobs in alerts.PAGE.read_text()
+    assert jobs in manifests.ALERTS.read_text()
 
 
-def test_the_operators_alerts_are_those_of_the_file() -> None:
-    assert alerts.generated() == alerts.PAGE.read_text(), "python -m tools.generate"
+def test_the_prometheus_operators_alerts_are_those_of_the_file() -> None:
+    assert manifests.alerts() == manifests.ALERTS.read_text(), "python -m tools.generate"
 
 
-def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:
+def test_an_external_redis_is_configured_as_documented(tmp_path: Path) -> None:
     page = (K8S.parent / "docs" / "install.md").read_text()
     section = page.partition("## A Redis of your own")[2]
     patches = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
@@ -250,14 +248,14 @@ def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:
 
     found = built(tmp_path)
 
-    told = one(found, "ConfigMap", "leasehold")["data"]
-    assert told["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")
-    assert "LEASEHOLD_REDIS_CA_FILE" not in told
+    values = one(found, "ConfigMap", "leasehold")["data"]
+    assert values["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")
+    assert "LEASEHOLD_REDIS_CA_FILE" not in values
     assert container(one(found, "Deployment", "auth"))["args"][-1] == "--redis-files="
     assert one(found, "StatefulSet", "redis")["spec"]["replicas"] == 0
 
 
-def test_whoever_waits_for_a_key_names_it_and_the_auth_service_makes_it() -> None:
+def test_every_awaited_key_is_created_by_the_auth_service() -> None:
     whole = complete({}, ("nats",), datetime.now(UTC), os.urandom)
     user = NatsUser(name="auth", publish=(), subscribe=())
     made = {(h.kind, h.name): set(h.data) for h in managed_objects(whole, user, "/etc/nats")}

@@ -1,6 +1,6 @@
 """What a pod of the manifests finds when it starts: flags that its program reads, places to write.
 
-Seen on a real kubelet first, where pods with a flag that nobody reads, or without a place for
+Seen on a real kubelet first, where pods with a flag that no program reads, or without a place for
 temporary files, never became ready.
 """
 
@@ -39,7 +39,7 @@ def ours(found: list[Json]) -> list[tuple[Json, Json]]:
 
 
 def variables(found: list[Json], container: Json) -> dict[str, str]:
-    """What the kubelet puts into its environment; what only it knows is a word."""
+    """Return the container's environment; values that only the kubelet knows are `known-there`."""
     given: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         given |= one(found, "ConfigMap", source["configMapRef"]["name"])["data"]
@@ -48,34 +48,34 @@ def variables(found: list[Json], container: Json) -> dict[str, str]:
 
 def refused(found: list[Json]) -> list[str]:
     """Have every container of ours read what it is given; return what is not understood."""
-    told = [
+    commands = [
         (container["args"], variables(found, container))
         for _, container in ours(found)
         if "command" not in container
     ]
-    return [fault for args, given in told if (fault := _fault(args, given))]
+    return [fault for args, given in commands if (fault := _fault(args, given))]
 
 
 def _fault(args: list[str], given: dict[str, str]) -> str:
     """Run a module with these words; `--help` comes last and ends it when the others are read."""
-    shown, said = io.StringIO(), io.StringIO()
+    shown, errors = io.StringIO(), io.StringIO()
     outside = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD")}
     with (
         mock.patch.dict(os.environ, outside | given, clear=True),
         mock.patch.object(sys, "argv", [*args, "--help"]),
         warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # imported already
         contextlib.redirect_stdout(shown),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
     ):
         runpy.run_module(args[0], run_name="__main__")
     words = [word.partition("=")[0] for word in args if word.startswith("--")]
     unknown = [word for word in words if f"{word} " not in shown.getvalue()]
-    return f"{args[0]}: {unknown} {said.getvalue()[-200:]}" if ended.value.code or unknown else ""
+    return f"{args[0]}: {unknown} {errors.getvalue()[-200:]}" if ended.value.code or unknown else ""
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_every_service_reads_the_flags_and_variables_that_it_is_given(name: str) -> None:
+def test_every_service_accepts_its_flags_and_variables(name: str) -> None:
     found = built(K8S / "overlays" / name)
 
     assert len(ours(found)) >= 8
@@ -83,12 +83,14 @@ def test_every_service_reads_the_flags_and_variables_that_it_is_given(name: str)
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_so_it_does_with_a_component(name: str, tmp_path: Path) -> None:
+def test_every_service_accepts_its_flags_and_variables_with_a_component(
+    name: str, tmp_path: Path
+) -> None:
     assert refused(with_component(name, tmp_path)) == []
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_whoever_may_write_nothing_else_has_a_place_in_memory_for_temporary_files(
+def test_containers_with_a_read_only_root_have_a_tmp_in_memory(
     name: str,
 ) -> None:
     for pod, container in ours(built(K8S / "overlays" / name)):
@@ -99,7 +101,7 @@ def test_whoever_may_write_nothing_else_has_a_place_in_memory_for_temporary_file
         assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_redis_is_open_to_every_pod_that_has_a_user_there() -> None:
+def test_the_network_policy_opens_redis_to_every_pod_with_a_user() -> None:
     found = built(K8S / "base")
     (rule,) = one(found, "NetworkPolicy", "redis")["spec"]["ingress"]
     (chosen,) = rule["from"][0]["podSelector"]["matchExpressions"]
@@ -116,7 +118,7 @@ def test_redis_is_open_to_every_pod_that_has_a_user_there() -> None:
     assert set(chosen["values"]) == {*with_user, "auth"}
 
 
-def test_clients_find_nats_by_a_name_that_has_an_address_before_any_server_runs() -> None:
+def test_nats_clients_use_a_service_with_a_cluster_ip() -> None:
     found = built(K8S / "base")
     url = one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_URL"]
     name = url.removeprefix("nats://").partition(":")[0]

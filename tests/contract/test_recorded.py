@@ -57,14 +57,14 @@ def of(version: str) -> Recorded:
 def refused(version: str, schema: dict[str, Any], value: Any) -> list[str]:
     """Return why that version's readers would not take `value`."""
     whole = {**schema, "$defs": of(version).accepts["$defs"]}
-    told = jsonschema.Draft202012Validator(whole).iter_errors(
+    errors = jsonschema.Draft202012Validator(whole).iter_errors(
         json.loads(msgspec.json.encode(value))
     )
-    return [f"{error.json_path}: {error.message}" for error in told]
+    return [f"{error.json_path}: {error.message}" for error in errors]
 
 
 @pytest.mark.parametrize(("version", "subject"), HEARD)
-def test_what_was_written_is_read_and_nothing_of_it_is_lost(version: str, subject: str) -> None:
+def test_recorded_values_are_read_without_loss(version: str, subject: str) -> None:
     for data in of(version).messages[subject]:
         events = wire.decode(data, kinds()[subject])
 
@@ -73,7 +73,7 @@ def test_what_was_written_is_read_and_nothing_of_it_is_lost(version: str, subjec
 
 
 @pytest.mark.parametrize(("version", "subject"), HEARD)
-def test_what_is_written_now_was_readable_then(version: str, subject: str) -> None:
+def test_earlier_versions_can_read_what_is_written_now(version: str, subject: str) -> None:
     schema = of(version).accepts["events"][subject]
     read = [
         event
@@ -99,7 +99,7 @@ def test_a_lease_is_read_from_the_annotation_of_a_pod(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_an_agent_goes_on_from_the_file_of_its_predecessor(
+async def test_an_agent_reads_the_checkpoint_of_the_previous_version(
     version: str, tmp_path: Path
 ) -> None:
     for node, text in of(version).checkpoints.items():

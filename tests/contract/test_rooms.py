@@ -97,11 +97,11 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if is_marked(path)], ids=named)
-def test_a_module_marked_as_pure_reaches_nothing_outside(path: Path) -> None:
+def test_a_module_marked_as_pure_has_no_io(path: Path) -> None:
     assert module_of(path) not in impure(), impure()[module_of(path)]
 
 
-def test_every_module_that_can_bear_the_mark_bears_it() -> None:
+def test_every_pure_module_is_marked() -> None:
     unmarked = [
         named(path) for path in modules() if module_of(path) not in impure() and not is_marked(path)
     ]
@@ -126,7 +126,7 @@ def test_no_module_is_named_by_a_gerund_alone() -> None:
     assert [name for name in names if name.endswith("ing") and name not in nouns] == []
 
 
-def test_every_folder_says_what_belongs_there_and_is_no_hall() -> None:
+def test_every_folder_has_a_docstring_and_at_most_20_files() -> None:
     folders = Counter(path.parent for path in modules())
 
     assert {named(at): count for at, count in folders.items() if count > FOLDER_LIMIT} == {}

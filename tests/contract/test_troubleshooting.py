@@ -43,7 +43,7 @@ def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
     return set(wanted) - there
 
 
-def test_every_code_of_a_refusal_has_its_row_and_no_row_is_of_yesterday() -> None:
+def test_the_refusal_codes_are_exactly_the_rows() -> None:
     codes = set(words("services/placer/**/*.py", "shared/placing/*.py", "shared/model/device.py"))
     table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert table

@@ -1,7 +1,7 @@
 """The wire form of every event, pinned: what version 1 wrote must always be readable.
 
 After adding a field with a default, write the file anew with
-`python -m tests.contract.test_wire`, and look at the difference: only additions are allowed.
+`python -m tests.contract.test_wire`, and review the difference: only additions are allowed.
 """
 
 import json
@@ -32,7 +32,9 @@ from shared.model.events.pod_events import (
     LeaseChanged,
     LeaseResized,
     LedgerRebuilt,
+    ListedPods,
     NodeChanged,
+    NodesListed,
     PlacementChosen,
     PlacementRefused,
     PodBound,
@@ -43,6 +45,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
     ResyncRequested,
+    StreamRecovered,
 )
 from shared.model.events.request_reply import (
     BindReply,
@@ -58,7 +61,7 @@ from shared.model.events.request_reply import (
 )
 from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts, Taint
+from shared.model.node import NodeFacts, NodeRevision, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import (
@@ -135,7 +138,7 @@ REFUSAL = Refusal(
             devices=(DeviceVerdict(device=DeviceUuid("GPU-a"), index=0, reason="full"),),
         ),
     ),
-    hint="ask for less",
+    hint="request less",
 )
 ACTIVATION = Allocation(
     pod=POD,
@@ -172,12 +175,22 @@ WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
 
 SAMPLES: tuple[Event, ...] = (
-    PodQueued(**WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, offer=4),
+    PodQueued(
+        **WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, requeue_number=4
+    ),
     PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
-    PodGated(**WHO, resource_version="5", priority=7, created_at=1.5, offer=4),
+    PodGated(**WHO, resource_version="5", priority=7, created_at=1.5, requeue_number=4),
     PodTerminated(**WHO, node=NODE, phase="Failed", trace=TRACE),
-    NodeChanged(node=FACTS, deleted=True, observed_at=1.25),
-    PodsListed(listing_id="l1", chunk=0, chunks=1, pods=(BOUND,), listed_at=2.5),
+    NodesListed(nodes=(NODE,), revision=5),
+    NodeChanged(node=FACTS, deleted=True, revision=NodeRevision(5, 7)),
+    PodsListed(
+        listing_id="l1",
+        chunk=0,
+        chunks=1,
+        pods=ListedPods(bound=(BOUND,), unbound=(PodUid("u2"),)),
+        request_ids=("t1",),
+        age_s=2.5,
+    ),
     PlacementChosen(lease=LEASE, trace=TRACE),
     PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),
     PodBound(lease=LEASE, latency_s=0.25, trace=TRACE),
@@ -208,7 +221,7 @@ SAMPLES: tuple[Event, ...] = (
         ),
         read_at=1787000001.5,
     ),
-    LargestDeviceReported(memory_mib=81_920, memory_units=8_192, reported_at=1787000002.5),
+    LargestDeviceReported(memory_mib=81_920, memory_units=8_192),
     ViolationFound(
         node=NODE,
         pod=POD,
@@ -229,7 +242,8 @@ SAMPLES: tuple[Event, ...] = (
         changed_at=4.75,
     ),
     LedgerRebuilt(generation="e2"),
-    ResyncRequested(reason="a test"),
+    ResyncRequested(reason="a test", request_id="t1"),
+    StreamRecovered(service="placer"),
     LeasesRequest(node=NODE, pods=(POD,)),
     LeasesReply(leases=(LEASE,)),
     TerminationRequest(node=NODE, pod=POD),
@@ -260,12 +274,12 @@ SAMPLES: tuple[Event, ...] = (
     BudgetChanged(
         namespace=NS,
         state="exhausted",
-        previous="warning",
+        previous_state="warning",
         lease_class="reclaimable",
         warned_percent=95,
-        share=2,
-        since=5.5,
-        at=6.5,
+        weight=2,
+        state_since=5.5,
+        reported_at=6.5,
         window="2031-05",
         used_units=72_000_000_000,
         remaining_units=0,
@@ -300,7 +314,7 @@ def test_every_event_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.subject)
-def test_what_is_written_is_the_pinned_form(sample: Event) -> None:
+def test_events_are_written_in_the_pinned_form(sample: Event) -> None:
     assert written()[sample.subject] == pinned()[sample.subject]
 
 
@@ -315,7 +329,7 @@ def test_the_pinned_form_is_read_and_unknown_fields_are_ignored(sample: Event) -
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", msgpack.packb({"v": 2, "events": []}), msgpack.packb([1])]
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_malformed_messages_are_refused(data: bytes) -> None:
     with pytest.raises(RequestError):
         wire.decode(data, PodTerminated)
 

@@ -28,13 +28,13 @@ async def environments(up: Stack) -> dict[str, dict[str, str]]:
     """Read every pod's variables from its kubelet's own record of the allocations."""
     file = up.root / "nodes" / "node-0" / "device-plugins" / "kubelet_internal_checkpoint"
     names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in await up.pods()}
-    told: dict[str, dict[str, str]] = {}
+    variables: dict[str, dict[str, str]] = {}
     for entry in json.loads(file.read_text())["Data"]["PodDeviceEntries"] or []:
         response = ContainerAllocateResponse()
         response.ParseFromString(base64.b64decode(entry["AllocResp"]))
         if entry["PodUID"] in names:
-            told[names[entry["PodUID"]]] = dict(response.envs)
-    return told
+            variables[names[entry["PodUID"]]] = dict(response.envs)
+    return variables
 
 
 async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) -> None:
@@ -45,15 +45,15 @@ async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) 
         )
         await up.until_all(len(sizes))
 
-        told = await environments(up)
-        assert {name: told[name]["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in sizes} == {
+        variables = await environments(up)
+        assert {name: variables[name]["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in sizes} == {
             name: f"{size}m" for name, size in sizes.items()
         }
         await up.clear()
     await up.audit()
 
 
-async def test_item_31_one_write_takes_a_pod_to_its_node_with_all_six_keys(up: Stack) -> None:
+async def test_item_31_one_write_binds_a_pod_with_all_six_annotations(up: Stack) -> None:
     seen: list[dict[str, Any]] = []
     query = {"fieldSelector": "metadata.name=once", "resourceVersion": "0"}
     async with up.kube.watch(PODS, query=query) as stream, asyncio.timeout(20):
@@ -91,7 +91,7 @@ async def test_a_pod_that_sets_a_reserved_variable_is_refused_with_its_name(up: 
     await up.audit()
 
 
-async def test_s5_a_pod_bound_by_somebody_else_gets_no_device(up: Stack) -> None:
+async def test_s5_a_pod_bound_by_another_scheduler_gets_no_device(up: Stack) -> None:
     pod = gpu_pod("smuggled", vgpu(memory=1000), annotations={"volcano.sh/vgpu-node": "node-0"})
     pod["spec"] |= {"schedulerName": "default-scheduler"}
     await up.create(pod)

@@ -1,4 +1,4 @@
-"""Volcano's acceptance checklist, end to end: where pods go, what they carry, and who waits.
+"""Volcano's acceptance checklist, end to end: placement, annotations and refusals.
 
 The items that a node's agent decides are in `test_checklist_node.py`. One stack serves all tests:
 its first node is as `up` starts it, the second has no agent.
@@ -45,6 +45,7 @@ from tests.support.dialects.checklist import (
     uuid,
 )
 from tests.support.stack import PODS, Stack, running, stack, vgpu
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -121,7 +122,7 @@ async def registered(up: Stack, record: str) -> AsyncIterator[None]:
     """Have the second node show what Volcano's own device plugin would."""
     path, amounts = f"/api/v1/nodes/{SPARE}", {VGPU: "10", "volcano.sh/vgpu-memory": "15360"}
     shown: dict[str, str | None] = dict(amounts)
-    gone: dict[str, str | None] = dict.fromkeys(amounts)
+    removed: dict[str, str | None] = dict.fromkeys(amounts)
     await up.kube.patch_merge(
         f"{path}/status", {"status": {"capacity": shown, "allocatable": shown}}
     )
@@ -131,11 +132,11 @@ async def registered(up: Stack, record: str) -> AsyncIterator[None]:
     finally:
         await annotate(up, SPARE, {REGISTER: None})
         await up.kube.patch_merge(
-            f"{path}/status", {"status": {"capacity": gone, "allocatable": gone}}
+            f"{path}/status", {"status": {"capacity": removed, "allocatable": removed}}
         )
 
 
-async def test_item_15_five_fields_say_nothing_of_health_and_six_are_believed(up: Stack) -> None:
+async def test_item_15_health_is_read_from_six_fields_and_not_from_five(up: Stack) -> None:
     async with registered(up, "GPU-five,10,15360,NVIDIA-Tesla T4,false"):
         five = await bound(up, asking("five", vgpu(memory=1000), node=SPARE))
     async with registered(up, "GPU-six,10,15360,NVIDIA-Tesla T4,false,hami-core"):
@@ -153,7 +154,9 @@ async def test_item_3_successive_pods_share_card_0_and_carry_nanoseconds(up: Sta
         assert re.fullmatch(r"\d{19}", annotation_of(pod, "volcano.sh/predicate-time"))
 
 
-async def test_item_4_a_full_card_goes_to_card_1_and_a_sum_of_20000_nowhere(up: Stack) -> None:
+async def test_item_4_a_pod_that_no_longer_fits_card_0_gets_card_1_and_a_sum_of_20000_is_refused(
+    up: Stack,
+) -> None:
     await bound(up, asking("small", {MEMORY: 1024}))
     large = await bound(up, asking("large", {MEMORY: CARD_MIB}))
     both = [container(name, {MEMORY: 10000}) for name in "ab"]
@@ -165,7 +168,7 @@ async def test_item_4_a_full_card_goes_to_card_1_and_a_sum_of_20000_nowhere(up: 
     assert "1 Insufficient GPU memory" in text
 
 
-async def test_item_5_init_containers_of_5000_and_3000_hold_5000(up: Stack) -> None:
+async def test_item_5_init_containers_of_5000_and_3000_reserve_5000(up: Stack) -> None:
     init = [container("a", {MEMORY: 5000}), container("b", {MEMORY: 3000})]
     plain = [container("main")]
     pod = await runs(up, asking("init", {}, initContainers=init, containers=plain))
@@ -176,7 +179,7 @@ async def test_item_5_init_containers_of_5000_and_3000_hold_5000(up: Stack) -> N
     assert [annotation_of(p, INDEX) for p in (pod, beside, further)] == ["0", "0", "1"]
 
 
-async def test_item_6_cards_that_an_operator_closes_are_never_chosen(up: Stack) -> None:
+async def test_item_6_cards_that_an_operator_cordons_are_never_chosen(up: Stack) -> None:
     closed = "volcano.sh/gpu-unhealthy-ids"
     await annotate(up, NODE, {closed: "0,1"})
     async with asyncio.timeout(20):  # the watcher hears of it in its own time
@@ -193,7 +196,7 @@ async def test_item_6_cards_that_an_operator_closes_are_never_chosen(up: Stack) 
     assert annotation_of(opened, INDEX) == "0"
 
 
-async def test_item_10_memory_decides_where_a_pod_asks_for_both(up: Stack) -> None:
+async def test_item_10_memory_decides_if_a_pod_requests_both(up: Stack) -> None:
     pod = await runs(up, asking("both", {MEMORY: 1024, NUMBER: 2}))
 
     assert annotation_of(pod, INDEX) == "0"
@@ -214,7 +217,7 @@ async def given(up: Stack, **limits: int) -> list[tuple[int, int, int]]:
     return shares(await runs(up, asking("one", {**vgpu(), **asked})))
 
 
-async def test_item_19_a_number_alone_is_all_of_a_cards_memory_and_no_cores(up: Stack) -> None:
+async def test_item_19_a_number_alone_means_all_of_a_cards_memory_and_no_cores(up: Stack) -> None:
     assert await given(up) == [(7, CARD_MIB, 0)]
 
 
@@ -222,11 +225,11 @@ async def test_item_20_a_percentage_is_exact_and_fits_and_runs(up: Stack) -> Non
     assert await given(up, memory_percentage=20) == [(7, 2235, 0)]
 
 
-async def test_item_21_a_percentage_wins_over_memory(up: Stack) -> None:
+async def test_item_21_a_percentage_overrides_memory(up: Stack) -> None:
     assert await given(up, memory_percentage=33, memory=3000) == [(7, 3688, 0)]
 
 
-async def test_item_22_all_cores_need_an_idle_card_and_close_it(up: Stack) -> None:
+async def test_item_22_all_cores_require_an_idle_card_and_make_it_exclusive(up: Stack) -> None:
     await bound(up, asking("alone", vgpu(memory=10, cores=100), on(0)))
     await bound(up, asking("some", vgpu(memory=10, cores=1), on(1)))
 
@@ -290,7 +293,7 @@ async def test_item_26_uuids_are_allowed_and_denied_exactly(up: Stack) -> None:
     assert "1 node(s) had no GPU with an allowed UUID" in case
 
 
-async def test_item_27_a_demanded_mode_must_be_the_nodes(up: Stack) -> None:
+async def test_item_27_a_required_mode_must_be_the_mode_of_the_node(up: Stack) -> None:
     mode = "volcano.sh/vgpu-mode"
 
     text = await refused(up, asking("mig", vgpu(memory=10), {mode: "mig"}))
@@ -314,7 +317,7 @@ async def test_item_28_the_third_pod_of_a_spread_group_waits_for_one_of_two_card
 
     third = await up.until("third", lambda p: p["spec"].get("nodeName"))
     assert [device_indices(pod) for pod in (*pods, third)] == [[1], [0], [1]]
-    assert "1 node(s) had only GPUs that carry the pod's group already" in text
+    assert "1 node(s) had only GPUs with a pod of the same group" in text
 
 
 async def test_item_31_a_bound_pod_carries_all_six_keys(up: Stack) -> None:
@@ -329,11 +332,8 @@ async def test_item_32_a_placement_that_is_rolled_back_leaves_no_key_and_no_leas
 ) -> None:
     async with failing(up, "rolled/binding", code=403):
         await up.create(asking("rolled", vgpu(memory=10)))
-        async with asyncio.timeout(20):
-            while "FailedBinding" not in await reasons(up, "rolled"):
-                await asyncio.sleep(0.1)
-            while "rolled" in await leases(up):
-                await asyncio.sleep(0.1)
+        await until(lambda: reasons(up, "rolled"), lambda found: "FailedBinding" in found)
+        await until(lambda: leases(up), lambda held: "rolled" not in held)
         pod = await up.pod("rolled")
         assert not set(SIX) & annotations_of(pod).keys()
 
@@ -358,7 +358,7 @@ async def test_item_33_memory_without_a_number_is_refused_with_the_rule(up: Stac
 @pytest.mark.parametrize(
     ("policy", "chosen"), [("binpack", [3, 3, 3]), ("spread", [3, 0, 1]), ('""', [3, 7, 7])]
 )
-async def test_item_29_binpack_takes_the_fullest_spread_the_emptiest_none_the_highest(
+async def test_item_29_binpack_takes_the_fullest_card_spread_the_emptiest_and_no_policy_the_highest(
     up: Stack, conf: Path, policy: str, chosen: list[int]
 ) -> None:
     conf.write_text(CONF % policy)
@@ -370,7 +370,7 @@ async def test_item_29_binpack_takes_the_fullest_spread_the_emptiest_none_the_hi
     assert [device_indices(pod) for pod in pods] == [[index] for index in chosen]
 
 
-async def test_a_refusal_is_two_sentences(up: Stack) -> None:
+async def test_a_refusal_has_two_sentences(up: Stack) -> None:
     text = await refused(up, asking("huge", {MEMORY: 20000}))
 
     assert text == (

@@ -46,6 +46,7 @@ from tests.support.dialects.checklist import (
 )
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import Stack, run, running, stack, vgpu
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,7 +77,7 @@ async def up(whole: Stack) -> AsyncIterator[Stack]:
     await delete_all_pods(whole)
 
 
-async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pending_ones_are_honoured(
+async def test_item_40_restarts_of_agent_and_kubelet_stop_no_pod_and_pending_pods_start(
     up: Stack,
 ) -> None:
     async with agent(up) as process:
@@ -158,7 +159,7 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
     }
 
 
-async def test_item_30_each_of_four_containers_gets_what_it_asked_for(up: Stack) -> None:
+async def test_item_30_each_of_four_containers_gets_what_it_requested(up: Stack) -> None:
     four = [
         container("side"),
         container("a", vgpu(memory=3000, cores=10)),
@@ -199,9 +200,7 @@ async def test_item_38_a_refused_pod_is_marked_failed_and_its_lease_returned(up:
     failed = await up.until("cheat", lambda pod: annotations_of(pod).get(PHASE) == "failed")
 
     assert annotation_of(failed, TIME) == NEVER
-    async with asyncio.timeout(20):
-        while await leases(up):
-            await asyncio.sleep(0.05)
+    await until(lambda: leases(up), lambda held: not held)
     assert (await up.pod("cheat"))["status"]["reason"] == "UnexpectedAdmissionError"
 
 
@@ -289,7 +288,7 @@ async def test_item_13_allocatable_counts_slots_cores_and_whole_units(up: Stack)
     assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
 
 
-async def test_item_6_the_agent_adds_its_own_ill_cards_and_leaves_the_operators(
+async def test_item_6_the_agent_adds_unhealthy_cards_and_keeps_those_of_the_operator(
     up: Stack, tmp_path: Path
 ) -> None:
     closed, faults = "volcano.sh/gpu-unhealthy-ids", tmp_path / "faults.json"
@@ -308,15 +307,15 @@ async def test_item_6_the_agent_adds_its_own_ill_cards_and_leaves_the_operators(
 
 
 async def shows_note(up: Stack, node: str, key: str, text: str) -> None:
-    """Wait until a node's annotation reads so."""
-    async with asyncio.timeout(20):
-        while (
-            annotations_of(json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))).get(key) != text
-        ):
-            await asyncio.sleep(0.05)
+    """Wait until a node's annotation has this value."""
+
+    async def annotation() -> str | None:
+        return annotations_of(json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))).get(key)
+
+    await until(annotation, lambda found: found == text)
 
 
-async def test_item_17_a_list_that_no_kubelet_takes_ends_the_agent_with_the_factor_needed(
+async def test_item_17_too_many_units_end_the_agent_with_the_factor_needed(
     up: Stack,
 ) -> None:
     done = await run(
@@ -326,11 +325,13 @@ async def test_item_17_a_list_that_no_kubelet_takes_ends_the_agent_with_the_fact
     )
 
     assert done.code == 1
-    assert re.search(r"use a memory factor of \d+ or more, or strategy auto", done.err)
+    assert re.search(r"use --memory-factor \d+ or more, or --gpu-strategy auto", done.err)
     assert "Traceback" not in done.err
 
 
-async def test_item_11_sharing_together_with_vgpu_ends_the_start(up: Stack, tmp_path: Path) -> None:
+async def test_item_11_sharing_together_with_vgpu_is_refused_at_start(
+    up: Stack, tmp_path: Path
+) -> None:
     conf = tmp_path / "volcano-scheduler.conf"
     both = "{deviceshare.GPUSharingEnable: true, deviceshare.VGPUEnable: true}"
     plugin = f"{{name: deviceshare, arguments: {both}}}"

@@ -31,7 +31,7 @@ def outcomes(done: Done, outcome: str) -> set[str]:
     return {name for name, one in findings(done).items() if one["outcome"] == outcome}
 
 
-async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
+async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     await up.create(gpu_pod("one", vgpu(memory=1000)))
     await up.until("one", running)
     await up.audit()
@@ -54,7 +54,7 @@ async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
     assert {"nats", "redis", "components"} <= findings(around).keys()
 
 
-async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:
+async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     faults = up.root / "agents" / "node-0" / "faults.json"
     faults.write_text('{"1": "xid-79"}')
     server = redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login())
@@ -87,7 +87,9 @@ async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:
     assert all(found[name]["fix"] for name in outcomes(done, "fail"))
 
 
-async def test_where_there_is_nothing_every_check_says_so(tmp_path: Path) -> None:
+async def test_without_a_stack_every_check_of_doctor_reports_what_is_missing(
+    tmp_path: Path,
+) -> None:
     env = {"KUBECONFIG": str(tmp_path / "none"), "LEASEHOLD_NATS_URL": "nats://127.0.0.1:9"}
     place = ("--kubelet-dir", str(tmp_path), "--agent-dir", str(tmp_path / "agent"))
     done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-dir", "/nowhere", env=env)

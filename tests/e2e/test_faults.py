@@ -1,6 +1,7 @@
 """Whatever dies in the middle, every pod is bound, and the audit is clean."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import redis.asyncio
 
 from shared.model.errors import ConflictError, UnavailableError
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +28,9 @@ async def up() -> AsyncIterator[Stack]:
     "victim",
     ["watcher", "placer-0", "binder", "agent-node-0", "nats", "valkey", "simcluster"],
 )
-async def test_two_hundred_pods_survive_a_kill_of(up: Stack, victim: str) -> None:
+async def test_two_hundred_pods_are_bound_although_a_service_is_killed(
+    up: Stack, victim: str
+) -> None:
     names = [f"{victim}-{n}" for n in range(PODS)]
 
     async def arrive() -> None:
@@ -35,8 +39,7 @@ async def test_two_hundred_pods_survive_a_kill_of(up: Stack, victim: str) -> Non
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(arrive())
-        while not up.names or names[PODS // 3] not in up.names:
-            await asyncio.sleep(0.01)
+        await until(lambda: up.names and names[PODS // 3] in up.names)
         up.kill(victim)
 
     await all_bound(up, refused_too=victim in {"agent-node-0", "simcluster"})
@@ -51,17 +54,15 @@ async def all_bound(up: Stack, *, refused_too: bool) -> None:
     A kubelet whose device plugin is away refuses what it admits at that moment, for good; such pods
     are bound, and count if `refused_too`.
     """
-    left: dict[str, Any] = {}
-    try:
-        async with asyncio.timeout(90):
-            while left := {
-                pod["metadata"]["name"]: pod["status"]
-                for pod in await up.pods()
-                if not running(pod) and not (refused_too and refused_by_kubelet(pod))
-            }:
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise AssertionError(f"{len(left)} pods do not run: {next(iter(left.items()))}") from None
+
+    async def left() -> dict[str, Any]:
+        return {
+            pod["metadata"]["name"]: pod["status"]
+            for pod in await up.pods()
+            if not running(pod) and not (refused_too and refused_by_kubelet(pod))
+        }
+
+    await until(left, lambda pods: not pods, limit_s=90)
 
 
 def refused_by_kubelet(pod: dict[str, Any]) -> bool:
@@ -73,15 +74,16 @@ def refused_by_kubelet(pod: dict[str, Any]) -> bool:
 
 async def created(up: Stack, name: str) -> None:
     """Create a pod, again and again while the API server is away."""
-    while True:
-        try:
-            await up.create(gpu_pod(name, vgpu(memory=1000, cores=5)))
-        except UnavailableError:
-            await asyncio.sleep(0.2)
-        except ConflictError:
-            return
-        else:
-            return
+
+    async def is_created() -> bool:
+        with contextlib.suppress(ConflictError):
+            try:
+                await up.create(gpu_pod(name, vgpu(memory=1000, cores=5)))
+            except UnavailableError:
+                return False
+        return True
+
+    await until(is_created)
 
 
 async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: Stack) -> None:
@@ -99,7 +101,7 @@ async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: 
     await up.audit()
 
 
-async def test_a_ledger_of_the_version_before_is_built_anew_while_its_pods_run(up: Stack) -> None:
+async def test_a_ledger_of_an_older_format_is_rebuilt_while_its_pods_run(up: Stack) -> None:
     for number in range(5):
         await up.create(gpu_pod(f"before-{number}", vgpu(memory=2000)))
     await up.until_all(5)

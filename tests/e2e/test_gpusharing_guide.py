@@ -1,4 +1,4 @@
-"""GPUSharing's guide as a story: malformed requests, budgets that end, quotas; all through kubectl.
+"""GPUSharing's guide: malformed requests, exhausted budgets and quotas, all through kubectl.
 
 Its sidecar, self-reported usage and budgets in code are gone: budgets are objects, leases are what
 is counted.
@@ -23,7 +23,8 @@ from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
 from tests.support.dialects import guides
 from tests.support.dialects.checklist import node_allocatable
-from tests.support.stack import KUBECTL, Stack, stack
+from tests.support.stack import KUBECTL, Stack, stack, succeeded
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.kubectl,
@@ -102,32 +103,24 @@ async def create(up: Stack, where: str, name: str, limits: Mapping[str, int]) ->
 
 async def pod(up: Stack, where: str, name: str) -> dict[str, Any]:
     """Return the pod; empty if there is none."""
-    told = await kubectl(up, "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson")
-    found: dict[str, Any] = json.loads(told) if told else {}
+    described = await kubectl(up, "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson")
+    found: dict[str, Any] = json.loads(described) if described else {}
     return found
 
 
 async def until_runs(up: Stack, where: str, name: str) -> None:
-    seen: dict[str, Any] = {}
-    try:
-        async with asyncio.timeout(40):
-            while seen.get("status", {}).get("phase") != "Running":
-                await asyncio.sleep(0.2)
-                seen = await pod(up, where, name)
-    except TimeoutError:
-        raise AssertionError(f"{where}/{name}: {json.dumps(seen.get('status'))}") from None
+    async def status() -> dict[str, Any]:
+        return dict((await pod(up, where, name)).get("status", {}))
+
+    await until(status, lambda found: found.get("phase") == "Running")
 
 
 async def until_waits(up: Stack, where: str, name: str, why: str) -> None:
-    said = ""
-    try:
-        async with asyncio.timeout(40):
-            while why not in said:
-                await asyncio.sleep(0.2)
-                conditions = (await pod(up, where, name)).get("status", {}).get("conditions", [])
-                said = "; ".join(each.get("message", "") for each in conditions)
-    except TimeoutError:
-        raise AssertionError(f"{where}/{name} says {said!r}, not {why!r}") from None
+    async def messages() -> str:
+        conditions = (await pod(up, where, name)).get("status", {}).get("conditions", [])
+        return "; ".join(each.get("message", "") for each in conditions)
+
+    await until(messages, lambda found: why in found)
 
 
 async def remove(up: Stack, where: str, *names: str) -> None:
@@ -143,17 +136,12 @@ async def budget_of(up: Stack, name: str) -> dict[str, Any]:
 
 
 async def until_state(up: Stack, name: str, state: str) -> None:
-    found: dict[str, Any] = {}
-    try:
-        async with asyncio.timeout(40):
-            while found.get("state") != state:
-                await asyncio.sleep(0.2)
-                found = await budget_of(up, name)
-    except TimeoutError:
-        raise AssertionError(f"the budget of {name} is {found}, not {state}") from None
+    await until(lambda: budget_of(up, name), lambda budget: budget["state"] == state)
 
 
-async def test_gpusharing_the_guides_story(up: Stack) -> None:
+async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_budgets(
+    up: Stack,
+) -> None:
     await namespace(up, "team-a")
     await namespace(up, "team-b")
 
@@ -191,17 +179,20 @@ async def test_gpusharing_the_guides_story(up: Stack) -> None:
 
 async def until_gated(up: Stack, where: str, name: str, *, before: int) -> bool:
     """Return whether the pod waits at its gate; False if it does not before an instant."""
-    while time.time() < before:
-        for condition in (await pod(up, where, name)).get("status", {}).get("conditions", ()):
-            if condition.get("reason") == "SchedulingGated":
-                return True
-        await asyncio.sleep(0.2)
-    return False
+
+    async def reasons() -> set[str]:
+        conditions = (await pod(up, where, name)).get("status", {}).get("conditions", ())
+        return {condition.get("reason", "") for condition in conditions}
+
+    found = await until(
+        reasons, lambda found: "SchedulingGated" in found or time.time() >= before, limit_s=200
+    )
+    return "SchedulingGated" in found
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What is said of a pod that its budget queues."""
+    """What conditions and `explain` show of a pod that its budget queues."""
 
     pods: str
     reasons: frozenset[str]
@@ -219,9 +210,7 @@ async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> 
     spec = budget(where, 1, policy=policy, onExhausted="queue")
     await namespace(up, where)
     await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(spec))
-    async with asyncio.timeout(30):
-        while (await up.leasehold("budget", where)).code:
-            await asyncio.sleep(0.2)
+    await until(lambda: up.leasehold("budget", where), succeeded)
 
     gated = None
     try:
@@ -234,15 +223,15 @@ async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> 
 
         await create(up, where, "again", cards(1))
         if await until_gated(up, where, "again", before=boundary):
-            gated = await said_of_gated(up, where, "again")
+            gated = await read_gated(up, where, "again")
     except AssertionError:
         if time.time() < boundary:
             raise
     return gated if time.time() < boundary else None
 
 
-async def said_of_gated(up: Stack, where: str, name: str) -> Gated:
-    """Read what users of a pod that waits at its gate are told."""
+async def read_gated(up: Stack, where: str, name: str) -> Gated:
+    """Read what users see of a pod that waits at its scheduling gate."""
     events = json.loads(await kubectl(up, "-n", where, "get", "events", "-ojson"))["items"]
     return Gated(
         pods=await kubectl(up, "-n", where, "get", "pods"),
@@ -251,7 +240,9 @@ async def said_of_gated(up: Stack, where: str, name: str) -> Gated:
     )
 
 
-async def test_gpusharing_the_next_window_restores_what_a_spent_budget_queued(up: Stack) -> None:
+async def test_gpusharing_the_next_window_starts_the_pods_that_an_exhausted_budget_queued(
+    up: Stack,
+) -> None:
     if (await up.kubectl("get", "namespace", "team-b")).code:
         await namespace(up, "team-b")
     await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpubudgets.yaml"))
@@ -283,8 +274,8 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
     labels = ("gaia.tencent.com/gpu-model=M40", "gaia.tencent.com/gpu-pool=public")
     await kubectl(up, "label", "node", "node-0", *labels)
 
-    async def quota(said: object) -> None:
-        text = json.dumps({"imported": said})
+    async def quota(message: object) -> None:
+        text = json.dumps({"imported": message})
         config = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -316,13 +307,14 @@ async def _obeyed(up: Stack, name: str) -> None:
     """Wait until the ledger knows the namespace's quota."""
     login = up.secret("redis", "operator")
     async with RedisLeases.connect(
-        up.state()["redis_url"], credentials=ClientCredentials(credentials=login)
+        up.state()["redis_url"], credentials=ClientCredentials(login_file=login)
     ) as ledger:
-        while (await ledger.quotas.totals()).quota_of(Namespace(name)) is None:
-            await asyncio.sleep(0.1)
+        await until(
+            ledger.quotas.totals, lambda totals: totals.quota_of(Namespace(name)) is not None
+        )
 
 
-async def test_gpusharing_a_gpuquota_adds_up_over_all_words_for_gpus(up: Stack) -> None:
+async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
     await namespace(up, "team-q")
     await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpuquotas.yaml"))
     quota = {
@@ -331,10 +323,8 @@ async def test_gpusharing_a_gpuquota_adds_up_over_all_words_for_gpus(up: Stack) 
         "metadata": {"name": "team-q"},
         "spec": {"maxMilliGPU": 1000},
     }
-    async with asyncio.timeout(20):
-        while (await up.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota))).code:
-            await asyncio.sleep(0.2)
-        await _obeyed(up, "team-q")
+    await until(lambda: up.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota)), succeeded)
+    await _obeyed(up, "team-q")
 
     await create(up, "team-q", "vcuda", {CORE: 60, MEMORY: 4})
     await until_runs(up, "team-q", "vcuda")
@@ -359,7 +349,7 @@ async def test_gpusharing_a_gpuquota_adds_up_over_all_words_for_gpus(up: Stack) 
         ("nvidia.com/gpu", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}),
     ],
 )
-async def test_gpusharing_plain_resource_quotas_hold_for_each_word(
+async def test_gpusharing_plain_resource_quotas_apply_to_each_resource_name(
     up: Stack, resource: str, limits: dict[str, int]
 ) -> None:
     where = "quota-" + resource.partition(".")[0]
@@ -374,10 +364,9 @@ async def test_gpusharing_plain_resource_quotas_hold_for_each_word(
     await until_runs(up, where, "first")
 
     await remove(up, where, "first")
-    async with asyncio.timeout(20):
-        while (
-            await up.kubectl("-n", where, "create", "-f", "-", stdin=manifest("second", limits))
-        ).code:
-            await asyncio.sleep(0.2)
+    await until(
+        lambda: up.kubectl("-n", where, "create", "-f", "-", stdin=manifest("second", limits)),
+        succeeded,
+    )
     await until_runs(up, where, "second")
     await remove(up, where, "second")

@@ -1,6 +1,5 @@
 """The user guides' own commands, through a stock kubectl, on the guide's own kind of node."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ import pytest_asyncio
 
 from tests.support.dialects import guides
 from tests.support.stack import KUBECTL, Stack, running, stack
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.kubectl,
@@ -25,8 +25,9 @@ def gpushare(name: str, memory: int) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guide() -> AsyncIterator[Stack]:
-    """One node with the guide's eight cards of 11178 MiB."""
-    async with stack("--nodes", "1", "--gpus", "8xGTX1080Ti") as up:
+    """One node with the guide's eight cards of 11178 MiB; requests may wait for a larger one."""
+    env = {"LEASEHOLD_ALLOW_LARGER_REQUESTS": "true"}
+    async with stack("--nodes", "1", "--gpus", "8xGTX1080Ti", webhook=True, env=env) as up:
         yield up
 
 
@@ -53,7 +54,7 @@ async def test_item_1_the_node_shows_the_guides_allocatable_lines(guide: Stack) 
         assert 'volcano.sh/vgpu-cores: "800"' in lines
 
 
-async def test_the_two_gpushare_pods_share_card_0_and_see_the_guides_variables(
+async def test_the_two_gpushare_pods_share_card_0_and_have_the_guides_variables(
     guide: Stack,
 ) -> None:
     await apply(guide, guides.VOLCANO_GPU_POD_1)
@@ -86,7 +87,7 @@ async def test_item_9_an_allocated_pod_is_marked_assigned(guide: Stack) -> None:
     )
 
 
-async def test_item_4_a_whole_card_goes_beside_and_too_much_waits_with_the_reason(
+async def test_item_4_a_whole_card_gets_an_idle_card_and_a_too_large_request_waits_with_the_reason(
     guide: Stack,
 ) -> None:
     await apply(guide, gpushare(name="small", memory=1024))
@@ -136,7 +137,7 @@ async def test_the_vgpu_pod_gets_two_cards_and_its_limits(guide: Stack) -> None:
     assert re.search(r"Scheduled.*Successfully assigned default/gpu-pod1 to node-0", described.out)
 
 
-async def test_deleting_a_pod_gives_its_share_to_one_that_waits(guide: Stack) -> None:
+async def test_deleting_a_pod_frees_its_share_for_a_waiting_pod(guide: Stack) -> None:
     for card in range(8):
         await apply(guide, gpushare(name=f"full-{card}", memory=11178))
     for card in range(8):
@@ -151,7 +152,7 @@ async def test_deleting_a_pod_gives_its_share_to_one_that_waits(guide: Stack) ->
     assert waited["metadata"]["annotations"]["volcano.sh/gpu-index"] == "3"
 
 
-async def test_gpus_ps_explain_and_trace_show_what_is_so(guide: Stack) -> None:
+async def test_gpus_ps_explain_and_trace_show_running_and_waiting_pods(guide: Stack) -> None:
     await apply(guide, guides.VOLCANO_VGPU_POD)
     await guide.until("gpu-pod1", running)
     await apply(guide, gpushare(name="huge", memory=20000))
@@ -161,9 +162,9 @@ async def test_gpus_ps_explain_and_trace_show_what_is_so(guide: Stack) -> None:
     leases = await guide.leasehold("ps", "--json")
     runs = await guide.leasehold("explain", "gpu-pod1")
     waits = await guide.leasehold("explain", "huge")
-    async with asyncio.timeout(20):
-        while "allocate" not in (trace := await guide.leasehold("trace", "gpu-pod1")).out:
-            await asyncio.sleep(0.2)
+    trace = await until(
+        lambda: guide.leasehold("trace", "gpu-pod1"), lambda done: "allocate" in done.out
+    )
 
     assert gpus.code == 0, gpus.err
     assert gpus.out.count('"GPU-') >= 8

@@ -154,7 +154,7 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
         await up.until(name, running)
     held = await leases(up)
     devices, _ = counted_use(held.values())
-    told_limits = {
+    limits_of = {
         name: int(re.sub(r"m$", "", value)) * (MIB if value.endswith("m") else 1)
         for name in EVERYBODY
         for key, value in dict((await allocated_setup(up, await up.pod(name))).envs).items()
@@ -172,7 +172,7 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
         "koord": 2862,
     }
     assert (use.memory_mib, use.cores_percent, use.shares) == (sum(booked_mib.values()), 75, 5)
-    assert told_limits == {
+    assert limits_of == {
         "vgpu": 4000 * MIB,
         "vcuda": 15 * 256 * MIB,
         "hami": 2000 * MIB,
@@ -181,7 +181,7 @@ async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
     await up.audit()
 
 
-async def test_a_pod_that_mixes_two_vocabularies_is_denied_with_both_names(up: Stack) -> None:
+async def test_a_pod_that_mixes_two_dialects_is_denied_with_both_names(up: Stack) -> None:
     mixed = guides.GPUSHARING_POD.replace(
         "        tencent.com/vcuda-memory",
         "        volcano.sh/gpu-memory: 1024\n        tencent.com/vcuda-memory",

@@ -5,7 +5,6 @@ Each ConfigMap goes to the API server through kubectl and comes back from there 
 the guide of vGPUs prints.
 """
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from tests.support.dialects.checklist import (
     uuid,
 )
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.kubectl,
@@ -64,29 +64,29 @@ async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
 
 @contextlib.asynccontextmanager
 async def obeying(up: Stack, manifest: str, conf: Path) -> AsyncIterator[list[str]]:
-    """Apply a ConfigMap, start the watcher anew with it; yield what the watcher says of it."""
+    """Apply a ConfigMap, restart the watcher with it; yield the watcher's log lines about it."""
     await kubectl(up, "apply", "-f", "-", stdin=manifest)
     conf.write_text(await kubectl(up, "get", "cm", "-n", "volcano-system", CONF, "-o", "yaml"))
     before = announced(up)
     up.kill("watcher")
-    async with asyncio.timeout(30):
-        while announced(up) == before:
-            await asyncio.sleep(0.05)
-    said = (up.root / "logs" / "watcher.log").read_text()
-    yield [line for line in said.splitlines() if str(conf) in line]
+    await until(lambda: announced(up) != before, limit_s=30)
+    log = (up.root / "logs" / "watcher.log").read_text()
+    yield [line for line in log.splitlines() if str(conf) in line]
     await delete_all_pods(up)
 
 
 def announced(up: Stack) -> int:
-    """The process of the watcher that has said it is ready."""
+    """The process of the watcher that is ready."""
     return int(json.loads((up.root / "run" / "watcher.json").read_text())["pid"])
 
 
-async def test_item_50_the_gpu_sharing_guides_configuration_speaks_gpushare_alone(
+async def test_item_50_the_gpu_sharing_guides_configuration_enables_only_gpushare(
     up: Stack, conf: Path
 ) -> None:
     async with obeying(up, guides.VOLCANO_GPU_SHARING_CONF, conf) as warnings:
-        await kubectl(up, "apply", "-f", "-", stdin=guides.VOLCANO_GPU_POD_1)
+        await kubectl(
+            up, "apply", "-f", "-", stdin=guides.without_webhook(guides.VOLCANO_GPU_POD_1)
+        )
         pod = await up.until("gpu-pod1", running)
         other = await refused(up, gpu_pod("other", vgpu(memory=1000)))
 
@@ -109,7 +109,7 @@ async def test_the_vgpu_guides_lines_are_shown_by_a_node_with_one_share_per_card
 @pytest.mark.parametrize(
     "manifest", [guides.VOLCANO_VGPU_PLUGIN_CONF, guides.VOLCANO_HAMI_CONF], ids=["plugin", "user"]
 )
-async def test_item_50_the_vgpu_guides_configurations_speak_vgpu_alone(
+async def test_item_50_the_vgpu_guides_configurations_enable_only_vgpu(
     up: Stack, conf: Path, manifest: str
 ) -> None:
     async with obeying(up, manifest, conf) as warnings:
@@ -145,9 +145,7 @@ async def test_item_50_the_mig_guides_pod_gets_an_instance_of_5_gb_for_its_3_gb(
     assert not warnings, "the guide's spelling of KnowGeometries is no fault"
 
 
-async def test_item_50_a_key_that_the_reader_misspells_is_warned_about(
-    up: Stack, conf: Path
-) -> None:
+async def test_item_50_a_misspelt_key_is_reported_as_a_warning(up: Stack, conf: Path) -> None:
     wrong = guides.VOLCANO_MIG_CONF.replace("SchedulePolicy", "SchedulerPolicy")
 
     async with obeying(up, wrong, conf) as warnings:

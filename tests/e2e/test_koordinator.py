@@ -4,7 +4,6 @@ One stack serves all tests: its first node is as `up` starts it, the second one'
 by the tests that need it.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -33,6 +32,7 @@ from tests.support.dialects.checklist import (
     uuid,
 )
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -92,7 +92,7 @@ def koord(**amounts: int | str) -> dict[str, int | str]:
     return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
 
 
-def asking(
+def requesting(
     name: str, limits: Mapping[str, Any], *, node: str | None = NODE, **more: Any
 ) -> dict[str, Any]:
     """Return a pod for Koordinator's scheduler that may only go to `node`."""
@@ -165,8 +165,10 @@ async def test_koordinator_10_the_guides_pod_runs_and_shows_its_allocation(up: S
     assert f"NVIDIA_VISIBLE_DEVICES={card['id']}" in environment
 
 
-async def test_koordinator_24_the_annotation_comes_with_the_node(up: Stack) -> None:
-    pods = [asking(f"pod-{n}", koord(shared=1, ratio=10)) for n in range(8)]
+async def test_koordinator_24_the_annotation_is_written_together_with_the_node_name(
+    up: Stack,
+) -> None:
+    pods = [requesting(f"pod-{n}", koord(shared=1, ratio=10)) for n in range(8)]
     for pod in pods:
         await up.create(pod)
     for pod in pods:
@@ -177,7 +179,7 @@ async def test_koordinator_24_the_annotation_comes_with_the_node(up: Stack) -> N
 async def test_koordinator_26_half_a_card_gets_the_published_variables_and_mounts(
     up: Stack,
 ) -> None:
-    pod = await runs(up, asking("half", koord(shared=1, core=50, ratio=50)))
+    pod = await runs(up, requesting("half", koord(shared=1, core=50, ratio=50)))
     answer = await allocated_setup(up, pod)
 
     own = f"{pod['metadata']['uid']}_cuda"
@@ -202,7 +204,7 @@ async def test_koordinator_26_half_a_card_gets_the_published_variables_and_mount
 async def test_koordinator_27_whole_cards_get_only_the_visible_devices(
     up: Stack, limits: dict[str, int | str]
 ) -> None:
-    pod = await runs(up, asking("cards", limits))
+    pod = await runs(up, requesting("cards", limits))
 
     assert [card["resources"]["koordinator.sh/gpu-memory"] for card in cards(pod)] == ["15Gi"] * 2
     found = await variables(up, pod)
@@ -212,7 +214,7 @@ async def test_koordinator_27_whole_cards_get_only_the_visible_devices(
 
 async def test_koordinator_31_containers_have_cards_and_limits_of_their_own(up: Stack) -> None:
     both = [container(n, koord(shared=1, core=50, ratio=r)) for n, r in (("a", 20), ("b", 30))]
-    pod = await runs(up, asking("pair", {}, containers=both))
+    pod = await runs(up, requesting("pair", {}, containers=both))
     lease = (await leases(up))["pair"]
 
     found = [await variables(up, pod, name) for name in ("a", "b")]
@@ -226,7 +228,7 @@ async def test_koordinator_31_containers_have_cards_and_limits_of_their_own(up: 
 async def test_an_init_container_gets_its_limits_before_the_others(up: Stack) -> None:
     first = container("first", koord(shared=1, ratio=60), command=["true"])
     main = container("cuda", koord(shared=1, core=20, ratio=30))
-    pod = await runs(up, asking("staged", {}, initContainers=[first], containers=[main]))
+    pod = await runs(up, requesting("staged", {}, initContainers=[first], containers=[main]))
 
     found = [await variables(up, pod, name) for name in ("first", "cuda")]
 
@@ -235,8 +237,8 @@ async def test_an_init_container_gets_its_limits_before_the_others(up: Stack) ->
     assert "CUDA_DEVICE_SM_LIMIT" not in found[0]
 
 
-async def test_a_container_without_a_card_count_is_told_what_to_add(up: Stack) -> None:
-    text = await refused(up, asking("bare", koord(core=50, ratio=50)))
+async def test_the_refusal_of_a_container_without_a_card_count_names_what_to_add(up: Stack) -> None:
+    text = await refused(up, requesting("bare", koord(core=50, ratio=50)))
 
     assert "container cuda: koordinator.sh/gpu.shared is missing" in text
     assert "add koordinator.sh/gpu.shared: 1" in text
@@ -244,8 +246,8 @@ async def test_a_container_without_a_card_count_is_told_what_to_add(up: Stack) -
 
 async def test_koordinator_25_a_forged_allocation_grants_nothing(up: Stack) -> None:
     forged = {ALLOCATED: json.dumps({"gpu": [{"minor": 0, "id": uuid(0)}]})}
-    pod = await runs(up, asking("forger", {}, annotations=forged))
-    real = await runs(up, asking("honest", koord(shared=1, ratio=10), annotations=forged))
+    pod = await runs(up, requesting("forger", {}, annotations=forged))
+    real = await runs(up, requesting("honest", koord(shared=1, ratio=10), annotations=forged))
 
     assert not (await leases(up))["forger"].shares
     environment = (await up.exec("forger", "env")).out
@@ -254,22 +256,20 @@ async def test_koordinator_25_a_forged_allocation_grants_nothing(up: Stack) -> N
     assert cards(real)[0]["resources"]["koordinator.sh/gpu-memory-ratio"] == "10"
 
 
-async def test_koordinator_19_and_29_pods_follow_the_library(up: Stack) -> None:
+async def test_koordinator_19_and_29_shares_are_placed_only_where_the_isolation_library_is(
+    up: Stack,
+) -> None:
     wanted = koord(shared=1, core=10, ratio=10)
     library = up.root / "agents" / SPARE / "library" / "simulated" / "libvgpu.so"
     async with spare_agent(up):
         await node_allocatable(up, SPARE, {"koordinator.sh/gpu.shared": 200})
-        async with asyncio.timeout(30):
-            while (await labels(up, SPARE)).get(ISOLATION) != "HAMi-core":
-                await asyncio.sleep(0.05)
+        await until(lambda: labels(up, SPARE), lambda found: found.get(ISOLATION) == "HAMi-core")
         library.unlink()
-        async with asyncio.timeout(30):
-            while ISOLATION in await labels(up, SPARE):
-                await asyncio.sleep(0.05)
+        await until(lambda: labels(up, SPARE), lambda found: ISOLATION not in found)
 
-        text = await refused(up, asking("waits", wanted, node=SPARE))
-        others = [await bound(up, asking(f"goes-{n}", wanted, node=None)) for n in range(3)]
-        await runs(up, asking("whole", koord(shared=1, core=100, ratio=100), node=SPARE))
+        text = await refused(up, requesting("waits", wanted, node=SPARE))
+        others = [await bound(up, requesting(f"goes-{n}", wanted, node=None)) for n in range(3)]
+        await runs(up, requesting("whole", koord(shared=1, core=100, ratio=100), node=SPARE))
         library.touch()
         await up.until("waits", running)
 
@@ -277,33 +277,36 @@ async def test_koordinator_19_and_29_pods_follow_the_library(up: Stack) -> None:
     assert {pod["spec"]["nodeName"] for pod in others} == {NODE}
 
 
-async def test_koordinator_20_an_unhealthy_card_gets_no_pod_and_keeps_what_it_has(
+async def test_koordinator_20_an_unhealthy_card_gets_no_pod_and_keeps_its_pods(
     up: Stack, tmp_path: Path
 ) -> None:
     faults = tmp_path / "faults.json"
     wanted = koord(shared=1, core=10, ratio=10)
     async with spare_agent(up, "--fault-file", str(faults)):
         await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 200})
-        first = await runs(up, asking("first", wanted, node=SPARE))
-        ill = cards(first)[0]["minor"]
-        faults.write_text(json.dumps({str(ill): "unhealthy"}))
+        first = await runs(up, requesting("first", wanted, node=SPARE))
+        unhealthy = cards(first)[0]["minor"]
+        faults.write_text(json.dumps({str(unhealthy): "unhealthy"}))
         await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 100})
-        others = [await bound(up, asking(f"next-{n}", wanted, node=SPARE)) for n in range(4)]
+        others = [await bound(up, requesting(f"next-{n}", wanted, node=SPARE)) for n in range(4)]
         object_now = json.loads(await up.kube.read(f"{DEVICES}/{SPARE}"))
         kept = (await leases(up))["first"]
         faults.write_text("{}")
         await node_allocatable(up, SPARE, {"koordinator.sh/gpu-core": 200})
 
-    assert {cards(pod)[0]["minor"] for pod in others} == {1 - ill}
-    assert [share.index for share in kept.shares] == [ill]
-    assert [one["health"] for one in object_now["spec"]["devices"]] == [ill != 0, ill != 1]
+    assert {cards(pod)[0]["minor"] for pod in others} == {1 - unhealthy}
+    assert [share.index for share in kept.shares] == [unhealthy]
+    assert [one["health"] for one in object_now["spec"]["devices"]] == [
+        unhealthy != 0,
+        unhealthy != 1,
+    ]
 
 
-async def test_koordinator_21_a_deleted_device_object_takes_no_booking_and_comes_again(
+async def test_koordinator_21_a_deleted_device_object_ends_no_lease_and_is_created_again(
     up: Stack,
 ) -> None:
     async with spare_agent(up):
-        await runs(up, asking("holder", koord(shared=1, core=60, ratio=60), node=SPARE))
+        await runs(up, requesting("holder", koord(shared=1, core=60, ratio=60), node=SPARE))
         found, before = await device_object(up), (await leases(up))["holder"]
         await up.kube.delete(f"{DEVICES}/{SPARE}")
         again = await device_object(up)
@@ -315,19 +318,19 @@ async def test_koordinator_21_a_deleted_device_object_takes_no_booking_and_comes
 
 
 async def device_object(up: Stack) -> dict[str, Any]:
-    """Wait until the second node's object is there."""
-    async with asyncio.timeout(30):
-        while True:
-            listed = json.loads(await up.kube.read(DEVICES))["items"]
-            for one in listed:
-                if one["metadata"]["name"] == SPARE:
-                    return dict(one)
-            await asyncio.sleep(0.1)
+    """Wait until the second node has an object."""
+
+    async def of_spare() -> dict[str, Any]:
+        listed = json.loads(await up.kube.read(DEVICES))["items"]
+        return next((one for one in listed if one["metadata"]["name"] == SPARE), {})
+
+    found: dict[str, Any] = await until(of_spare)
+    return found
 
 
 async def test_koordinator_18_most_allocated_is_a_setting_and_least_the_default(up: Stack) -> None:
-    await runs(up, asking("one", koord(shared=1, ratio=40)))
-    await runs(up, asking("two", koord(shared=1, ratio=10)))
+    await runs(up, requesting("one", koord(shared=1, ratio=40)))
+    await runs(up, requesting("two", koord(shared=1, ratio=10)))
 
     pods = [await up.pod(name) for name in ("one", "two")]
 

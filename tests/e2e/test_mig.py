@@ -48,8 +48,8 @@ def device_of(pod: dict[str, Any]) -> str:
 
 
 async def devices(up: Stack) -> dict[str, list[dict[str, Any]]]:
-    told = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
-    return {node["node"]: node["devices"] for node in told}
+    nodes = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
+    return {node["node"]: node["devices"] for node in nodes}
 
 
 async def test_item_45_pods_get_instances_by_their_memory(up: Stack) -> None:
@@ -76,12 +76,12 @@ async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: St
     part = await up.until(
         "part", lambda p: [c for c in p["status"].get("conditions", []) if c.get("message")]
     )
-    said = (await up.leasehold("explain", "part")).out
+    explained = (await up.leasehold("explain", "part")).out
 
     assert "[" not in usual["metadata"]["annotations"][IDS]
     assert "[" in pod["metadata"]["annotations"][IDS]
     assert "isolation is strict" in part["status"]["conditions"][0]["message"]
-    assert "request whole GPUs" in said
+    assert "request whole GPUs" in explained
     await up.clear()
 
 

@@ -1,6 +1,7 @@
 """A budget is used up while a pod runs: with notice, its place goes to a pod with budget left."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest_asyncio
 from shared.kubernetes.errors import NotFoundError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.preemption import PREEMPT_AT
-from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,23 +46,18 @@ def path(namespace: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/pods/{name}".rstrip("/")
 
 
-async def until(
+async def until_pod(
     cluster: Stack, namespace: str, name: str, wanted: Callable[[dict[str, Any] | None], object]
 ) -> dict[str, Any]:
-    found: dict[str, Any] | None = None
-    async with asyncio.timeout(40):
-        while not wanted(found):
-            await asyncio.sleep(0.05)
-            try:
-                found = json.loads(await cluster.kube.read(path(namespace, name)))
-            except NotFoundError:
-                found = None
-                if wanted(None):
-                    return {}
-    return found or {}
+    async def pod() -> dict[str, Any] | None:
+        with contextlib.suppress(NotFoundError):
+            return dict(json.loads(await cluster.kube.read(path(namespace, name))))
+        return None
+
+    return await until(pod, wanted) or {}
 
 
-def told(pod: dict[str, Any] | None) -> bool:
+def is_announced(pod: dict[str, Any] | None) -> bool:
     return pod is not None and PREEMPT_AT in pod["metadata"].get("annotations", {})
 
 
@@ -81,31 +78,29 @@ async def dry_run(cluster: Stack) -> dict[str, Any]:
         "0",
         "--json",
     )
-    async with asyncio.timeout(30):
-        while (done := await cluster.leasehold(*command)).code:
-            await asyncio.sleep(0.1)
+    done = await until(lambda: cluster.leasehold(*command), succeeded)
     found: dict[str, Any] = json.loads(done.out)
     return found
 
 
-async def test_the_place_of_a_pod_over_budget_goes_to_one_with_budget(cluster: Stack) -> None:
+async def test_a_pod_over_budget_is_preempted_for_one_with_budget(cluster: Stack) -> None:
     await cluster.kube.create(path("team-a"), gpu_pod("spender", vgpu(memory=12_000)))
-    before = await until(cluster, "team-a", "spender", lambda pod: pod and running(pod))
+    before = await until_pod(cluster, "team-a", "spender", lambda pod: pod and running(pod))
     await cluster.kube.create(path("team-b"), gpu_pod("saver", vgpu(memory=12_000)))
-    watching = asyncio.create_task(until(cluster, "team-a", "spender", told))
+    watching = asyncio.create_task(until_pod(cluster, "team-a", "spender", is_announced))
     planned = await dry_run(cluster)
     notified = await watching
 
     assert not notified["metadata"].get("deletionTimestamp")
     victims = (planned["plan"] or planned["in_progress"])["victims"]
     assert [each["pod"] for each in victims] == ["team-a/spender"]
-    after = await until(cluster, "team-b", "saver", lambda pod: pod and running(pod))
+    after = await until_pod(cluster, "team-b", "saver", lambda pod: pod and running(pod))
 
-    await until(cluster, "team-a", "spender", lambda pod: pod is None)
+    await until_pod(cluster, "team-a", "spender", lambda pod: pod is None)
     assert device_of(after) == device_of(before)
     events = json.loads(await cluster.kube.read("/api/v1/namespaces/team-a/events"))["items"]
-    said = [each["message"] for each in events if each["reason"] == "GPUBudgetPreempt"]
-    assert any("will be evicted" in message and "team-b/saver" in message for message in said)
+    messages = [each["message"] for each in events if each["reason"] == "GPUBudgetPreempt"]
+    assert any("will be evicted" in message and "team-b/saver" in message for message in messages)
     done = await cluster.leasehold("preemptions", "--json")
     [line] = json.loads(done.out)["evictions"]
     assert (line["pod"], line["cause"], line["beneficiary"]) == (

@@ -1,4 +1,4 @@
-"""A running pod's lease gets another size, as an operator does it; whoever dies in the middle."""
+"""An operator resizes a running pod's lease, also while a component is killed."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,8 @@ from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from shared.nats.bus import Bus
 from tests.support.node_agent.regions import path_of, process
-from tests.support.stack import Done, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import Done, Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,7 +80,9 @@ async def leased(up: Stack, name: str) -> dict[str, Any]:
     return shares[0]
 
 
-async def test_a_running_pod_grows_and_shrinks_and_everybody_sees_it(up: Stack) -> None:
+async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_limits(
+    up: Stack,
+) -> None:
     pod = await started(up, "one", 4_000, 20)
     place = region_at(up, pod)
 
@@ -111,20 +114,18 @@ async def test_a_running_pod_grows_and_shrinks_and_everybody_sees_it(up: Stack) 
     assert "--memory 3000Mi" in refused.err
     assert json.loads(least.out)["outcome"] == "resized", least.out
     assert limit_mib(place) == 3_000
-    async with asyncio.timeout(20):
-        while "LeaseResized" not in (events := (await up.kubectl("get", "events")).out):
-            await asyncio.sleep(0.2)
-    assert "container cuda: 4000 to 6000 MiB" in events
+    events = await until(
+        lambda: up.kubectl("get", "events"), lambda done: "LeaseResized" in done.out
+    )
+    assert "container cuda: 4000 to 6000 MiB" in events.out
     await up.audit()
     await up.clear()
 
 
-async def test_what_a_pod_gives_back_another_runs_on(up: Stack) -> None:
+async def test_a_pod_runs_on_capacity_that_a_resize_freed(up: Stack) -> None:
     await started(up, "wide", 12_000)
     await up.create(gpu_pod("next", vgpu(memory=10_000)))
-    async with asyncio.timeout(30):
-        while "next" not in (await up.leasehold("ps")).out:
-            await asyncio.sleep(0.2)
+    await until(lambda: up.leasehold("ps"), lambda done: "next" in done.out)
 
     too_much = await resize(up, "wide", "--memory", "16Gi")
     more = await resize(up, "wide", "--memory", "15Gi", "--cores", "5")
@@ -144,25 +145,27 @@ async def test_what_a_pod_gives_back_another_runs_on(up: Stack) -> None:
     await up.clear()
 
 
-async def test_an_operator_may_ask_binders_and_not_nodes(up: Stack) -> None:
+async def test_an_operator_may_send_resizes_to_binders_but_not_to_nodes(up: Stack) -> None:
     pod = await started(up, "one", 4_000)
     url, credentials = up.state()["nats_url"], up.secret("nats", "operator")
     async with Bus.connect(
         url,
         name="test",
-        keys=ClientCredentials(
-            credentials=Path(credentials), tls=TlsFiles(ca=up.root / "credentials" / "ca.crt")
+        credentials=ClientCredentials(
+            login_file=Path(credentials), tls=TlsFiles(ca=up.root / "credentials" / "ca.crt")
         ),
-        keeps_stream=False,
+        creates_stream=False,
     ) as bus:
-        asked = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
+        requested = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
         with pytest.raises(UnavailableError):
-            await bus.request(asked, LimitsReply, timeout_s=1.0)
+            await bus.request(requested, LimitsReply, timeout_s=1.0)
     await up.clear()
 
 
 @pytest.mark.parametrize("victim", ["binder", "agent-node-0"])
-async def test_a_resize_survives_a_kill_in_the_middle_of_it(up: Stack, victim: str) -> None:
+async def test_a_resize_is_completed_although_a_component_is_killed_during_it(
+    up: Stack, victim: str
+) -> None:
     """Sizes keep changing while a part dies again and again: all agree on one in the end."""
     pod = await started(up, "one", 4_000)
     place = region_at(up, pod)
@@ -181,20 +184,16 @@ async def test_a_resize_survives_a_kill_in_the_middle_of_it(up: Stack, victim: s
         while not ended.is_set():
             await resize(up, "one", "--memory", f"{chance.choice([2, 3, 5, 7, 9])}000Mi")
 
-    async with asyncio.timeout(60):
-        while (last := await resize(up, "one", "--memory", "8000Mi", "--json")).code:
-            await asyncio.sleep(0.5)
-        while limit_mib(place) != 8_000:
-            await asyncio.sleep(0.1)
-        while copy_of(await up.pod("one")).shares[0].memory_mib != 8_000:
-            await asyncio.sleep(0.1)
+    last = await until(lambda: resize(up, "one", "--memory", "8000Mi", "--json"), succeeded)
+    await until(lambda: limit_mib(place) == 8_000)
+    await up.until("one", lambda pod: copy_of(pod).shares[0].memory_mib == 8_000)
     assert json.loads(last.out)["after"]["memory_mib"] == 8_000
     assert (await leased(up, "one"))["memory_mib"] == 8_000
     await up.audit()
     await up.clear()
 
 
-async def test_a_ledger_that_was_lost_comes_back_with_the_new_size(up: Stack) -> None:
+async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -> None:
     await started(up, "one", 4_000)
     assert (await resize(up, "one", "--memory", "7000Mi")).code == 0
     redis_url = up.state()["redis_url"]
@@ -204,9 +203,7 @@ async def test_a_ledger_that_was_lost_comes_back_with_the_new_size(up: Stack) ->
     finally:
         await client.aclose()
 
-    async with asyncio.timeout(60):
-        while (found := await up.leasehold("ps", "--json")).code:
-            await asyncio.sleep(0.3)
+    found = await until(lambda: up.leasehold("ps", "--json"), succeeded)
 
     assert json.loads(found.out)["leases"][0]["shares"][0]["memory_mib"] == 7_000
     await up.audit()

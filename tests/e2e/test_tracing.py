@@ -1,11 +1,11 @@
 """O1: one bound pod is one trace, from the watch event to the kubelet's Allocate."""
 
-import asyncio
 import json
 
 from shared.model.events.event import ADMISSION
 from tests.support.servers.otlp import otlp_receiver
 from tests.support.stack import PODS, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
 
 STEPS = (
     "watcher watch_pods",
@@ -16,7 +16,7 @@ STEPS = (
 )
 
 
-async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
+async def test_o1_one_trace_covers_a_pod_from_watch_to_allocate() -> None:
     flags = ("--nodes", "1", "--otlp-endpoint")
     async with otlp_receiver() as spans, stack(*flags, spans.url, webhook=True) as up:
         made = await up.create(gpu_pod("traced", vgpu(memory=1000)))
@@ -24,17 +24,13 @@ async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
         _, admitted_in, admitted_by, _ = made["metadata"]["annotations"][ADMISSION].split("-")
         await up.until("traced", running)
         trace_id = uid.replace("-", "")
-        async with asyncio.timeout(20):
-            while not set(STEPS) <= set(spans.of(trace_id)):
-                await asyncio.sleep(0.1)
+        await until(lambda: set(STEPS) <= set(spans.of(trace_id)), limit_s=20)
 
         by_name = spans.of(trace_id)
         assert by_name[STEPS[0]].parent_span_id == b""
         (link,) = by_name[STEPS[0]].links
         assert (link.trace_id.hex(), link.span_id.hex()) == (admitted_in, admitted_by)
-        async with asyncio.timeout(20):
-            while not spans.of(admitted_in):
-                await asyncio.sleep(0.1)
+        await until(lambda: spans.of(admitted_in), limit_s=20)
         assert spans.of(admitted_in)["webhook review"].span_id == link.span_id
         shown = json.loads((await up.leasehold("trace", "traced", "--json")).out)["spans"]
         assert [step["name"] for step in shown[:2]] == ["webhook review", STEPS[0]]
@@ -72,9 +68,7 @@ async def test_o1_a_pod_that_waited_is_one_trace_with_a_link_over_the_wait() -> 
         await up.kube.delete(f"{PODS}/before")
         await up.until("waited", running)
         trace_id = made["metadata"]["uid"].replace("-", "")
-        async with asyncio.timeout(20):
-            while not set(STEPS) <= set(spans.of(trace_id)):
-                await asyncio.sleep(0.1)
+        await until(lambda: set(STEPS) <= set(spans.of(trace_id)), limit_s=20)
 
         of_pod = [span for _, span in spans.received if span.trace_id.hex() == trace_id]
         waits = next(span for span in of_pod if span.name == "placer place_pods")

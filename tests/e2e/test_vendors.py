@@ -1,4 +1,4 @@
-"""Pods in gpu-manager's, HAMi's and plain NVIDIA's words, alone and with others on one device."""
+"""Pods in the dialects of gpu-manager, HAMi and NVIDIA, alone and together on one device."""
 
 import asyncio
 import json
@@ -191,7 +191,7 @@ async def test_hami_the_published_example_gets_its_limits_through_kubectl(up: St
     assert annotation_of(pod, "hami.io/vgpu-node") == NODE
 
 
-async def test_plain_nvidia_pods_get_whole_cards_and_nothing_but_their_names(up: Stack) -> None:
+async def test_plain_nvidia_pods_get_whole_cards_and_only_the_visible_devices(up: Stack) -> None:
     pod = await runs(up, asking("plain", {GPU: 2}, schedulerName="leasehold"))
     given = await allocated_setup(up, pod)
 
@@ -221,7 +221,9 @@ async def test_three_dialects_share_one_device_and_one_ledger_counts_them(up: St
     await up.audit()
 
 
-async def test_a_whole_device_excludes_all_others_and_they_exclude_it(up: Stack) -> None:
+async def test_a_whole_device_is_never_shared_and_a_shared_device_is_never_given_whole(
+    up: Stack,
+) -> None:
     await bound(up, asking("whole", hami(gpu=1), chosen(0)))
     for name, limits in (
         ("share", hami(gpu=1, gpumem=1)),
@@ -236,7 +238,7 @@ async def test_a_whole_device_excludes_all_others_and_they_exclude_it(up: Stack)
     assert late.startswith("0/1 nodes are available")
 
 
-async def test_gpusharing_4_200_cores_are_two_whole_cards_to_the_kubelet_too(up: Stack) -> None:
+async def test_gpusharing_4_200_cores_are_two_whole_cards_also_in_the_kubelet(up: Stack) -> None:
     pod = await runs(up, asking("two", vcuda(200, 4)))
     first, second = sorted(int(index) for index in annotation_of(pod, f"{INDEX}0").split(","))
     given = await allocated_setup(up, pod)
@@ -252,16 +254,16 @@ async def test_gpusharing_4_200_cores_are_two_whole_cards_to_the_kubelet_too(up:
     assert (await use_of(up, first)).memory_mib == CARD_MIB
 
 
-async def test_memory_beside_whole_cards_is_no_more_than_the_kubelet_lets_the_node_give(
+async def test_memory_requested_beside_whole_cards_is_limited_by_the_nodes_allocatable(
     up: Stack,
 ) -> None:
     blocks = 3 * CARD_MIB // 256
     await runs(up, asking("large", vcuda(100, blocks - 20)))
 
-    said = await refused(up, asking("further", vcuda(100, 21)))
+    reason = await refused(up, asking("further", vcuda(100, 21)))
     await runs(up, asking("beside", vcuda(100, 20)))
 
-    assert f"Insufficient {MEMORY}" in said
+    assert f"Insufficient {MEMORY}" in reason
 
 
 @pytest.mark.parametrize(
@@ -275,16 +277,18 @@ async def test_memory_beside_whole_cards_is_no_more_than_the_kubelet_lets_the_no
     ],
     ids=["gpusharing 2", "gpusharing 3", "gpusharing 3 again", "no count", "mixed"],
 )
-async def test_gpusharing_2_and_3_what_cannot_be_granted_is_explained(
+async def test_gpusharing_2_and_3_requests_that_cannot_be_granted_are_explained(
     up: Stack, limits: dict[str, int], text: str
 ) -> None:
-    said = await refused(up, asking("wrong", limits))
+    reason = await refused(up, asking("wrong", limits))
 
-    assert text in said
-    assert "cuda" in said, "names the container"
+    assert text in reason
+    assert "cuda" in reason, "names the container"
 
 
-async def test_gpusharing_7_containers_are_counted_by_their_place_in_the_pod(up: Stack) -> None:
+async def test_gpusharing_7_annotations_index_containers_by_their_position_in_the_pod(
+    up: Stack,
+) -> None:
     beside: dict[str, Any] = {
         "initContainers": [container("fetch", command=["true"])],
         "containers": [container("log"), container("main", vcuda(30, 4)), container("end")],
@@ -311,7 +315,7 @@ async def test_gpusharing_6_two_containers_get_slices_of_their_own(up: Stack) ->
     assert sum(share.cores_percent for share in held.shares) == 50
 
 
-async def test_hami_an_init_container_hands_its_device_on(up: Stack) -> None:
+async def test_hami_a_container_reuses_the_device_of_an_init_container(up: Stack) -> None:
     init = container("warm", hami(gpu=1, gpumem=5000), command=["true"])
     pod = await runs(
         up,
@@ -330,7 +334,9 @@ async def test_hami_an_init_container_hands_its_device_on(up: Stack) -> None:
     assert (await use_of(up, 2)).memory_mib == 5000
 
 
-async def test_gpusharing_7_an_init_container_hands_its_hundredths_on(up: Stack) -> None:
+async def test_gpusharing_7_a_container_reuses_the_hundredths_of_an_init_container(
+    up: Stack,
+) -> None:
     await bound(up, asking("beside", vcuda(60, 4)))
     init = container("warm", vcuda(30, 2), command=["true"])
     main = container("main", vcuda(50, 8))
@@ -345,7 +351,7 @@ async def test_gpusharing_7_an_init_container_hands_its_hundredths_on(up: Stack)
     assert uuid(int(annotation_of(pod, f"{INDEX}0"))) == devices["main"]
 
 
-async def test_hami_devices_are_spread_unless_the_pod_says_otherwise(up: Stack) -> None:
+async def test_hami_devices_are_spread_unless_the_pod_sets_another_policy(up: Stack) -> None:
     policy = {"hami.io/gpu-scheduler-policy": "binpack"}
     spread = [await bound(up, asking(f"s{n}", hami(gpu=1, gpumem=100))) for n in range(3)]
     packed = [await bound(up, asking(f"b{n}", hami(gpu=1, gpumem=900), policy)) for n in range(3)]
@@ -358,7 +364,7 @@ async def test_hami_devices_are_spread_unless_the_pod_says_otherwise(up: Stack) 
     assert "0/1 nodes are available" in mutex
 
 
-async def test_hami_a_cordoned_device_takes_nothing_new(up: Stack) -> None:
+async def test_hami_a_cordoned_device_gets_no_new_pods(up: Stack) -> None:
     await annotate(up, NODE, {"hami.io/device-cordon": uuid(1)})
     try:
         await refused(up, asking("closed", vgpu(memory=1), on(1)))
@@ -367,7 +373,7 @@ async def test_hami_a_cordoned_device_takes_nothing_new(up: Stack) -> None:
     await up.until("closed", running)
 
 
-async def test_a_hundredth_each_fills_a_card_to_the_last(up: Stack) -> None:
+async def test_pods_of_one_hundredth_each_fill_a_card_completely(up: Stack) -> None:
     small = [asking(f"p{n}", vcuda(33, 1)) for n in range(3)]
     await asyncio.gather(*(up.create(pod) for pod in small))
     await up.until_all(3)

@@ -1,6 +1,5 @@
-"""A container writes itself a higher limit: it is put back, told, and the pod evicted for it."""
+"""A container raises its own limit: the limit is restored and the pod is evicted."""
 
-import asyncio
 import json
 import struct
 from pathlib import Path
@@ -10,6 +9,7 @@ from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from shared.kubernetes.errors import NotFoundError
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
 
 MIB = 1 << 20
 STRICT = {
@@ -24,17 +24,18 @@ def limit_of(region: Path) -> int:
     return found.memory_limits[0]
 
 
-async def until_gone(up: Stack, name: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await up.kube.read(f"{PODS}/{name}")
-            except NotFoundError:
-                return
-            await asyncio.sleep(0.1)
+async def until_deleted(up: Stack, name: str) -> None:
+    async def is_deleted() -> bool:
+        try:
+            await up.kube.read(f"{PODS}/{name}")
+        except NotFoundError:
+            return True
+        return False
+
+    await until(is_deleted)
 
 
-async def test_who_raises_its_own_limit_is_evicted_and_its_neighbour_stays() -> None:
+async def test_a_pod_that_raises_its_own_limit_is_evicted_and_its_neighbour_stays() -> None:
     async with stack("--nodes", "1", "--gpus", "1xT4", env=STRICT) as up:
         for name in ("good", "bad"):
             await up.create(gpu_pod(name, vgpu(memory=2000)))
@@ -44,10 +45,8 @@ async def test_who_raises_its_own_limit_is_evicted_and_its_neighbour_stays() -> 
         with region.open("r+b") as file:
             file.seek(V1_2.memory_limits)
             file.write(struct.pack("<Q", 16_000 * MIB))
-        async with asyncio.timeout(30):
-            while limit_of(region) != 2000 * MIB:
-                await asyncio.sleep(0.1)
-        await until_gone(up, "bad")
+        await until(lambda: limit_of(region) == 2000 * MIB, limit_s=30)
+        await until_deleted(up, "bad")
         events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
         journal = (await up.leasehold("preemptions")).out
         good = json.loads(await up.kube.read(f"{PODS}/good"))

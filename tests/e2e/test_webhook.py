@@ -38,7 +38,7 @@ async def denied(up: Stack, pod: dict[str, object]) -> str:
     raise AssertionError("the pod was admitted")
 
 
-async def test_a_pod_of_the_default_scheduler_runs_because_admission_makes_it_ours(
+async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_scheduler(
     up: Stack,
 ) -> None:
     await up.create(asking("train", vgpu(memory=3000)))
@@ -48,14 +48,14 @@ async def test_a_pod_of_the_default_scheduler_runs_because_admission_makes_it_ou
     assert pod["spec"]["schedulerName"] == "leasehold"
 
 
-async def test_a_manifest_that_could_not_be_granted_never_gets_in(up: Stack) -> None:
+async def test_a_pod_that_cannot_be_granted_is_denied_at_admission(up: Stack) -> None:
     text = await denied(up, asking("wrong", {"tencent.com/vcuda-core": 150}))
 
     assert 'admission webhook "pods.leasehold.dev" denied the request' in text
     assert "150 must be 1..99 or a multiple of 100" in text
 
 
-async def test_gpusharing_2_what_is_larger_than_any_device_is_denied_once_devices_are_known(
+async def test_gpusharing_2_a_request_larger_than_any_device_is_denied_once_devices_are_known(
     up: Stack,
 ) -> None:
     text = ""

@@ -18,7 +18,7 @@ PLENTY = {"cpu": 64_000, "memory": 256 << 30, "ephemeral-storage": 1 << 40, "pod
 
 
 def device(uuid: str = "GPU-a", index: int = 0, **fields: Any) -> Device:
-    """A healthy V100 of 32 GiB with ten slots, unless told otherwise."""
+    """A healthy V100 of 32 GiB with ten slots, unless changed."""
     known: dict[str, Any] = {
         "model": "Tesla V100-SXM2-32GB",
         "memory_mib": V100_MIB,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WORD = re.compile(r"^\s*\{\{- (.*?) \}\}$")
+_ACTION = re.compile(r"^\s*\{\{- (.*?) \}\}$")
 _VALUE = re.compile(r"\{\{ (.*?) \}\}")
 _RANGE = re.compile(r"^range \$name, \$value := (\S+)$")
 
@@ -25,16 +25,16 @@ def rendered(template: str, values: Mapping[str, Any], namespace: str) -> str:
 
 def _block(rest: Iterator[str], scope: Scope) -> Iterator[str]:
     for line in rest:
-        word = _WORD.match(line)
-        if word is None:
+        action = _ACTION.match(line)
+        if action is None:
             yield _VALUE.sub(lambda found: _written(found[1], scope), line)
             continue
         inside, otherwise = _branches(rest)
-        loop = _RANGE.match(word[1])
+        loop = _RANGE.match(action[1])
         if loop is not None:
             for name, value in sorted(_looked_up(loop[1], scope).items()):
                 yield from _block(iter(inside), {**scope, "$name": name, "$value": value})
-        elif _holds(word[1], scope):
+        elif _holds(action[1], scope):
             yield from _block(iter(inside), scope)
         else:
             yield from _block(iter(otherwise), scope)
@@ -45,22 +45,22 @@ def _branches(rest: Iterator[str]) -> tuple[list[str], list[str]]:
     found: tuple[list[str], list[str]] = ([], [])
     branch, depth = 0, 0
     for line in rest:
-        word = _WORD.match(line)
-        said = word[1] if word is not None else ""
-        if said == "end" and depth == 0:
+        action = _ACTION.match(line)
+        expression = action[1] if action is not None else ""
+        if expression == "end" and depth == 0:
             return found
-        if said == "else" and depth == 0:
+        if expression == "else" and depth == 0:
             branch = 1
             continue
-        depth += {"end": -1}.get(said, int(said.startswith(("if ", "range "))))
+        depth += {"end": -1}.get(expression, int(expression.startswith(("if ", "range "))))
         found[branch].append(line)
     raise ValueError("no end")
 
 
-def _holds(said: str, scope: Scope) -> bool:
-    found = re.match(r"^if (not )?(\S+)$", said)
+def _holds(expression: str, scope: Scope) -> bool:
+    found = re.match(r"^if (not )?(\S+)$", expression)
     if found is None:
-        raise ValueError(f"not a condition: {said}")
+        raise ValueError(f"not a condition: {expression}")
     return bool(_looked_up(found[2], scope)) != bool(found[1])
 
 
@@ -73,10 +73,10 @@ def _looked_up(path: str, scope: Scope) -> Any:
     return found
 
 
-def _written(said: str, scope: Scope) -> str:
-    if said == '"{{"':
+def _written(expression: str, scope: Scope) -> str:
+    if expression == '"{{"':
         return "{{"
-    path, *pipes = said.split(" | ")
+    path, *pipes = expression.split(" | ")
     found = _looked_up(path, scope)
     for pipe in pipes:
         name, _, argument = pipe.partition(" ")

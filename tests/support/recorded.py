@@ -29,6 +29,7 @@ from tests.contract.test_wire import SAMPLES
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
 
 FOLDER = Path(__file__).parents[1] / "recorded"
 COPY = "leasehold.dev/lease"
@@ -41,7 +42,7 @@ class Recorded:
     """One version's words. `accepts` is what its readers take, as JSON schemas by name."""
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)
-    """By subject: what was heard; of what was not heard, a sample."""
+    """By subject: the received messages; a sample of those that were not received."""
     ledger: dict[str, list[Any]] = field(default_factory=dict)
     """Every key of Redis: its kind, and what `RESTORERS` write it from; bytes throughout."""
     copies: dict[str, str] = field(default_factory=dict)
@@ -144,27 +145,27 @@ def _accepts() -> dict[str, Any]:
     }
 
 
-class _Ear:
-    """Hears everything that is said on the bus, answers included."""
+class _MessageRecorder:
+    """Receives every message on the bus, replies included."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, list[bytes]] = {}
+        self.received: dict[str, list[bytes]] = {}
         self._answers: dict[str, str] = {}
         self._kinds = kinds()
 
-    async def hear(self, message: Msg) -> None:
+    async def receive(self, message: Msg) -> None:
         subject = self._answers.get(message.subject) or next(
             (kind for kind in self._kinds if f".{kind}" in message.subject), ""
         )
         if message.reply and subject.endswith(".request.v1"):
             self._answers[message.reply] = subject.replace("request", "reply")
-        known = self.heard.setdefault(subject, []) if subject else []
+        known = self.received.setdefault(subject, []) if subject else []
         sizes = {len(other) // 32 for other in known}
         if len(known) < OF_EACH and len(message.data) // 32 not in sizes:
             known.append(message.data)
 
 
-async def _live_through(whole: Stack, heard: Container[str]) -> None:
+async def _live_through(whole: Stack, received: Container[str]) -> None:
     """Pods of several kinds come, run, wait, are refused and go."""
     notes = {VOLCANO_GROUPS[0]: "group-a", GROUP_POLICY: "spread"}
     several = gpu_pod("several", vgpu(1, 700, 5))
@@ -188,9 +189,7 @@ async def _live_through(whole: Stack, heard: Container[str]) -> None:
     for name in ("large", "wrong"):
         await whole.until(name, lambda pod: pod["status"].get("conditions"))
     await whole.kube.delete(f"{PODS}/share-2")
-    async with asyncio.timeout(30):
-        while "pod.terminated.v1" not in heard or "leases.reply.v1" not in heard:
-            await asyncio.sleep(0.1)
+    await until(lambda: all(each in received for each in ("pod.terminated.v1", "leases.reply.v1")))
 
 
 async def record(folder: Path) -> None:
@@ -202,11 +201,11 @@ async def record(folder: Path) -> None:
     with contextlib.ExitStack() as ending:
         ending.callback(bus.kill)
         ending.callback(store.kill)
-        ear, heard = _Ear(), await nats.connect(bus.url)
-        await heard.subscribe(">", cb=ear.hear)
+        recorder, received = _MessageRecorder(), await nats.connect(bus.url)
+        await received.subscribe(">", cb=recorder.receive)
         flags = ("--nodes", "2", "--gpus", "2xT4", "--nats-url", bus.url, "--redis-url", store.url)
         async with stack(*flags) as whole:
-            await _live_through(whole, ear.heard)
+            await _live_through(whole, recorder.received)
             copies = {
                 pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(COPY)
                 for pod in await whole.pods()
@@ -217,10 +216,10 @@ async def record(folder: Path) -> None:
             }
         async with redis.asyncio.Redis.from_url(store.url) as client:
             ledger = await _keys(client)
-        await heard.close()
+        await received.close()
     for sample in SAMPLES:
-        ear.heard.setdefault(sample.subject, [wire.encode([sample])])
-    Recorded(ear.heard, ledger, copies, checkpoints, _accepts()).save(folder)
+        recorder.received.setdefault(sample.subject, [wire.encode([sample])])
+    Recorded(recorder.received, ledger, copies, checkpoints, _accepts()).save(folder)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from tests.support.simcluster.websocket_exec import websocket_exec
+from tests.support.waiting import until
 
 LEASEHOLD = (sys.executable, "-P", "-m", "services.cli")
 KUBECTL = shutil.which("kubectl")
@@ -32,6 +33,11 @@ class Done:
     code: int
     out: str
     err: str
+
+
+def succeeded(done: Done) -> bool:
+    """Return whether the command's exit code is 0."""
+    return done.code == 0
 
 
 async def run(
@@ -103,8 +109,8 @@ class Stack:
         return Done(*await websocket_exec(load_credentials(Path(self.kubeconfig)), pod, command))
 
     async def _kubectl_minor(self) -> int:
-        told = json.loads((await self.kubectl("version", "--client", "-ojson")).out)
-        return int("".join(filter(str.isdecimal, told["clientVersion"]["minor"])))
+        version = json.loads((await self.kubectl("version", "--client", "-ojson")).out)
+        return int("".join(filter(str.isdecimal, version["clientVersion"]["minor"])))
 
     async def create(self, pod: Mapping[str, Any]) -> dict[str, Any]:
         self.names.append(pod["metadata"]["name"])
@@ -123,55 +129,43 @@ class Stack:
         """Delete every pod of the default namespace and wait until they are gone."""
         names = [pod["metadata"]["name"] for pod in await self.pods()]
         await asyncio.gather(*(self.kube.delete(f"{PODS}/{name}") for name in names))
-        async with asyncio.timeout(60):
-            while await self.pods():
-                await asyncio.sleep(0.05)
+        await until(self.pods, lambda pods: not pods)
 
     async def until(
         self, name: str, wanted: Callable[[dict[str, Any]], object], limit_s: float = 60.0
     ) -> dict[str, Any]:
-        """Wait until a pod is as wanted; fail showing what it is instead."""
-        pod: dict[str, Any] = {}
-        try:
-            async with asyncio.timeout(limit_s):
-                while not wanted(pod := await self.pod(name)):
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            shown = {
-                "status": pod.get("status"),
-                "notes": pod.get("metadata", {}).get("annotations"),
-            }
-            raise AssertionError(f"pod {name} after {limit_s} s: {json.dumps(shown)}") from None
+        """Wait until a pod is as wanted; a failure shows its status."""
+
+        async def status_first() -> dict[str, Any]:
+            return {"status": {}} | await self.pod(name)
+
+        pod: dict[str, Any] = await until(status_first, wanted, limit_s=limit_s)
         return pod
 
     async def until_all(self, count: int, limit_s: float = 60.0) -> None:
-        """Wait until `count` pods of the default namespace run; fail showing those that do not."""
-        pods: list[dict[str, Any]] = []
-        try:
-            async with asyncio.timeout(limit_s):
-                while sum(map(running, pods := await self.pods())) < count:
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            idle = [pod for pod in pods if not running(pod)]
-            shown = {pod["metadata"]["name"]: pod["status"] for pod in idle[:3]}
-            raise AssertionError(
-                f"{len(idle)} of {len(pods)} pods do not run after {limit_s} s: {json.dumps(shown)}"
-            ) from None
+        """Wait until `count` pods of the default namespace run; a failure shows the others."""
+
+        async def count_and_others() -> tuple[int, dict[str, Any]]:
+            pods = await self.pods()
+            others = {pod["metadata"]["name"]: pod["status"] for pod in pods if not running(pod)}
+            return len(pods) - len(others), others
+
+        await until(count_and_others, lambda found: found[0] >= count, limit_s=limit_s)
 
     async def audit(self, limit_s: float = 45.0) -> None:
-        """Wait until the audit is clean; fail with the differences if it does not become so."""
-        done = Done(1, "", "")
-        for _ in range(int(limit_s)):
-            done = await self.leasehold("audit")
-            if done.code == 0:
-                return
-            await asyncio.sleep(1)
-        raise AssertionError(f"audit: {done.out}{done.err}")
+        """Wait until the audit is clean; a failure shows the differences."""
+        await until(lambda: self.leasehold("audit"), succeeded, limit_s=limit_s)
 
 
 def running(pod: Mapping[str, Any]) -> bool:
     """Whether the pod's containers run."""
     return bool(pod["status"].get("phase") == "Running")
+
+
+def completed(limits: Mapping[str, Any]) -> dict[str, str]:
+    """Return limits as the webhook completes them, for stacks without one."""
+    trigger = {"leasehold.dev/share": 1} if "volcano.sh/gpu-memory" in limits else {}
+    return {key: str(value) for key, value in {**limits, **trigger}.items()}
 
 
 def gpu_pod(
@@ -181,7 +175,7 @@ def gpu_pod(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a pod of one container that asks for `limits`."""
+    """Return a pod of one container that asks for `limits`, as the webhook completes them."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -194,7 +188,7 @@ def gpu_pod(
                     "name": "cuda",
                     "image": "nvidia/cuda",
                     "command": ["sleep", "100000"],
-                    "resources": {"limits": {key: str(value) for key, value in limits.items()}},
+                    "resources": {"limits": completed(limits)},
                 }
             ],
             **spec,

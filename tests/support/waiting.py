@@ -8,24 +8,41 @@ from typing import Any
 
 LIMIT_S = 60.0
 PAUSE_S = 0.01
+MAX_PAUSE_S = 0.1
+SHOWN = 2_000
+"""Characters of the last value that a failure shows."""
 
 
-async def until(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Wait until `condition` returns, or awaits to, something true, and return that."""
-    async with asyncio.timeout(limit_s):
-        while True:
-            found = condition()
-            if inspect.isawaitable(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(PAUSE_S)
+async def until(
+    read: Callable[[], Any], wanted: Callable[[Any], object] = bool, *, limit_s: float = LIMIT_S
+) -> Any:
+    """Read, or await, a value until it is `wanted`, and return it.
+
+    Raises AssertionError, which shows the last value, after `limit_s`. The pause between two reads
+    is about a tenth of the wait so far, so that long waits leave the processor to others.
+    """
+    began_at, found = time.monotonic(), None
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                found = read()
+                if inspect.isawaitable(found):
+                    found = await found
+                if wanted(found):
+                    return found
+                await asyncio.sleep(_pause_s(began_at))
+    except TimeoutError as error:
+        raise AssertionError(f"not within {limit_s:g} s; at last: {found!r:.{SHOWN}}") from error
 
 
 def until_blocking(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     """Wait as `until` does, in a test without an event loop."""
-    end = time.monotonic() + limit_s
+    began_at = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < end, f"not true within {limit_s:g} s"
-        time.sleep(PAUSE_S)
+        assert time.monotonic() < began_at + limit_s, f"not true within {limit_s:g} s"
+        time.sleep(_pause_s(began_at))
     return found
+
+
+def _pause_s(began_at: float) -> float:
+    return min(max((time.monotonic() - began_at) / 10, PAUSE_S), MAX_PAUSE_S)

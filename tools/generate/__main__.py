@@ -3,15 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.generate import (
-    alerts,
-    architecture,
-    chart,
-    compatibility,
-    reference,
-    security,
-    webhook_registration,
-)
+from tools.generate import chart, compatibility, manifests, pages, reference, security
 
 
 def write(files: Mapping[Path, str]) -> None:
@@ -24,11 +16,11 @@ def write(files: Mapping[Path, str]) -> None:
 
 def main() -> None:
     """Write pages and manifests, then the chart, which is made from the manifests."""
-    write(webhook_registration.generated())
-    write({alerts.PAGE: alerts.generated()})
+    write(manifests.webhook_manifests())
+    write({manifests.ALERTS: manifests.alerts()})
     write(
         {
-            architecture.PAGE: architecture.generated(),
+            pages.ARCHITECTURE: pages.architecture(),
             compatibility.PAGE: compatibility.generated(),
             reference.PAGE: reference.generated(),
             security.PAGE: security.generated(),

@@ -1,10 +1,10 @@
-"""Writes the Helm chart's templates from what kustomize makes: `python -m tools.generate.chart`.
+"""Writes the Helm chart's templates from kustomize's output: `python -m tools.generate.chart`.
 
 The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every combination of the
-overlay and the components is built once; where combinations differ, the template asks the value
+overlay and the components is built once; where combinations differ, the template tests the value
 that stands for the part (`highAvailability`, or the component's name). A few scalars become values
 by `tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for
-Helm wants the namespace before it installs anything.
+Helm requires the namespace before it installs anything.
 """
 
 import itertools
@@ -36,7 +36,7 @@ Key = tuple[str, str]
 
 
 class _Absent:
-    """What a combination says of a key that it does not have."""
+    """The value for a key that a combination does not have."""
 
 
 ABSENT: Final = _Absent()
@@ -52,28 +52,28 @@ class Choice:
 
 
 def objects(text: str) -> list[Any]:
-    """All objects in the text, by the fast reader: there are many and they are long."""
+    """Parse all objects in the text with the fast C loader."""
     return [it for it in yaml.load_all(text, yaml.CSafeLoader) if it]
 
 
 def part_of(component: str) -> str:
-    """The value that turns a component on: `prometheus-operator` is `prometheusOperator`."""
+    """Return the value that enables a component: `prometheusOperator` for `prometheus-operator`."""
     head, *others = component.split("-")
     return head + "".join(word.title() for word in others)
 
 
 def components() -> dict[str, str]:
-    """The value of each component's part, and the component's directory."""
+    """Return each component's directory by the value that enables it."""
     return {part_of(found.name): found.name for found in sorted((K8S / "components").iterdir())}
 
 
 def parts() -> tuple[str, ...]:
-    """Everything that a value turns on."""
+    """Return all values that enable a part."""
     return (HIGHLY_AVAILABLE, *components(), WITH_KOORDINATOR)
 
 
 def kustomized(chosen: Parts) -> Mapping[Key, Any]:
-    """What kubectl makes of the parts, by kind and name, without the namespace's own object."""
+    """Return kustomize's objects for these parts, by kind and name, without the Namespace."""
     made = _built(chosen - {WITH_KOORDINATOR})
     if WITH_KOORDINATOR in chosen:
         made = [*made, yaml.safe_load(KOORDINATOR.read_text())]
@@ -85,11 +85,11 @@ def _built(chosen: Parts) -> list[Any]:
     root = "overlays/ha" if HIGHLY_AVAILABLE in chosen else "base"
     wanted = [directory for part, directory in components().items() if part in chosen]
     with tempfile.TemporaryDirectory() as made:
-        asked = {
+        kustomization = {
             "resources": [os.path.relpath(K8S / root, made)],
             "components": [os.path.relpath(K8S / "components" / name, made) for name in wanted],
         }
-        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(asked))
+        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
         text = subprocess.run(
             ["kubectl", "kustomize", made], capture_output=True, text=True, check=True
         ).stdout
@@ -97,7 +97,7 @@ def _built(chosen: Parts) -> list[Any]:
 
 
 def combinations() -> list[Parts]:
-    """Every choice of parts."""
+    """Return all combinations of parts."""
     return [
         frozenset(chosen)
         for count in range(len(parts()) + 1)
@@ -106,7 +106,7 @@ def combinations() -> list[Parts]:
 
 
 def merged(made: Mapping[Parts, Any]) -> Any:
-    """One tree for all combinations: what differs between them is a Choice."""
+    """Merge all combinations into one tree, with a Choice where they differ."""
     trees = list(made.values())
     if all(tree == trees[0] for tree in trees):
         return trees[0]
@@ -130,7 +130,7 @@ def merged(made: Mapping[Parts, Any]) -> Any:
 
 
 def _order(trees: Sequence[Any]) -> tuple[str, ...] | None:
-    """The names of all things in lists of named things, if one list has them all in this order."""
+    """Return the names in lists of named items, if one list has all of them in order."""
     if not all(isinstance(tree, list) and tree for tree in trees):
         return None
     names: list[tuple[str, ...]] = [
@@ -151,7 +151,7 @@ def _matters(part: str, made: Mapping[Parts, Any]) -> bool:
 
 
 def scalar(value: Any) -> str:
-    """One value on one line, its braces kept from Helm and the namespace the release's."""
+    """Format a value on one line, with braces escaped and the namespace of the release."""
     if isinstance(value, Expression):
         return value.text
     if not isinstance(value, str):
@@ -163,7 +163,7 @@ def scalar(value: Any) -> str:
 
 
 def lines(tree: Any, depth: int = 0) -> Iterator[str]:
-    """The template of a map or a list, line by line."""
+    """Yield the lines of the template of a map or a list."""
     pad = "  " * depth
     if isinstance(tree, dict):
         for key, value in tree.items():
@@ -181,7 +181,7 @@ def lines(tree: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _sure_first(item: Any) -> Any:
-    """The same with a key in front that is there whatever is chosen: the dash stands before it."""
+    """Return the map with an unconditional key first, since the dash precedes it."""
     if not isinstance(item, dict):
         return item
     sure = next(key for key, it in item.items() if not isinstance(it, Choice | Optional | Members))
@@ -209,7 +209,7 @@ def _entry(key: str, value: Any, depth: int) -> Iterator[str]:
 def chosen_between(
     choice: Choice, drawn: Callable[[Any], Iterator[str]], pad: str = ""
 ) -> Iterator[str]:
-    """Draw both branches between Helm's words, or the one that there is."""
+    """Yield the lines of both branches of a condition, or of the only one."""
     yes, no = choice.yes, choice.no
     yield f"{pad}{{{{- if {'not ' if yes is ABSENT else ''}{choice.value} }}}}"
     if yes is not ABSENT:
@@ -222,7 +222,7 @@ def chosen_between(
 
 
 def document(tree: Any) -> Iterator[str]:
-    """One object with what separates it from the next."""
+    """Return one object as a YAML document with its separator."""
     if isinstance(tree, Choice):
         yield from chosen_between(tree, document)
     else:
@@ -232,7 +232,7 @@ def document(tree: Any) -> Iterator[str]:
 
 @cache
 def sources() -> dict[Key, Path]:
-    """The file that each object is written in first: the base's before an overlay's patch."""
+    """Return the file that defines each object: that of the base before an overlay's patch."""
     found: dict[Key, Path] = {}
     for folder in ("base", "overlays/ha", "components"):
         for path in sorted((K8S / folder).rglob("*.yaml")):
@@ -243,7 +243,7 @@ def sources() -> dict[Key, Path]:
 
 
 def generated() -> dict[Path, str]:
-    """The chart's templates by file name."""
+    """Return the chart's templates by file name."""
     made = {
         chosen: {key: with_values(it) for key, it in kustomized(chosen).items()}
         for chosen in combinations()

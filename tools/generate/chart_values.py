@@ -1,7 +1,8 @@
-"""Which parts of the manifests are values of the Helm chart.
+"""The parts of the manifests that are values of the Helm chart.
 
-Each rule names its place in an object and what Helm is to write there. What `k8s/chart/values.yaml`
-has by default gives back what stood there, which `tests.integration.manifests.test_chart` checks.
+Each rule names a path in an object and the expression that replaces it. With the defaults of
+`k8s/chart/values.yaml` the result equals the manifest; `tests.integration.manifests.test_chart`
+checks this.
 """
 
 import copy
@@ -18,14 +19,14 @@ STORES = ("nats", "redis")
 
 @dataclass(frozen=True)
 class Expression:
-    """A scalar as it stands in the template."""
+    """A scalar of the template, with Helm expressions."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Optional:
-    """A key that is there where the value at `path` is."""
+    """A key that the template has only if the value at `path` is set."""
 
     path: str
     text: str
@@ -33,19 +34,19 @@ class Optional:
 
 @dataclass(frozen=True)
 class Members:
-    """All members of the map at `path`, among the keys of the map that this stands in."""
+    """All entries of the map at `path`, in place of this key."""
 
     path: str
 
 
 def defaults() -> dict[str, Any]:
-    """What `values.yaml` says."""
+    """Return the content of `values.yaml`."""
     found: dict[str, Any] = yaml.safe_load(VALUES.read_text())
     return found
 
 
 def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values in where rules want them; the object itself stays as it is."""
+    """Return a copy of the object with the values that the rules require."""
     made = copy.deepcopy(dict(found))
     match made["kind"]:
         case "Deployment" | "StatefulSet" | "DaemonSet" | "Job" | "CronJob":
@@ -61,7 +62,7 @@ def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
         case "ConfigMap" if made["metadata"]["name"] == "leasehold":
             _settings(made["data"])
         case "CustomResourceDefinition":
-            # What is defined goes with its definition: budgets outlive the release.
+            # Deleting a definition deletes its objects: budgets must outlive the release.
             made["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     return made
 
@@ -88,7 +89,7 @@ def _workload(made: dict[str, Any]) -> None:
 
 
 def _settings(data: dict[str, Any]) -> None:
-    """Those of values.yaml by its map, the others (an overlay's) as they are."""
+    """Replace the settings of values.yaml by its map; those of an overlay stay."""
     for name in defaults()["settings"]:
         data.pop(name, None)
     data["settings"] = Members(".Values.settings")

@@ -8,11 +8,11 @@ from tools.generate.pages import DOCS, ROOT, filled
 
 PAGE = DOCS / "compatibility.md"
 LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 38, "hami_core": 44}
-"""How many statements each checklist has; a test that shows one says so in its name."""
+"""Number of items of each checklist; a test of an item has its number in its name."""
 
 ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "item": {
-        41: ("test_41_a_file_that_is_mounted_keeps_its_inode",),
+        41: ("test_41_a_mounted_file_keeps_its_inode",),
         51: ("test_hami_core_1_every_field_that_c_wrote_is_read",),
     },
     "koordinator": {
@@ -34,47 +34,49 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         18: ("test_18_registers_again_on_a_fresh_socket_after_the_stream_ended",),
         19: (
             "test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit",
-            "test_17_a_list_too_long_names_the_factor_needed",
+            "test_17_too_many_units_are_refused_with_the_factor_needed",
         ),
         20: ("test_ids_never_change_when_a_device_fails_or_another_is_added",),
         21: (
-            "test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids",
-            "test_nothing_is_preferred_when_it_is_unclear_for_whom",
+            "test_21_preferred_ids_are_available_and_of_the_requested_number",
+            "test_no_id_is_preferred_while_the_pod_is_ambiguous",
         ),
         22: ("test_22_a_refusal_takes_less_than_a_tenth_of_a_second",),
         23: (
-            "test_23_the_same_question_gets_the_same_answer_also_after_a_restart",
-            "test_23_equal_answers_are_equal_bytes",
+            "test_23_a_repeated_allocate_gets_the_same_response_after_a_restart",
+            "test_23_equal_requests_get_byte_identical_responses",
         ),
-        24: ("test_24_leases_already_told_are_honoured_while_nobody_answers",),
-        26: ("test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so",),
+        24: ("test_24_known_leases_are_honoured_while_no_binder_replies",),
+        26: (
+            "test_every_dialect_grants_exactly_the_requested_shares_and_sets_the_container_up_for_them",
+        ),
         29: ("test_29_the_same_ids_serve_the_init_container_and_then_the_container",),
-        30: ("test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others",),
-        31: ("test_plain_nvidia_pods_get_whole_cards_and_nothing_but_their_names",),
+        30: ("test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others",),
+        31: ("test_plain_nvidia_pods_get_whole_cards_and_only_the_visible_devices",),
         32: (
             "test_what_would_let_a_pod_exceed_its_limits_is_denied",
             "test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",
         ),
-        37: ("test_each_process_is_named_once_with_its_memory_and_recent_use",),
+        37: ("test_each_gpu_process_is_reported_once_with_its_memory_and_recent_use",),
         40: ("test_the_lease_of_a_refused_share_is_released",),
-        41: ("test_an_unhealthy_gpu_leaves_the_node_and_comes_back",),
-        42: ("test_killed_between_lease_and_allocate_it_goes_on_where_it_was",),
-        43: ("test_40_a_restarted_kubelet_is_registered_with_within_a_second",),
+        41: ("test_an_unhealthy_gpu_is_not_allocatable_until_it_recovers",),
+        42: ("test_an_agent_killed_between_lease_and_allocate_resumes_from_its_checkpoint",),
+        43: ("test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second",),
     },
 }
-"""Tests that show a statement under another name."""
+"""Tests of an item whose names do not contain its number."""
 
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
     "koordinator": {},
     "gpusharing": {},
     "hami_core": {
-        10: "only hardware can show it: the library needs CUDA to read a seeded file; that C code "
-        "reads the file as we wrote it is shown by number 11. [How to see it](hardware.md)",
-        34: "nothing of ours bounds it: an operator can, [by project quotas](hardware.md#disk)",
+        10: "requires hardware: the library needs CUDA to read a seeded file. Item 11 shows that C "
+        "code reads the file as the agent wrote it. [How to test it](hardware.md)",
+        34: "Leasehold does not limit it; an operator can, [by project quotas](hardware.md#disk)",
     },
 }
-"""Statements that no test shows, and why."""
+"""Items without a test, and why."""
 
 
 def all_tests() -> dict[str, str]:
@@ -87,7 +89,7 @@ def all_tests() -> dict[str, str]:
 
 
 def numbers_of(name: str) -> Iterator[tuple[str, int]]:
-    """Yield the statements that a test's name says it shows."""
+    """Yield the items in a test's name."""
     match = re.match(rf"test_({'|'.join(LISTS)})_(\d+)_(?:and_(\d+)_)?", name)
     if match:
         yield from ((match[1], int(number)) for number in match.groups()[1:] if number)
@@ -116,8 +118,8 @@ def checklist_table(checklist: str) -> str:
 
 
 def sentence(name: str) -> str:
-    said = re.sub(rf"^test_(?:(?:{'|'.join(LISTS)})_)?(?:\d+_(?:and_\d+_)?)?", "", name)
-    return said.replace("_", " ")
+    words = re.sub(rf"^test_(?:(?:{'|'.join(LISTS)})_)?(?:\d+_(?:and_\d+_)?)?", "", name)
+    return words.replace("_", " ")
 
 
 def resources_table() -> str:
@@ -134,7 +136,7 @@ def resources_table() -> str:
 
 
 def generated() -> str:
-    """Return the page with its tables as the dialects and the tests say."""
+    """Return the page with tables generated from the dialects and the tests."""
     tables = {"resources": resources_table()}
     tables |= {checklist: checklist_table(checklist) for checklist in LISTS}
     return filled(PAGE, tables)

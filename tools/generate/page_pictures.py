@@ -1,6 +1,6 @@
 """Takes the pictures of the page in `docs/pictures`: `python -m tools.generate.page_pictures`.
 
-A made-up cluster at a made-up moment, so that only a change of the page changes a picture.
+They show a fixed cluster at a fixed time, so that only a change of the page changes a picture.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def lease(number: int, node: str, gpu: int, mib: int, state: LeaseState) -> Leas
 
 
 def accounts() -> list[NodeTotals]:
-    """Two nodes of four GPUs; one GPU is sick."""
+    """Two nodes of four GPUs; one GPU is unhealthy."""
     active, bound, reserved = LeaseState.ACTIVE, LeaseState.BOUND, LeaseState.RESERVED
     held = {
         "node-0": [lease(4, "node-0", 3, 5_500, bound), lease(9, "node-0", 1, 12_000, active)],

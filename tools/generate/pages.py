@@ -1,8 +1,14 @@
-"""Generated sections of Markdown pages: from `<!-- generated: NAME -->` to `<!-- end -->`."""
+"""Generated sections of Markdown pages, and those of docs/architecture.md.
+
+A section begins with `<!-- generated: NAME -->` and ends with `<!-- end -->`.
+"""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
+
+from services.topology import mermaid
+from shared.model.lease import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -27,3 +33,19 @@ def filled(page: Path, sections: Mapping[str, str]) -> str:
             flags=re.DOTALL,
         )
     return text
+
+
+ARCHITECTURE = DOCS / "architecture.md"
+
+
+def lease_life() -> str:
+    """Return the life cycle of a lease as a Mermaid state diagram."""
+    lines = [f"  {state} --> {to}" for state, after in TRANSITIONS.items() for to in sorted(after)]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "  [*] --> reserved", *lines, "```"])
+
+
+def architecture() -> str:
+    """Return the page with the diagrams of the events and of the life cycle of a lease."""
+    return filled(
+        ARCHITECTURE, {"topology": f"```mermaid\n{mermaid()}\n```", "lease-life": lease_life()}
+    )

@@ -254,5 +254,5 @@ def _cell(text: str) -> str:
 
 
 def generated() -> str:
-    """Return the page with its sections as the code says."""
+    """Return the page with the sections of the current code."""
     return filled(PAGE, {name: f"\n{piece}\n" for name, piece in pieces().items()})

@@ -12,17 +12,15 @@ from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.events.node_events import ViolationReason
-from shared.model.names import Namespace, NodeName, PodUid
-from tests.support.node_agent.agent import lease_of, share
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 ROOT = Path(__file__).parents[2]
 PLACE = RegionPath(directory="/", name="r")
@@ -31,7 +29,7 @@ Row = tuple[str, str, str, str]
 
 
 def registered() -> Mapping[str, list[Row]]:
-    """Return the metrics that importing a module registers, by who registers them."""
+    """Return the metrics that importing a module registers, by module."""
     found: dict[str, list[Row]] = {}
     for path in sorted([*ROOT.glob("services/**/*.py"), *ROOT.glob("shared/**/*.py")]):
         inside = path.relative_to(ROOT).with_suffix("").parts
@@ -68,13 +66,19 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
 
 def _everything() -> UsageSnapshot:
     """Return a picture in which there is one of everything."""
-    lent = share(0)
-    seed = RegionSeed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
+    pod, namespace, node = PodUid("u1"), Namespace("default"), NodeName("n")
+    share = Share(
+        container="main", device=DeviceUuid("GPU-0"), index=0, memory_mib=1000, cores_percent=10
+    )
+    seed = RegionSeed(memory_bytes=(share.limit_bytes,), cores_percent=(share.cores_percent,))
     tenant = LeasedContainer(
-        lease=lease_of("u1", lent), name=lent.container, region_path=PLACE, seed=seed
+        lease=Lease(pod=pod, namespace=namespace, name="pod", node=node, shares=(share,)),
+        name=share.container,
+        region_path=PLACE,
+        seed=seed,
     )
     use = MeasuredShare(
-        share=lent,
+        share=share,
         position=0,
         limit_bytes=1,
         region=DeviceSums(),
@@ -85,19 +89,19 @@ def _everything() -> UsageSnapshot:
     region = replace(decode(V1_2, image_of(seed)), last_kernel_at=0)
     broken = Violation(
         reason=ViolationReason.OVERRUN,
-        pod=PodUid("u1"),
-        namespace=Namespace("default"),
+        pod=pod,
+        namespace=namespace,
         name="pod",
-        container=lent.container,
+        container=share.container,
         message="",
     )
     return UsageSnapshot(
         devices=(
             DeviceSample(
-                device=lent.device, index=0, model="T4", busy_percent=1, memory_busy_percent=1
+                device=share.device, index=0, model="T4", busy_percent=1, memory_busy_percent=1
             ),
         ),
         containers=(MeasuredContainer(container=tenant, region=region, shares=(use,)),),
         violations=(broken,),
-        unleased={lent.device: 1},
+        unleased={share.device: 1},
     )

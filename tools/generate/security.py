@@ -16,7 +16,7 @@ def manifests() -> Iterator[dict[str, Any]]:
 
 
 def rights() -> dict[str, list[str]]:
-    """What each service account may do, in words."""
+    """Describe the permissions of each service account."""
     objects = list(manifests())
     roles = {
         (found["kind"], found["metadata"]["name"]): found["rules"]
@@ -44,7 +44,7 @@ def _words(rule: dict[str, Any]) -> str:
 
 
 def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every container of ours with its name and its pod, the partitioner's of the component too."""
+    """Every container with its name and its pod, that of the partitioner component too."""
     mig = yaml.safe_load((ROOT / "k8s" / "components" / "mig" / "kustomization.yaml").read_text())
     patched = [yaml.safe_load(patch["patch"]) for patch in mig["patches"]]
     pods: dict[str, dict[str, Any]] = {}
@@ -92,7 +92,7 @@ def _host_paths(container: dict[str, Any], pod: dict[str, Any]) -> str:
 
 
 def generated() -> str:
-    """Return the page with its tables as the manifests say."""
+    """Return the page with tables generated from the manifests."""
     rows = [
         f"| {name} | {'; '.join(may) or 'nothing: it has no token'} |"
         for name, may in sorted(rights().items())

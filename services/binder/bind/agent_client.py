@@ -56,7 +56,7 @@ class NodeAgentClient:
             return NoReply(reason=str(error), has_responder=True)
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
-        """Enforce a lease, or what it may become.
+        """Enforce a lease, or a proposed one.
 
         Raises UnavailableError if the node agent does not reply.
         """

@@ -1,20 +1,19 @@
-"""Whether a pod may be bound to its node now: the node's agent decides, and must be there.
+"""Whether a pod may be bound to its node now: the node's agent decides.
 
-A kubelet rejects a pod for good if it arrives while the node's agent is being replaced, and blocks
-all pods behind it if the agent hangs. A deferred pod keeps its reservation until the agent is back,
-or gives it up and is placed elsewhere. A node whose agent stays away is cordoned: placers avoid it
-until the agent replies again. An agent that is there admits pods in turn, a few ahead of its
-kubelet.
+A kubelet permanently rejects a pod that arrives while the node's agent is being replaced, and
+blocks all later pods if the agent hangs. So pods are deferred until the agent replies, with their
+reservation, or placed elsewhere. A node whose agent does not reply is cordoned: placers avoid it
+until the agent replies again. A running agent admits a few pods at a time.
 """
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.binder.ports.ledger import ReportedNodes
+from services.binder.ports.ledger import CordonLedger
 from services.binder.ports.nats import BindPermissions, NoReply
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
@@ -23,21 +22,24 @@ from shared.model.names import NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceTiming:
-    """How long replies of node agents are trusted, and missing ones awaited."""
+    """Validity of agents' replies, and pauses after missing ones."""
 
     trusted_s: float = 0.25
-    """Validity of a reply; an agent that stops goes on for longer than this after its last one."""
+    """Validity of a reply; a stopping agent runs for longer than this after its last reply."""
     retry_s: float = 0.5
     """Pause after a request without a reply, so that not every batch waits; it doubles."""
     max_retry_s: float = 4.0
     """The longest such pause."""
     no_agent_s: float = 10.0
-    """Pause after a request to a node that has no agent of ours."""
+    """Pause after a request to a node without an agent of Leasehold."""
     cordon_after: int = 2
     """Requests in a row without a reply that cordon the node: one may have been slow."""
 
 
 MAX_REQUESTS = 64
+PROBE_S = 1.0
+IDLE_S = 5.0
+"""While no node is cordoned: a binder that cordoned one also uncordons it, unless it has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Deferral:
     retry_soon: bool = False
     """Its turn comes next: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
-    """For how long the node has been cordoned; 0: it is not."""
+    """For how long no such pod could be bound to the node; 0: this one can soon."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class AgentRecord:
     cordoned_at: float = 0.0
     """When that last changed."""
     uncordon: bool = False
-    """Whether it replied since the ledger was told of the cordon."""
+    """Whether it replied since the cordon was saved in the ledger."""
 
 
 class AgentPresence:
@@ -75,12 +77,12 @@ class AgentPresence:
     def __init__(
         self,
         agents: BindPermissions,
-        nodes: ReportedNodes,
+        reported_by_agent: Callable[[NodeName], Awaitable[bool]],
         clock: Clock,
         timing: PresenceTiming | None = None,
     ) -> None:
         self.agents = agents
-        self.nodes = nodes
+        self.reported_by_agent = reported_by_agent
         self.clock = clock
         self.timing = timing or PresenceTiming()
         self.changed = asyncio.Event()
@@ -92,8 +94,8 @@ class AgentPresence:
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
         """Return the pods that must not be bound now, each with the reason.
 
-        A node of another device plugin defers none: no agent of ours reported its devices.
-        Raises UnavailableError if no agent can be reached, or the ledger about a silent one.
+        Pods on nodes of other device plugins are not deferred. Raises UnavailableError if no agent
+        can be reached, or the ledger about a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
@@ -106,12 +108,12 @@ class AgentPresence:
         await asyncio.gather(*(self._deferrals_on(node, ()) for node in sorted(self._cordoned)))
 
     def record_reports(self, reports: Sequence[DeviceReported]) -> None:
-        """Learn from device reports which nodes have agents of ours."""
+        """Record from device reports which nodes have agents of Leasehold."""
         self.mark_present(report.node for report in reports if not report.other_plugin)
         self.mark_absent(report.node for report in reports if report.other_plugin)
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
-        """Record that these nodes have agents, and have cordoned ones probed at once."""
+        """Record that these nodes have agents; cordoned ones are probed at once."""
         for node in nodes:
             record = self._record(node)
             if not record.exists or node in self._cordoned:
@@ -129,7 +131,7 @@ class AgentPresence:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
-        """Return what the ledger lacks: nodes with the reason of their cordon; empty: uncordon."""
+        """Return unsaved changes: nodes with the reason of their cordon; empty: uncordon."""
         cordoned = {
             node: record.cordon_reason
             for node, record in self._records.items()
@@ -139,10 +141,9 @@ class AgentPresence:
         return cordoned | uncordoned
 
     def apply_cordons(self, nodes: frozenset[NodeName], changes: Mapping[NodeName, str]) -> None:
-        """Take over which nodes are cordoned, our own `changes` included.
+        """Set the cordoned nodes from the ledger, including our own `changes`.
 
-        What another binder found in the meantime counts as much, and is checked here: the node it
-        uncordoned may have no agent any more.
+        A node that another binder uncordoned is probed here, too: its agent may be gone again.
         """
         for node in nodes ^ self._cordoned:
             record = self._record(node)
@@ -160,7 +161,7 @@ class AgentPresence:
             async with self._requests:
                 reply = await self.agents.request_bind(node, leases)
             if isinstance(reply, NoReply) and not record.exists:
-                record.exists = reply.has_responder or await self.nodes.reported_by_agent(node)
+                record.exists = reply.has_responder or await self.reported_by_agent(node)
             self._record_reply(node, record, reply)
             if isinstance(reply, BindReply):
                 deferral = Deferral(
@@ -168,7 +169,11 @@ class AgentPresence:
                     retry_soon=reply.retry_soon,
                     cordoned_s=self._cordoned_s(record),
                 )
-                return dict.fromkeys(reply.deferred_pods, deferral)
+                unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
+                return {
+                    **dict.fromkeys(reply.deferred_pods, deferral),
+                    **dict.fromkeys(reply.unserved_pods, unserved),
+                }
         if not record.missed_replies and not record.cordon_reason:
             return {}
         reason = record.cordon_reason or f"the agent of node {node} does not respond"
@@ -204,3 +209,32 @@ class AgentPresence:
 
     def _cordoned_s(self, record: AgentRecord) -> float:
         return self.clock.ticks() - record.cordoned_at if record.cordon_reason else 0.0
+
+
+class NodeCordons:
+    """Any number of binders may run it at once; the latest reply counts."""
+
+    def __init__(self, ledger: CordonLedger, presence: AgentPresence) -> None:
+        self.ledger = ledger
+        self.presence = presence
+        self.cordoned: frozenset[NodeName] = frozenset()
+
+    async def step(self) -> None:
+        """Save changes, probe the agents of cordoned nodes, and save what that changes."""
+        self.presence.changed.clear()
+        if await self.ledger.generation() is None:
+            return
+        await self._save()
+        if self.cordoned:
+            await self.presence.probe_cordoned()
+            if self.presence.cordon_changes():
+                await self._save()
+
+    async def wait(self) -> None:
+        """Return when something has changed, or after a pause."""
+        await wait_for_event(self.presence.changed, PROBE_S if self.cordoned else IDLE_S)
+
+    async def _save(self) -> None:
+        changes = self.presence.cordon_changes()
+        self.cordoned = await self.ledger.set_cordoned(changes)
+        self.presence.apply_cordons(self.cordoned, changes)

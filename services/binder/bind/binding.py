@@ -1,4 +1,4 @@
-"""What a Binding carries, and what the API server's response to it means; pure.
+"""Content of a Binding, and the meaning of the API server's response; pure.
 
 A Binding may be sent twice (a lost response, a redelivered message), so an error alone decides
 nothing: the pod is read, and its node decides.

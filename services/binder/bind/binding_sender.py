@@ -1,7 +1,7 @@
 """Sends Bindings: a fixed number in parallel, each pod on its own.
 
-A batch waits for its pods only so long. What is in flight then goes on, and the batch's next
-delivery finds it in flight, or its result.
+After its timeout, a batch is redelivered; its Bindings continue, and the redelivered batch gets
+their results.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class BindingSender:
     async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
         """Bind the pods of these leases (each with its trace) and return the results in order.
 
-        A result that is not known within `batch_wait_s` seconds is UNKNOWN; its Binding goes on.
+        A result that is not known within `batch_wait_s` seconds is UNKNOWN; its Binding continues.
         """
         results = [self._enqueue(lease, trace) for lease, trace in leases]
         if results:
@@ -71,7 +71,7 @@ class BindingSender:
         return [result.result() if result.done() else unknown for result in results]
 
     def in_flight(self) -> int:
-        """Return how many Bindings the API server has not answered yet."""
+        """Return the number of Bindings without a response of the API server."""
         return sum(not binding.result.done() for binding in self._bindings.values())
 
     async def run(self) -> None:

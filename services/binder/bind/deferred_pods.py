@@ -1,4 +1,4 @@
-"""Pods that must not be bound to their node yet: explained, and given up if the node stays away."""
+"""Pods that must not be bound to their node yet: explained, or released from a cordoned node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from shared.model.names import NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralTiming:
-    """When a deferred pod is explained, and when its reservation is given up."""
+    """When a deferred pod is explained, and when its reservation is released."""
 
     give_up_s: float = 5.0
-    """A reservation on a node that has been cordoned for this long is given up."""
+    """A reservation on a node that has been cordoned for this long is released."""
     explain_s: float = 1.0
-    """The owner of a pod whose reservation is this old learns why it is not bound yet."""
+    """Age of a reservation at which the pod's condition explains why it is not bound."""
     explain_next_s: float = 10.0
     """The same for a pod whose turn comes next: a burst must not cause a write per pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredOutcome:
-    """What became of deferred pods."""
+    """Outcome for deferred pods."""
 
     waiting: tuple[Lease, ...] = ()
     given_up: tuple[Lease, ...] = ()
@@ -37,7 +37,7 @@ class DeferredOutcome:
 
 
 class DeferredPods:
-    """Off the hot path: it has work only while some node's agent is away."""
+    """Only used while some node's agent does not reply."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DeferredPods:
     async def settle(
         self, deferrals: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
     ) -> DeferredOutcome:
-        """Explain pods that wait for their nodes; give up reservations on cordoned nodes.
+        """Explain pods that wait for their nodes; release reservations on cordoned nodes.
 
         A committed lease stays: its Binding may have been sent. A pod whose lease is now on another
         node does not wait here. Raises ConflictError if a reservation moved on meanwhile.

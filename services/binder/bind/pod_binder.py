@@ -7,7 +7,12 @@ from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding import BindingOutcome, BindingResult
 from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.deferred_pods import DeferredPods
-from services.binder.ledger_sync.ledger_updates import binding_failed, lease_changes
+from services.binder.bind.gang_check import GangCheck
+from services.binder.ledger_sync.ledger_updates import (
+    GANG_ENDED,
+    binding_failed,
+    lease_changes,
+)
 from services.binder.ports.ledger import LeaseLedger
 from services.binder.ports.nats import Publish
 from services.binder.ports.reports import EventRecorder
@@ -46,6 +51,7 @@ class PodBinder:
         sender: BindingSender,
         presence: AgentPresence,
         deferred: DeferredPods,
+        gangs: GangCheck,
         conditions: ConditionWriter,
         events: EventRecorder,
         capacity_freed: Callable[[], None],
@@ -57,6 +63,7 @@ class PodBinder:
         self.sender = sender
         self.presence = presence
         self.deferred = deferred
+        self.gangs = gangs
         self.conditions = conditions
         self.events = events
         self.capacity_freed = capacity_freed
@@ -103,11 +110,14 @@ class PodBinder:
         A lease that has moved on is dropped; one that has ended is a failed binding.
         """
         by_pod = {placement.lease.pod: placement for placement in placements}
+        ended_gangs = await self.gangs.end_short(placements)
+        if ended_gangs:
+            self.capacity_freed()
         leases, ended = await self._commit(placements)
         await self.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [by_pod[lease.pod].trace or lease.trace for lease in leases]
         results = await self.sender.send(list(zip(leases, traces, strict=True)))
-        events = await self._report(leases, traces, results)
+        events = [*ended_gangs, *await self._report(leases, traces, results)]
         events += [binding_failed(by_pod[pod].lease, ENDED, by_pod[pod].trace) for pod in ended]
         unknown = [each.reason for each in results if each.outcome is BindingOutcome.UNKNOWN]
         return events, unknown
@@ -150,11 +160,15 @@ class PodBinder:
         outcome = await self.deferred.settle(deferrals, nodes)
         if outcome.given_up:
             self.capacity_freed()
-        reasons = dict.fromkeys(outcome.ended, ENDED)
-        reasons |= {lease.pod: deferrals[lease.pod].reason for lease in outcome.given_up}
         events: list[BindEvent] = [*lease_changes(outcome.given_up)]
-        for pod, reason in reasons.items():
-            events.append(binding_failed(placements[pod].lease, reason, placements[pod].trace))
+        for lease in outcome.given_up:
+            deferral = deferrals.get(lease.pod)
+            reason = deferral.reason if deferral else GANG_ENDED
+            events.append(binding_failed(lease, reason, lease.trace))
+        events += [
+            binding_failed(placements[pod].lease, ENDED, placements[pod].trace)
+            for pod in outcome.ended
+        ]
         return events, [deferrals[lease.pod].reason for lease in outcome.waiting]
 
 

@@ -27,7 +27,7 @@ class _PodStatus(Struct, frozen=True):
     conditions: tuple[_PodCondition, ...] = ()
 
 
-class _PodMetadata(Struct, frozen=True):
+class _ApiObject(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
@@ -60,6 +60,14 @@ class PodClient:
             terminal=pod.status.phase in TERMINAL_PHASES,
         )
 
+    async def node_exists(self, name: NodeName) -> bool:
+        """Return whether the API server has the node now."""
+        try:
+            await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", _ApiObject)
+        except NotFoundError:
+            return False
+        return True
+
     async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
         """Return the pod's condition PodScheduled; None: there is no such pod."""
         pod = await self._get(namespace, name)
@@ -79,7 +87,7 @@ class PodClient:
     async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         """Return a pod's annotations; None: there is no such pod."""
         try:
-            pod = await self.client.read(pod_path(namespace, name), _PodMetadata)
+            pod = await self.client.read(pod_path(namespace, name), _ApiObject)
         except NotFoundError:
             return None
         return PodAnnotations(

@@ -4,45 +4,54 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
+from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import LeaseLedger
-from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.events.node_events import Allocation, DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodTerminated
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
+GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
 class LedgerUpdater:
     """Writes facts into the ledger; several binders may do so at once."""
 
     def __init__(
-        self, ledger: LeaseLedger, vanished_pods: VanishedPods, metrics: BinderMetrics
+        self,
+        ledger: LeaseLedger,
+        vanished_pods: VanishedPods,
+        lost_leases: LostLeases,
+        metrics: PrometheusMetrics,
     ) -> None:
         self.ledger = ledger
         self.vanished_pods = vanished_pods
+        self.lost_leases = lost_leases
         self.metrics = metrics
         self._activated: dict[NodeName, frozenset[PodUid]] = {}
+        self._shared_devices: dict[DeviceUuid, frozenset[NodeName]] = {}
+        """Devices that two nodes reported, as logged."""
 
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
         """Save the newest facts of each node, or remove it."""
         newest: dict[NodeName, NodeChanged] = {}
         for event in events:
             known = newest.get(event.node.name)
-            if known is None or known.observed_at <= event.observed_at:
+            if known is None or known.revision <= event.revision:
                 newest[event.node.name] = event
         for name, event in newest.items():
             if event.deleted:
-                await self.ledger.remove_node(name)
+                await self.ledger.remove_node(name, revision=event.revision)
                 self._activated.pop(name, None)
             else:
-                await self.ledger.save_node(event.node, seen_at=event.observed_at)
+                await self.ledger.save_node(event.node, revision=event.revision)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
         """Save each node's newest report, and activate the leases that it lists as active."""
@@ -52,13 +61,13 @@ class LedgerUpdater:
             if known is None or known.reported_at <= event.reported_at:
                 newest[event.node] = event
         for event in newest.values():
-            await self.ledger.save_devices(event)
+            for device, other in (await self.ledger.save_devices(event) or {}).items():
+                self._report_shared(device, frozenset({event.node, other}))
         await self._activate_reported(newest.values())
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:
         """Record that the kubelet has these pods' devices."""
-        pods = sorted({event.allocation.pod for event in events})
-        self._report_unleased(pods, await self.ledger.activate(pods))
+        await self._activate([event.allocation for event in events])
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
         """End the leases of pods that their node refused before any container started."""
@@ -72,35 +81,50 @@ class LedgerUpdater:
         ]
         return await self.release_unmoved(leases, reason="its node refused the pod")
 
-    async def end_terminated(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
-        """End the leases of pods that are gone; ask the node agent where one may still run."""
+    async def end_terminated(
+        self, events: Sequence[PodTerminated]
+    ) -> list[LeaseChanged | BindingFailed]:
+        """End the leases of pods that are gone; ask the node agent where one may still run.
+
+        The other pods of a gang that lose their reservations with them must be placed again.
+        """
         phases = {event.pod: event.phase for event in events}
         await self.ledger.waiting_pods.remove(list(phases))
         terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
         ended = []
         if terminal:
             ended += await self.ledger.release(terminal, reason="the pod has terminated")
-        self.vanished_pods.remove(terminal)
         vanished = [pod for pod, phase in phases.items() if phase not in TERMINAL]
         ended += await self._end_vanished(vanished)
-        return lease_changes(ended)
+        released = [lease for lease in ended if lease.pod not in phases]
+        failures = [binding_failed(lease, GANG_ENDED, lease.trace) for lease in released]
+        return [*lease_changes(ended), *failures]
 
     async def end_confirmed(self) -> list[LeaseChanged]:
-        """End the leases of vanished pods whose node agents confirm that nothing runs any more."""
-        leases = await self.vanished_pods.find_terminated()
+        """End the leases of vanished pods whose node agents confirm that nothing runs any more.
+
+        Which pods have vanished is in the ledger: any binder ends their leases.
+        """
+        if await self.ledger.generation() is None:
+            return []
+        vanished = await self.ledger.load_vanished()
+        leases = await self.vanished_pods.find_terminated(vanished)
         if not leases:
             return []
         pods = [lease.pod for lease in leases]
         ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
-        self.vanished_pods.remove(pods)
         return lease_changes(ended)
 
     def reset(self) -> None:
-        """Forget which activations were recorded: the ledger is a new one."""
+        """Forget recorded activations: the ledger was rebuilt."""
         self._activated.clear()
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
-        """End leases as they were read. Raises ConflictError if one of them has moved on since."""
+        """End leases as they were read, and return all that ended with them.
+
+        With a gang's reservation end all of them, while none of its pods is bound. Raises
+        ConflictError if a lease has moved on since.
+        """
         ended = await asyncio.gather(
             *(
                 self.ledger.release([lease.pod], reason=reason, version=lease.version)
@@ -108,58 +132,65 @@ class LedgerUpdater:
             )
         )
         released = [lease for batch in ended for lease in batch]
-        if len(released) < len(leases):
-            others = {lease.pod for lease in leases} - {lease.pod for lease in released}
-            if any(await self.ledger.load(sorted(others))):
-                raise ConflictError(f"{len(others)} leases moved on while they were being ended")
+        others = {lease.pod for lease in leases} - {lease.pod for lease in released}
+        if others and any(await self.ledger.load(sorted(others))):
+            raise ConflictError(f"{len(others)} leases moved on while they were being ended")
         return released
 
     async def _end_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
         if not pods:
             return []
-        reserved: list[Lease] = []
-        for lease in await self.ledger.load(pods):
-            if lease is None:
-                continue
-            if lease.state is LeaseState.RESERVED:
-                reserved.append(lease)
-            else:  # the kubelet may have the devices, and the report of it may be on its way
-                self.vanished_pods.add(lease)
+        leases = await self.ledger.load(pods)
+        # In any other state the kubelet may have the devices: `end_confirmed` ends the lease.
+        reserved = [lease for lease in leases if lease and lease.state is LeaseState.RESERVED]
         return await self.release_unmoved(
             reserved, reason="the pod was deleted before it was bound"
         )
 
+    def _report_shared(self, device: DeviceUuid, nodes: frozenset[NodeName]) -> None:
+        """Report a device that two nodes report, once for each pair of nodes."""
+        if self._shared_devices.get(device) == nodes:
+            return
+        self._shared_devices[device] = nodes
+        self.metrics.count_anomaly("devices_on_two_nodes")
+        logger.error(
+            "device %s is reported by nodes %s: the node with leases on it keeps it, otherwise "
+            "the one that reported last",
+            device,
+            " and ".join(sorted(nodes)),
+        )
+
     async def _activate_reported(self, reports: Iterable[DeviceReported]) -> None:
         """Activate the leases that agents report as active, whenever that set has changed."""
-        new: list[PodUid] = []
+        new: list[Allocation] = []
         current: dict[NodeName, frozenset[PodUid]] = {}
         for report in reports:
-            active = frozenset(allocation.pod for allocation in report.allocations)
-            current[report.node] = active
-            new += active - self._activated.get(report.node, frozenset())
-        if not new:
-            self._activated.update(current)
-            return
+            current[report.node] = frozenset(allocation.pod for allocation in report.allocations)
+            known = self._activated.get(report.node, frozenset())
+            new += [each for each in report.allocations if each.pod not in known]
         try:
-            leases = await self.ledger.activate(new)
+            missing = await self._activate(new) if new else set()
         except UnavailableError:  # the ledger is being rebuilt, which collects all reports again
             return
-        self._activated.update(current)
-        self._report_unleased(new, leases)
+        self._activated.update({node: pods - missing for node, pods in current.items()})
 
-    def _report_unleased(self, pods: Sequence[PodUid], leases: Sequence[Lease | None]) -> None:
-        unleased = [
-            f"pod {pod} is active without a lease"
-            for pod, lease in zip(pods, leases, strict=True)
-            if lease is None
-        ]
-        if unleased:
-            self.metrics.count_anomaly("active_without_lease", len(unleased))
-            logger.warning("%s", summarize(unleased))
+    async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
+        """Activate leases; return the pods of those that are missing and could not be restored."""
+        pods = sorted({allocation.pod for allocation in allocations})
+        leases = await self.ledger.activate(pods)
+        unleased = {pod for pod, lease in zip(pods, leases, strict=True) if lease is None}
+        if not unleased:
+            return set()
+        self.metrics.count_anomaly("active_without_lease", len(unleased))
+        texts = [f"pod {pod} is active without a lease" for pod in sorted(unleased)]
+        logger.warning("%s", summarize(texts))
+        return await self.lost_leases.restore(
+            allocation for allocation in allocations if allocation.pod in unleased
+        )
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
-    """Return the events by which node agents learn of leases that ended."""
+    """Return the events about ended leases for node agents."""
     return [LeaseChanged(lease=lease) for lease in leases]
 
 

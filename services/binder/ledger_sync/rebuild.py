@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import RebuildLedger, RebuildStaging
 from services.binder.ports.nats import Publish
-from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import LedgerRebuilt, ResyncRequested
+from shared.model.events.pod_events import LedgerRebuilt, PodTerminated, ResyncRequested
 from shared.model.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class LedgerRebuild:
         staging: RebuildStaging,
         publish: Publish,
         clock: Clock,
-        metrics: BinderMetrics,
+        metrics: PrometheusMetrics,
         bindings_in_flight: Callable[[], int],
         timing: RebuildTiming | None = None,
     ) -> None:
@@ -60,33 +60,33 @@ class LedgerRebuild:
         self.clock = clock
         self.metrics = metrics
         self.timing = timing or RebuildTiming()
-        self._unpublished: LedgerRebuilt | None = None
+        self._unpublished: list[LedgerRebuilt | PodTerminated] = []
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Stage reports while the ledger is being rebuilt."""
         if await self.ledger.generation() is None:
             await self.staging.save_reports(reports)
 
-    async def step(self) -> LedgerRebuilt | None:
+    async def step(self) -> list[LedgerRebuilt | PodTerminated]:
         """Rebuild the ledger if it needs it and no other replica does.
 
-        Returns the event to publish, again and again until `mark_published` is called.
+        Returns the events to publish, again and again until `mark_published` is called.
         """
-        if self._unpublished is None:
+        if not self._unpublished:
             self._unpublished = await self._rebuild()
         return self._unpublished
 
     def mark_published(self) -> None:
-        """Record that the event was published."""
-        self._unpublished = None
+        """Record that the events were published."""
+        self._unpublished = []
 
-    async def _rebuild(self) -> LedgerRebuilt | None:
+    async def _rebuild(self) -> list[LedgerRebuilt | PodTerminated]:
         if await self.ledger.generation() is not None:
-            return None
+            return []
         lock_s = self.timing.lock_s
         token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=lock_s)
         if token is None:
-            return None
+            return []
         logger.warning("the ledger is empty or has lost writes: no pod is placed until its rebuild")
         recovery = recover(await self._collect(token))
         misfits = await self.ledger.restore(
@@ -99,27 +99,32 @@ class LedgerRebuild:
             self.metrics.count_anomaly("not_restored", len(problems))
             logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
-            return None
+            return []
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
-        return LedgerRebuilt(generation=token)
+        now = self.clock.now()
+        return [
+            LedgerRebuilt(generation=token),
+            *(_vanished(each, now) for each in recovery.unlisted),
+        ]
 
     async def _collect(self, token: str) -> Evidence:
-        """Request a resync and wait for all evidence; wait for silent nodes only so long."""
+        """Request a resync and wait for all evidence; for silent nodes up to `silent_node_s`."""
         timing = self.timing
         await self.staging.clear()
         await self._await_bindings(token)
-        since, began = self.clock.now(), self.clock.ticks()
+        began = self.clock.ticks()
         requested_at: float | None = None
         while True:
             now = self.clock.ticks()
             await self._extend_lock(token)
             if requested_at is None or now - requested_at >= timing.resync_every_s:
-                await self.publish([ResyncRequested(reason="the ledger is being rebuilt")])
+                reason = "the ledger is being rebuilt"
+                await self.publish([ResyncRequested(reason=reason, request_id=token)])
                 requested_at = now
-            pods = await self.staging.complete_listing(since=since)
+            pods = await self.staging.complete_listing(token)
             if pods is not None:
-                evidence = Evidence(pods=pods, allocations=await self.staging.reports())
+                evidence = Evidence(pods=pods.bound, allocations=await self.staging.reports())
                 silent = silent_nodes(evidence)
                 if not silent:
                     return evidence
@@ -144,6 +149,19 @@ class LedgerRebuild:
         now, lock_s = self.clock.now(), self.timing.lock_s
         if not await self.staging.extend_rebuild(token, now=now, lock_s=lock_s):
             raise ConflictError("another replica has taken the rebuild over")
+
+
+def _vanished(lease: Lease, now: float) -> PodTerminated:
+    """Return the event for a pod that is gone; its own event came before the rebuild."""
+    return PodTerminated(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        node=lease.node,
+        phase="",
+        trace=lease.trace,
+        noticed_at=now,
+    )
 
 
 def _misfit(lease: Lease, reason: str) -> str:

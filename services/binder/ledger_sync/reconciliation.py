@@ -1,4 +1,4 @@
-"""Ends leases whose pods are gone, although no event said so; reports ledger mismatches."""
+"""Ends leases and waits of pods that are gone without an event; reports ledger mismatches."""
 
 import asyncio
 import logging
@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
+from services.binder.ledger_sync.waiting_records import WaitingRecords
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseLedger, ListingStaging
+from services.binder.ports.nats import Publish
 from services.binder.ports.observations import PodSnapshot
-from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import summarize
+from shared.model.clock import Clock
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
 from shared.model.lease import Lease, LeaseState
 
@@ -18,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_READS = 16
 """Pods read from the API server at once."""
+BINDING_S = 5.0
+"""The Binding of a lease that is younger than this may still be under way."""
 
 
 class Reconciler:
@@ -28,42 +34,65 @@ class Reconciler:
         ledger: LeaseLedger,
         staging: ListingStaging,
         pods: PodReader,
-        metrics: BinderMetrics,
+        waiting_records: WaitingRecords,
+        *,
+        metrics: PrometheusMetrics,
+        publish: Publish,
+        clock: Clock,
     ) -> None:
         self.ledger = ledger
         self.staging = staging
         self.pods = pods
+        self.waiting_records = waiting_records
         self.metrics = metrics
+        self.publish = publish
+        self.clock = clock
         self._reads = asyncio.Semaphore(MAX_READS)
 
     async def reconcile(
         self, chunks: Sequence[PodsListed]
     ) -> list[PodTerminated | PlacementChosen]:
-        """Stage chunks of listings, and compare the ledger with listings that are complete now."""
+        """Stage chunks of listings, and compare the ledger with listings that are complete now.
+
+        Raises UnavailableError, so that the listing is compared again, if a pod cannot be read; the
+        corrections for the others are published before that.
+        """
         corrections: list[PodTerminated | PlacementChosen] = []
         ready = await self.ledger.generation() is not None
         for chunk in chunks:
             pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
             if pods is not None and ready:
-                corrections += await self.compare(pods, listed_at=chunk.listed_at)
+                listed_at = self.clock.now() - chunk.age_s
+                corrections += await self._compare(pods.bound, listed_at=listed_at)
+                corrections += await self.waiting_records.find_gone(
+                    pods.unbound, listed_at=listed_at
+                )
         return corrections
 
-    async def compare(
+    async def _compare(
         self, pods: Sequence[BoundPod], *, listed_at: float
     ) -> list[PodTerminated | PlacementChosen]:
         """Return events for leases without pods; report pods without leases."""
         leases = [lease async for page in self.ledger.load_all() for lease in page]
-        mismatch = compare(leases, pods, listed_at=listed_at)
+        mismatch = compare(leases, pods)
         self._report(mismatch)
         suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
-        events = await asyncio.gather(*(self._check(lease, listed_at) for lease in suspects))
-        return [event for event in events if event is not None]
+        found = await asyncio.gather(*(self._check(lease, listed_at) for lease in suspects))
+        errors = [each for each in found if isinstance(each, LeaseholdError)]
+        events = [each for each in found if isinstance(each, PodTerminated | PlacementChosen)]
+        if errors:
+            await self.publish(events)
+            raise UnavailableError(f"{len(errors)} of {len(suspects)} pods not read: {errors[0]}")
+        return events
 
     async def _check(
         self, lease: Lease, listed_at: float
-    ) -> PodTerminated | PlacementChosen | None:
+    ) -> PodTerminated | PlacementChosen | LeaseholdError | None:
         async with self._reads:
-            pod = await self.pods.get(lease.namespace, lease.name)
+            try:
+                pod = await self.pods.get(lease.namespace, lease.name)
+            except LeaseholdError as error:
+                return error
         return correction_for(lease, pod, listed_at=listed_at)
 
     def _report(self, mismatch: LedgerMismatch) -> None:
@@ -85,8 +114,8 @@ class Reconciler:
 
 def _without_leases(chunk: PodsListed) -> PodsListed:
     """Drop the leases' texts, which only a rebuild reads."""
-    pods = tuple(replace(pod, lease=pod.lease and "yes") for pod in chunk.pods)
-    return replace(chunk, pods=pods)
+    bound = tuple(replace(pod, lease=pod.lease and "yes") for pod in chunk.pods.bound)
+    return replace(chunk, pods=replace(chunk.pods, bound=bound))
 
 
 def correction_for(
@@ -101,7 +130,7 @@ def correction_for(
         if pod.node == lease.node:
             return None
         if not pod.node:
-            unsent = lease.state is LeaseState.BOUND and not pod.deleting
+            unsent = _is_unsent(lease, listed_at) and not pod.deleting
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
     terminal = pod is not None and same_pod and pod.terminal
     return PodTerminated(
@@ -113,3 +142,8 @@ def correction_for(
         trace=lease.trace,
         noticed_at=listed_at,
     )
+
+
+def _is_unsent(lease: Lease, listed_at: float) -> bool:
+    """Return whether the Binding of a lease whose pod is not bound must have been lost."""
+    return lease.state is LeaseState.BOUND and lease.created_at < listed_at - BINDING_S

@@ -1,10 +1,9 @@
-"""Which leases an empty ledger gets back, from agents' reports and pods' annotations; pure.
+"""Leases to restore in an empty ledger, from agents' reports and pods' annotations; pure.
 
-An agent's activation is what the kubelet was given, so it comes first. A bound pod's annotation is
-a copy that anybody could have edited, so it counts only where no agent reports, and only if it
-names this pod and its node. An activation of a pod that is not listed comes last: the pod may still
-run, or it has terminated and another pod has its place by now. The ledger itself refuses what would
-not fit.
+An agent's activation is what the kubelet got, so it comes first. A bound pod's annotation is a copy
+that may have been edited, so it counts only if no agent reports, and only if it names this pod and
+its node. An activation of a pod that is not listed comes last: the pod may still run, or another
+pod may have its devices. The ledger refuses what does not fit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,6 +35,8 @@ class Recovery:
 
     leases: tuple[Lease, ...]
     problems: tuple[str, ...] = ()
+    unlisted: tuple[Lease, ...] = ()
+    """Those of them whose pods are not listed: they end as soon as nothing of these runs."""
     lagging: tuple[Lease, ...] = ()
     """Those of them whose pods' annotations have another size: a resize was under way."""
 
@@ -47,7 +48,7 @@ def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
 
 
 def recover(evidence: Evidence) -> Recovery:
-    """Return the leases that the ledger gets back."""
+    """Return the leases to restore."""
     nodes = {pod.pod: pod.node for pod in evidence.pods}
     active, problems = _leases_of_agents(evidence.allocations, nodes)
     annotated: list[Lease] = []
@@ -68,6 +69,7 @@ def recover(evidence: Evidence) -> Recovery:
     return Recovery(
         leases=(*listed, *annotated, *unlisted),
         problems=tuple(problems),
+        unlisted=tuple(unlisted),
         lagging=tuple(lagging),
     )
 

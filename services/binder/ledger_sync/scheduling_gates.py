@@ -5,17 +5,16 @@ queues new pods. A gate can only be removed afterwards, and only binders write p
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 
 from services.binder.ports.kubernetes import PodGates
-from services.binder.ports.ledger import GatedPodStore
 from services.binder.ports.reports import EventRecorder, KubernetesEvent
 from services.binder.report.explanations import cut
-from shared.model.clock import Clock
+from shared.ledger.waiting_pods import GatedPods
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import RequestError
-from shared.model.events.pod_events import BudgetChanged, PodGated
+from shared.model.events.pod_events import BudgetChanged, PodGated, PodTerminated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
 
 logger = logging.getLogger(__name__)
@@ -28,14 +27,14 @@ UNKNOWN_S = 120.0
 REFUSED_S = 60.0
 """Pause before the next try, where the API server refused to change a pod."""
 GATED_POLICIES = frozenset({"queue", "deny"})
-"""What budgets do with new pods while waiting pods must stay gated."""
+"""Policies for new pods under which waiting pods stay gated."""
 
 
 class SchedulingGates:
     """Removing a gate twice is harmless: any number of binders may do it."""
 
     def __init__(
-        self, store: GatedPodStore, pods: PodGates, events: EventRecorder, clock: Clock
+        self, store: GatedPods, pods: PodGates, events: EventRecorder, clock: Clock
     ) -> None:
         self.store = store
         self.pods = pods
@@ -52,22 +51,29 @@ class SchedulingGates:
             self.events.record(_gated_event(pod), once=True)
         self.wake()
 
+    async def remove(self, pods: Sequence[PodTerminated]) -> None:
+        """Remove gated pods that were deleted."""
+        deleted: dict[Namespace, list[PodUid]] = {}
+        for pod in pods:
+            if pod.node is None:
+                deleted.setdefault(pod.namespace, []).append(pod.pod)
+        for namespace, uids in deleted.items():
+            await self.store.remove(namespace, uids)
+
     def wake(self) -> None:
         """Run the next step at once: a budget may have changed."""
         self._wake.set()
 
     async def wait(self) -> None:
         """Return when woken, or after a pause."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STEP_S):
-                await self._wake.wait()
+        await wait_for_event(self._wake, STEP_S)
 
     async def step(self) -> None:
         """Remove the gates of all pods whose namespace has budget."""
         self._wake.clear()
         budgets = await self.store.namespaces()
         self._unknown_since = {
-            namespace: self._unknown_since.get(namespace, self.clock.now())
+            namespace: self._unknown_since.get(namespace, self.clock.ticks())
             for namespace, budget in budgets.items()
             if budget is None
         }
@@ -77,7 +83,7 @@ class SchedulingGates:
 
     def _stays_gated(self, namespace: Namespace, budget: BudgetChanged | None) -> bool:
         if budget is None:
-            return self.clock.now() < self._unknown_since[namespace] + UNKNOWN_S
+            return self.clock.ticks() < self._unknown_since[namespace] + UNKNOWN_S
         return budget.new_pods in GATED_POLICIES
 
     async def _remove_gates(self, namespace: Namespace) -> None:
@@ -90,7 +96,7 @@ class SchedulingGates:
             await self._remove_batch(namespace, gated[first : first + BATCH])
 
     async def _gated(self, namespace: Namespace) -> list[PodGated]:
-        now = self.clock.now()
+        now = self.clock.ticks()
         self._refused_until = {pod: at for pod, at in self._refused_until.items() if at > now}
         pods = await self.store.load(namespace)
         return sorted(
@@ -112,7 +118,7 @@ class SchedulingGates:
             return await self.pods.remove_gate(pod.namespace, pod.name, pod.pod, BUDGET_GATE)
         except RequestError as error:
             logger.warning("the gate of pod %s/%s stays: %s", pod.namespace, pod.name, error)
-            self._refused_until[pod.pod] = self.clock.now() + REFUSED_S
+            self._refused_until[pod.pod] = self.clock.ticks() + REFUSED_S
             self.events.record(_refused_event(pod, str(error)), once=True)
             return False
 

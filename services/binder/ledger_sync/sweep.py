@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from services.binder.ledger_sync.ledger_updates import binding_failed
 from services.binder.ports.ledger import LeaseLedger
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodQueued
 
@@ -16,7 +16,7 @@ OFFER_S = 0.25
 NEXT_OFFER_S = 0.05
 """An offer is decided in about this time; if it is refused, the next pods get the same offer."""
 REPEAT_OFFERS_S = 30.0
-"""How often lost offers are looked for although no capacity was freed."""
+"""Interval of offers without freed capacity, in case an offer was lost."""
 
 
 class Sweeper:
@@ -42,7 +42,7 @@ class Sweeper:
             raise
 
     def capacity_freed(self) -> None:
-        """Have capacity that was freed here offered without delay."""
+        """Offer capacity that was freed here without delay."""
         self._freed.set()
 
     async def expire(self) -> list[BindingFailed]:
@@ -78,6 +78,4 @@ class Sweeper:
 
     async def wait(self) -> None:
         """Return when capacity was freed here, or after a pause."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OFFER_S if self._offers_complete else NEXT_OFFER_S):
-                await self._freed.wait()
+        await wait_for_event(self._freed, OFFER_S if self._offers_complete else NEXT_OFFER_S)

@@ -28,12 +28,12 @@ class VanishedPod:
 
     lease: Lease
     replied_at: float
-    """Of the agent's latest reply, or when the pod vanished."""
+    """Of the agent's latest reply, or when this binder first saw that the pod had vanished."""
     missed_replies: int = 0
 
 
 class VanishedPods:
-    """Leases whose pods are gone but may still run."""
+    """Leases whose pods are gone but may still run, as the ledger lists them for any binder."""
 
     def __init__(self, agents: Terminations, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
         self.agents = agents
@@ -42,17 +42,12 @@ class VanishedPods:
         self._pods: dict[PodUid, VanishedPod] = {}
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
-    def add(self, lease: Lease) -> None:
-        """Watch this lease's pod from now on; adding it twice changes nothing."""
-        self._pods.setdefault(lease.pod, VanishedPod(lease, self.clock.ticks()))
-
-    def remove(self, pods: Sequence[PodUid]) -> None:
-        """Stop watching these pods: their leases have ended."""
-        for pod in pods:
-            self._pods.pop(pod, None)
-
-    async def find_terminated(self) -> list[Lease]:
-        """Send each node's agent a request, and return the leases that can end now."""
+    async def find_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Send each node's agent a request, and return those of the leases that can end now."""
+        now = self.clock.ticks()
+        self._pods = {
+            lease.pod: self._pods.get(lease.pod) or VanishedPod(lease, now) for lease in leases
+        }
         by_node: dict[NodeName, list[VanishedPod]] = {}
         for pod in self._pods.values():
             by_node.setdefault(pod.lease.node, []).append(pod)

@@ -3,15 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from services.binder.ports.observations import (
-    DisruptionBudget,
-    ObservedCondition,
-    PodAnnotations,
-    PodFacts,
-    PodSnapshot,
-)
-from shared.model.names import Namespace, PodUid
-from shared.model.preemption import EvictionOutcome, Victim
+from services.binder.ports.observations import ObservedCondition, PodAnnotations, PodSnapshot
+from shared.model.names import NodeName
 
 
 class PodReader(Protocol):
@@ -19,6 +12,14 @@ class PodReader(Protocol):
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         """Return the pod as it is now; None: there is none."""
+        ...
+
+
+class NodeReader(Protocol):
+    """Reads nodes."""
+
+    async def node_exists(self, name: NodeName) -> bool:
+        """Return whether the API server has the node now."""
         ...
 
 
@@ -92,32 +93,7 @@ class EventApi(Protocol):
         ...
 
 
-class BinderPods(PodBindings, PodGates, PodConditions, AnnotatedPods, EventApi, Protocol):
-    """Everything the binder does with pods and Events, evictions aside."""
-
-
-class Evictions(Protocol):
-    """Pods and PodDisruptionBudgets, as far as evictions need them."""
-
-    async def list_pods(self) -> tuple[dict[PodUid, PodFacts], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
-        ...
-
-    async def get_pod(self, namespace: Namespace, name: str) -> PodFacts | None:
-        """Return the pod of this name; None: there is none."""
-        ...
-
-    async def announce(self, victim: Victim, at: float) -> bool:
-        """Annotate the pod with the time of its eviction; False if it is gone."""
-        ...
-
-    async def withdraw(self, victim: Victim) -> bool:
-        """Remove that annotation; False if the pod is gone."""
-        ...
-
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
-        """Evict the pod with exactly this uid, or check whether that is allowed.
-
-        Returns the outcome and the reason for it.
-        """
-        ...
+class BinderPods(
+    PodBindings, PodGates, PodConditions, AnnotatedPods, EventApi, NodeReader, Protocol
+):
+    """Everything the binder does at the API server, evictions aside."""

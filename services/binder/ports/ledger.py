@@ -1,34 +1,22 @@
 """What the binder needs of the ledger in Redis: leases, inventory, waiting pods, preemptions.
 
-`shared.ledger` implements it. One port per subject; a room takes the narrowest that serves it.
+`shared.ledger` implements it. One port per subject; each user declares the narrowest one that
+suffices.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from shared.model.events.node_events import Allocation, DeviceReported
-from shared.model.events.pod_events import BoundPod, BudgetChanged, PodGated, PodsListed
+from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import (
-    NoCapacity,
-    NodeTotals,
-    OfferedPods,
-    Reservation,
-    ReservationOutcome,
-    WaitingPod,
-)
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.preemption import (
-    EvictionRecord,
-    Preemption,
-    PreemptionState,
-    StoredPreemption,
-)
+from shared.model.ledger import NoCapacity, NodeTotals, OfferedPods, WaitingPod
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
 
 PAST_S = 24 * 3600.0
-"""How far back the journal of evictions is read."""
+"""Age up to which the journal of evictions is read."""
 
 
 class WaitingPodStore(Protocol):
@@ -38,12 +26,16 @@ class WaitingPodStore(Protocol):
         """Return the pods that wait: all, or those among `pods`."""
         ...
 
+    async def uids(self) -> list[PodUid]:
+        """Return the uids of all pods that wait."""
+        ...
+
     async def choose_offers(self, *, now: float) -> OfferedPods:
         """Return waiting pods that capacity freed since their verdict may help."""
         ...
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
-        """Let pods wait no longer."""
+        """Remove waiting pods."""
         ...
 
 
@@ -63,7 +55,7 @@ class LeaseResizeStore(Protocol):
     """Leases that change their size while their pods run."""
 
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
-        """Return the only token that can shrink the lease for `ttl_s`; None: it is locked."""
+        """Lock the lease for `ttl_s` seconds; return the token to shrink it; None: it is locked."""
         ...
 
     async def unlock(self, pod: PodUid, token: str) -> None:
@@ -71,19 +63,19 @@ class LeaseResizeStore(Protocol):
         ...
 
     async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
-        """Give a lease the shares it has here. Raises ConflictError if the lock has expired."""
+        """Write the new shares of a lease. Raises ConflictError if the lock has expired."""
         ...
 
     async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
-        """Return the pods of leases resized so long ago whose node or annotations may lag."""
+        """Return the pods of leases whose node or annotations may lag after a resize."""
         ...
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
-        """Note that node and annotations follow the lease as of a version."""
+        """Record that node and annotations match the lease at a version."""
         ...
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Note that the nodes or annotations of these leases may lag."""
+        """Record that the nodes or annotations of these leases may lag."""
         ...
 
 
@@ -146,32 +138,43 @@ class LeaseLedger(LiveLeases, Protocol):
         """Return the live leases of a node."""
         ...
 
+    async def load_vanished(self) -> list[Lease]:
+        """Return the leases of pods that are gone, but whose containers may still run."""
+        ...
+
+    async def load_gang(self, gang: str) -> list[Lease]:
+        """Return the live leases that count for a gang."""
+        ...
+
     def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, page by page."""
         ...
 
-    async def save_devices(self, report: DeviceReported) -> bool:
-        """Save what a node agent reports; return whether anything changed."""
+    async def save_devices(self, report: DeviceReported) -> Mapping[DeviceUuid, NodeName] | None:
+        """Save what a node agent reports; return devices that another node reports, too.
+
+        None: nothing changed.
+        """
         ...
 
-    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
-        """Save a node's facts, unless newer ones are stored; return whether anything changed."""
+    async def save_node(self, facts: NodeFacts, *, revision: NodeRevision = ...) -> bool:
+        """Save a node's facts, unless newer ones are known; return whether anything changed."""
         ...
 
-    async def remove_node(self, name: NodeName) -> bool:
-        """Remove a node; its leases end with their pods."""
+    async def remove_node(self, name: NodeName, *, revision: NodeRevision = ...) -> bool:
+        """Remove a node, unless newer facts are known; its leases end with their pods."""
+        ...
+
+    async def node_names(self) -> frozenset[NodeName]:
+        """Return the names of all nodes."""
+        ...
+
+    async def reported_by_agent(self, node: NodeName) -> bool:
+        """Return whether our agent sent the node's latest device report."""
         ...
 
     async def capacity(self) -> int:
         """Return a number that rises whenever capacity is freed or added."""
-        ...
-
-
-class ReportedNodes(Protocol):
-    """What the ledger knows of nodes."""
-
-    async def reported_by_agent(self, node: NodeName) -> bool:
-        """Return whether our agent sent the node's latest device report."""
         ...
 
 
@@ -197,27 +200,20 @@ class ResizeLedger(LiveLeases, Protocol):
         ...
 
 
-class PreemptionLedger(LiveLeases, Protocol):
-    """What preemption needs of the ledger."""
+class LeaseRestorer(Protocol):
+    """Writes leases that the ledger has lost."""
 
-    @property
-    def waiting_pods(self) -> WaitingPodStore:
-        """The pods that fit nowhere yet."""
-        ...
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = ..., lock_s: float = ...
+    ) -> list[tuple[Lease, str]]:
+        """Save leases again, in this order; return those that do not fit, with the reasons.
 
-    @property
-    def totals(self) -> NodeTotalsReader:
-        """Nodes with their leases."""
-        ...
-
-    async def reserve(
-        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        """Reserve; a pod's own claim does not stand in its way."""
+        Raises ConflictError if another replica took the rebuild over.
+        """
         ...
 
 
-class RebuildLedger(LedgerState, Protocol):
+class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
     """What a rebuild needs of the ledger."""
 
     @property
@@ -229,34 +225,25 @@ class RebuildLedger(LedgerState, Protocol):
         """Lock the rebuild; None: nothing to do, or another replica has the lock."""
         ...
 
-    async def restore(
-        self, leases: Sequence[Lease], *, now: float, token: str = ..., lock_s: float = ...
-    ) -> list[tuple[Lease, str]]:
-        """Save leases again, in this order; return those that do not fit, with the reasons.
-
-        Raises ConflictError if another replica took the rebuild over.
-        """
-        ...
-
     async def finish_rebuild(self, token: str) -> bool:
         """Open the ledger; False if another replica took the rebuild over."""
         ...
 
 
-class BinderLedger(LeaseLedger, ReportedNodes, CordonLedger, ResizeLedger, RebuildLedger, Protocol):
+class BinderLedger(LeaseLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol):
     """Everything the binder does with the ledger, preemption aside."""
 
 
 class ListingStaging(Protocol):
     """Listings of pods, which arrive in chunks at any binder."""
 
-    async def save_chunk(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
+    async def save_chunk(self, piece: PodsListed) -> ListedPods | None:
         """Save one chunk; return the whole listing once all its chunks are there."""
         ...
 
 
 class RebuildStaging(Protocol):
-    """What several binders collect together for a rebuild."""
+    """Evidence that several binders collect for a rebuild."""
 
     async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Save what these nodes' agents have activated."""
@@ -266,8 +253,8 @@ class RebuildStaging(Protocol):
         """Return what was saved, by node."""
         ...
 
-    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
-        """Return the newest complete listing begun at or after `since`, if there is one."""
+    async def complete_listing(self, request_id: str) -> ListedPods | None:
+        """Return a complete listing that began after a request with this ID, if there is one."""
         ...
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
@@ -280,61 +267,4 @@ class RebuildStaging(Protocol):
 
 
 class BinderStaging(ListingStaging, RebuildStaging, Protocol):
-    """Everything that binders collect together."""
-
-
-class GatedPodStore(Protocol):
-    """Pods at their budget's scheduling gate, shared by all binders."""
-
-    async def save(self, pods: Sequence[PodGated]) -> None:
-        """Save pods."""
-        ...
-
-    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
-        """Remove pods of a namespace."""
-        ...
-
-    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
-        """Return the namespaces with gated pods, each with the state of its budget if known."""
-        ...
-
-    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
-        """Return the gated pods of a namespace, in no order."""
-        ...
-
-
-class PreemptionOpener(Protocol):
-    """Begins preemptions."""
-
-    async def open(self, preemption: Preemption) -> bool:
-        """Begin a preemption and claim its devices; False if it, its pod or a device is taken."""
-        ...
-
-
-class PreemptionStore(PreemptionOpener, Protocol):
-    """Preemptions, shared by all binders."""
-
-    async def acquire_leadership(self, name: str, *, ttl_s: float) -> bool:
-        """Return whether `name` leads now, and no other for `ttl_s` seconds."""
-        ...
-
-    async def save(
-        self,
-        read: StoredPreemption,
-        preemption: Preemption,
-        records: Sequence[EvictionRecord] = (),
-    ) -> StoredPreemption | None:
-        """Save the next step with its journal records; None if another binder did."""
-        ...
-
-    async def close(self, read: StoredPreemption) -> bool:
-        """End a preemption and its claim; False if another binder moved it on."""
-        ...
-
-    async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
-        """Return open preemptions, evictions of the last `past_s` seconds, and budgets."""
-        ...
-
-    async def save_budget(self, budget: BudgetChanged) -> None:
-        """Save the state of a namespace's budget, unless a newer one is stored."""
-        ...
+    """Everything that binders stage."""

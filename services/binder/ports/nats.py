@@ -46,7 +46,7 @@ class ContainerLimits(Protocol):
     """Node agents that enforce the limits of containers."""
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
-        """Enforce a lease, or what it may become.
+        """Enforce a lease, or a proposed one.
 
         Raises UnavailableError if the node agent does not reply.
         """

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.model.names import Namespace, PodUid
-from shared.model.preemption import Victim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesEvent:
-    """What a core/v1 Event says about a pod or a node; equal ones are one Event with a count.
+    """Content of a core/v1 Event about a pod or a node; equal ones are one Event with a count.
 
     For a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
     """
@@ -35,20 +34,4 @@ class EventRecorder(Protocol):
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         """Queue an Event; `once`: do not count an equal one up."""
-        ...
-
-
-class BinderMetrics(Protocol):
-    """The binder's metrics beside those of its messages."""
-
-    def count_anomaly(self, kind: str, count: int = 1) -> None:
-        """Count what was dropped, or differs between ledger and cluster."""
-        ...
-
-    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
-        """Count an eviction for a namespace; empty: for none in particular."""
-        ...
-
-    def count_resize(self, outcome: str) -> None:
-        """Count a resize request: resized, unchanged, refused or unavailable."""
         ...

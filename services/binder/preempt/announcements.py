@@ -1,4 +1,4 @@
-"""What pods' owners and the journal of evictions learn about a preemption; pure."""
+"""Events and journal records of a preemption; pure."""
 
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.explanations import cut, stamp

@@ -119,15 +119,15 @@ class EvictionClient:
         try:
             await self.client.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
         except EvictionBlockedError as error:
-            return EvictionOutcome.BLOCKED, error.answer.message
+            return EvictionOutcome.BLOCKED, error.response.message
         except (NotFoundError, KubernetesConflictError) as error:
-            return EvictionOutcome.GONE, error.answer.message
+            return EvictionOutcome.GONE, error.response.message
         except RequestRejectedError as error:
             # Rejected by an admission policy of the cluster, for example.
-            return EvictionOutcome.BLOCKED, error.answer.message
+            return EvictionOutcome.BLOCKED, error.response.message
         except OverloadedError as error:
-            if error.answer.code == SEVERAL_DISRUPTION_BUDGETS:
-                return EvictionOutcome.BLOCKED, error.answer.message
+            if error.response.code == SEVERAL_DISRUPTION_BUDGETS:
+                return EvictionOutcome.BLOCKED, error.response.message
             raise
         return EvictionOutcome.EVICTED, ""
 

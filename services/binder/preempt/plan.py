@@ -78,7 +78,7 @@ class PlanInput:
 def plan(request: PodRequest, given: PlanInput, fit: Fit) -> PreemptionPlan | NoPlan:
     """Return the cheapest set of leases whose end makes the pod fit on one node.
 
-    None where the pod fits anyway, now or once the leaving pods are gone.
+    None if the pod fits anyway, now or once the leaving pods are gone.
     """
     trials = Trials(fit, request)
     by_node = _evictable_by_node(given)

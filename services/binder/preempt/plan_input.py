@@ -1,10 +1,10 @@
-"""From the cluster as it was read to the input of a plan: pending pods and candidates; pure."""
+"""Input of a plan from a cluster snapshot: pending pods and candidates; pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.binder.ports.observations import DisruptionBudget, PodFacts
-from services.binder.preempt.plan import PlanInput, PreemptionPlan, used_gpu_s
+from services.binder.preempt.plan import PlanInput, used_gpu_s
 from services.binder.preempt.rules import (
     PendingPod,
     PreemptionRules,
@@ -18,11 +18,9 @@ from services.binder.preempt.rules import (
     victim_of,
 )
 from shared.model.device import Device
-from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, Reservation, WaitingPod
+from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import PodUid
-from shared.model.placement import Placement
 from shared.model.preemption import PreemptionState
 
 
@@ -40,7 +38,7 @@ def pending_pods(
 ) -> list[WaitingPod]:
     """Return the pods for which leases may be preempted, the best lease class first.
 
-    Not those of gangs: room for one of them would be held while the others still wait.
+    Pods of gangs are left out: capacity for one would be reserved while the others still wait.
     """
     open_for = {each.preemption.id for each in state.open}
 
@@ -77,7 +75,7 @@ def plan_input(
     now: float,
     without: Collection[PodUid] = (),
 ) -> PlanInput:
-    """Return what a plan for the pending pod is made from, `without` these victims."""
+    """Return the input of a plan for the pending pod, `without` these victims."""
     candidates: list[VictimCandidate] = []
     for node in cluster.nodes:
         devices = [device for device, _ in node.node.devices]
@@ -117,22 +115,4 @@ def _candidate(  # noqa: PLR0917 - each is a different kind
         victim=victim,
         tier=tier_of(victim, pod, theirs),
         used_gpu_s=used_gpu_s(lease, devices, now),
-    )
-
-
-def reservation_of(queued: PodQueued, plan: PreemptionPlan) -> Reservation:
-    """Return the reservation that the pending pod gets by a plan."""
-    request = queued.request
-    return Reservation(
-        pod=queued.pod,
-        namespace=queued.namespace,
-        name=queued.name,
-        candidates=(Placement(node=plan.node, shares=plan.shares),),
-        dialect=request.dialect,
-        resources=request.resources,
-        anti_affinity_groups=request.anti_affinity_groups,
-        gang=request.gang.name if request.gang else "",
-        priority=request.priority,
-        memo=request.memo,
-        trace=queued.trace,
     )

@@ -7,16 +7,11 @@ any victim is notified (`shared.ledger.preemptions`), so that no other pod gets 
 from collections.abc import Collection, Sequence
 from uuid import uuid4
 
-from services.binder.ports.kubernetes import Evictions
-from services.binder.ports.ledger import PreemptionLedger, PreemptionStore
-from services.binder.ports.reports import BinderMetrics, EventRecorder
+from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.reports import EventRecorder
+from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.plan import Fit, NoPlan, PreemptionPlan, plan
-from services.binder.preempt.plan_input import (
-    ClusterSnapshot,
-    pending_pods,
-    plan_input,
-    reservation_of,
-)
+from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
 from services.binder.preempt.preemption_executor import PreemptionExecutor
 from services.binder.preempt.rules import (
     PendingPod,
@@ -28,21 +23,20 @@ from services.binder.preempt.rules import (
 )
 from services.binder.preempt.steps import expiry
 from services.binder.preempt.violators import evict_violators
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.ledger import WaitingPod
+from shared.model.ledger import WaitingPod, reservation_for
 from shared.model.names import PodUid
-from shared.model.preemption import (
-    Preemption,
-    PreemptionCause,
-    StoredPreemption,
-)
+from shared.model.placement import Placement
+from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
 
 LEADERSHIP_S = 5.0
 PLAN_S = 2.0
 PLAN_S_PER_POD = 0.001
-"""How much later the next plans are made for each waiting pod."""
+"""Additional pause before the next plans for each waiting pod."""
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 MAX_PENDING = 8
@@ -57,11 +51,11 @@ class PreemptionController:
     def __init__(
         self,
         *,
-        ledger: PreemptionLedger,
-        store: PreemptionStore,
-        evictions: Evictions,
+        ledger: RedisLeases,
+        store: Preemptions,
+        evictions: EvictionClient,
         events: EventRecorder,
-        metrics: BinderMetrics,
+        metrics: PrometheusMetrics,
         clock: Clock,
         fit: Fit,
         rules: PreemptionRules,
@@ -195,7 +189,9 @@ class PreemptionController:
         preemption = Preemption(
             id=waiting.queued.pod,
             victims=victims,
-            wanted=reservation_of(waiting.queued, found),
+            wanted=reservation_for(
+                waiting.queued, (Placement(node=found.node, shares=found.shares),)
+            ),
             priority=pending.priority,
             preempts=pending.preempts,
             opened_at=now,

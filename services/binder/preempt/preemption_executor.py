@@ -1,17 +1,19 @@
 """The steps of open preemptions: announcement, evictions, the reservation of the pending pod.
 
-Every step is saved with the version it was decided on, and every call to the outside may be
-repeated: the next leader continues from what is saved.
+Every step is saved with the version that it is based on, and every external call may be repeated:
+the next leader continues from the saved state.
 """
 
 from dataclasses import replace
 
-from services.binder.ports.kubernetes import Evictions
-from services.binder.ports.ledger import PreemptionLedger, PreemptionStore
-from services.binder.ports.reports import BinderMetrics, EventRecorder
+from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.reports import EventRecorder
 from services.binder.preempt import announcements
+from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import HOUR_S, PreemptionRules, over_limit
 from services.binder.preempt.steps import ObservedPreemption, Step, expiry, next_step
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease
@@ -31,16 +33,16 @@ BLOCKED_S = 10.0
 
 
 class PreemptionExecutor:
-    """Carries open preemptions out; used by the leader only."""
+    """Advances open preemptions; used by the leader only."""
 
     def __init__(
         self,
         *,
-        ledger: PreemptionLedger,
-        store: PreemptionStore,
-        evictions: Evictions,
+        ledger: RedisLeases,
+        store: Preemptions,
+        evictions: EvictionClient,
         events: EventRecorder,
-        metrics: BinderMetrics,
+        metrics: PrometheusMetrics,
         clock: Clock,
         rules: PreemptionRules,
     ) -> None:

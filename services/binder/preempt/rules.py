@@ -40,7 +40,7 @@ _CAUSE_ORDER = (
 VIOLATION_ID = "violation:"
 """Prefix of the id of a preemption whose cause is a violation."""
 MAX_VIOLATION_AGE_S = 600.0
-"""An older violation is no cause any more; one that lasts is reported again."""
+"""An older violation is not a cause any more; one that lasts is reported again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,11 @@ def overdraft_permille(budget: BudgetChanged | None) -> int:
 def ends_by_policy(budget: BudgetChanged, now: float) -> bool:
     """Return whether the budget's own policy ends the namespace's leases by now."""
     minutes = budget.evict_after_minutes
-    return minutes is not None and now >= budget.since + minutes * MINUTE_S
+    return minutes is not None and now >= budget.state_since + minutes * MINUTE_S
 
 
 def owner_key(pod: PodFacts) -> str:
-    """Return what a pod and its replacements have in common."""
+    """Return a key that a pod shares with its replacements."""
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
@@ -204,7 +204,7 @@ def parse_violations(reasons: Iterable[str]) -> frozenset[str]:
 
 
 def is_evictable(event: ViolationFound, rules: PreemptionRules, now: float) -> bool:
-    """Return whether the operator has pods evicted for a violation."""
+    """Return whether pods are evicted for a violation."""
     return (
         now - event.found_at < MAX_VIOLATION_AGE_S
         and event.reason in rules.violations

@@ -1,6 +1,6 @@
-"""The next step of a preemption, by what is true now: a table, read from the top; pure.
+"""The next step of a preemption, from its observed state: a table, read from the top; pure.
 
-The leader decides afresh every time, so a binder that died at any point is simply replaced.
+The leader decides from that state every time, so a binder can be replaced at any point.
 """
 
 from collections.abc import Collection
@@ -41,7 +41,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPreemption:
-    """What is true of a preemption's pods now."""
+    """The observed state of a preemption's pods."""
 
     waiting: bool
     """Whether the pending pod waits."""

@@ -1,4 +1,4 @@
-"""Evictions of pods that break a rule of their node, where the operator wants them.
+"""Evictions of pods that break a rule of their node, if the operator enabled them.
 
 A node agent reports the violation; the operator's rules decide whether the pod is evicted. Such an
 eviction is a preemption like any other: a dry run, notice, the Eviction API, the journal.
@@ -6,11 +6,11 @@ eviction is a preemption like any other: a dry run, notice, the Eviction API, th
 
 from collections.abc import Sequence
 
-from services.binder.ports.kubernetes import Evictions
-from services.binder.ports.ledger import PreemptionOpener
 from services.binder.ports.observations import PodFacts
+from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import VIOLATION_ID, PreemptionRules, is_evictable, owner_key
 from services.binder.preempt.steps import expiry
+from shared.ledger.preemptions import Preemptions
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import NodeName
 from shared.model.preemption import Preemption, PreemptionCause, Victim
@@ -19,8 +19,8 @@ from shared.model.preemption import Preemption, PreemptionCause, Victim
 async def evict_violators(
     events: Sequence[ViolationFound],
     *,
-    store: PreemptionOpener,
-    evictions: Evictions,
+    store: Preemptions,
+    evictions: EvictionClient,
     rules: PreemptionRules,
     now: float,
 ) -> None:

@@ -1,1 +1,1 @@
-"""What kubectl shows about pods and nodes: conditions and core/v1 Events."""
+"""Conditions and core/v1 Events of pods and nodes."""

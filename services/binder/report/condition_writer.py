@@ -1,18 +1,17 @@
 """Writes the condition PodScheduled=False of waiting pods, when its message changes.
 
-Off the hot path, the newest message only, and never over a binding: the pod is read first, and the
-patch applies only to the resource version that was read.
+In the background, the newest message only, and never over a binding: the patch applies only to the
+resource version that was read.
 """
 
 import asyncio
-import contextlib
 import heapq
 from collections import OrderedDict
 
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import PodConditions
-from services.binder.ports.reports import BinderMetrics
 from services.binder.report.explanations import WaitingExplanation, condition_patch
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
 
@@ -28,7 +27,7 @@ CONFLICT_RETRY_S = 0.2
 class ConditionWriter:
     """Queued messages; `run` writes them."""
 
-    def __init__(self, conditions: PodConditions, clock: Clock, metrics: BinderMetrics) -> None:
+    def __init__(self, conditions: PodConditions, clock: Clock, metrics: PrometheusMetrics) -> None:
         self.conditions = conditions
         self.clock = clock
         self.metrics = metrics
@@ -92,9 +91,7 @@ class ConditionWriter:
                     return explanation
                 continue
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._due[0][0] - now if self._due else None):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, self._due[0][0] - now if self._due else None)
 
     async def _write(self, explanation: WaitingExplanation) -> None:
         namespace, name = explanation.namespace, explanation.name

@@ -1,4 +1,4 @@
-"""Writes core/v1 Events off the hot path: merged, rate-limited, and dropped rather than piled up.
+"""Writes core/v1 Events in the background: merged, rate-limited, and dropped if there are too many.
 
 Equal Events about one pod are one Event with a count. Warnings go first, so that no burst of
 bindings can delay the explanation of a waiting pod.
@@ -8,8 +8,9 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import EventApi
-from services.binder.ports.reports import BinderMetrics, KubernetesEvent
+from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.explanations import count_patch, event_body
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -73,7 +74,7 @@ class EventWriter:
         self,
         api: EventApi,
         clock: Clock,
-        metrics: BinderMetrics,
+        metrics: PrometheusMetrics,
         *,
         per_s: float = EVENTS_PER_S,
         burst: float = BURST,

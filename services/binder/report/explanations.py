@@ -1,7 +1,7 @@
-"""Why a pod waits and what happened to it, as conditions and core/v1 Events; pure.
+"""Conditions and core/v1 Events that explain why a pod waits and what happened to it; pure.
 
-Reasons and wording are kube-scheduler's where it has any (`FailedScheduling`, `Scheduled`), so that
-searches for them still work. https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
+Reasons and wording are kube-scheduler's if it has any (`FailedScheduling`, `Scheduled`).
+https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 """
 
 import datetime

@@ -1,8 +1,8 @@
 """Resizes a running lease: first the ledger if it grows, first its node if it shrinks.
 
-Every step may be the last that this binder makes. The ledger records what a resize leaves to do,
-and any binder finishes it; a smaller limit that the ledger does not confirm is raised again by its
-node. So a request without a reply may be repeated.
+A binder may stop after any step. The ledger records what is left to do, and any binder finishes it;
+a node raises a smaller limit again that the ledger does not confirm. So a request without a reply
+may be repeated.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import AnnotatedPods
 from services.binder.ports.ledger import ResizeLedger
 from services.binder.ports.nats import ContainerLimits, Publish
-from services.binder.ports.reports import BinderMetrics, EventRecorder
+from services.binder.ports.reports import EventRecorder
 from services.binder.report.explanations import lease_event
 from services.binder.resize.rules import (
     ResizeRefusal,
@@ -35,7 +36,8 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 LOCK_S = 8.0
-"""A smaller size is in the ledger within this time, or never; its node enforces it for longer."""
+"""A smaller size is in the ledger within this time, or not at all; its node enforces it for
+longer."""
 MAX_DECISIONS = 3
 MAX_ANNOTATE_TRIES = 8
 """The pod's status may change at any moment, and with it the resource version that was read."""
@@ -59,7 +61,7 @@ class Resizer:
         publish: Publish,
         events: EventRecorder,
         clock: Clock,
-        metrics: BinderMetrics,
+        metrics: PrometheusMetrics,
         capacity_freed: Callable[[], None],
     ) -> None:
         self.ledger = ledger
@@ -83,7 +85,7 @@ class Resizer:
                     break
         except (UnavailableError, ConflictError) as error:
             reply = _unavailable(f"it is not known whether it was done: {error}")
-        reply = reply or _unavailable("its lease changes all the time")
+        reply = reply or _unavailable("its lease changes too often")
         self.metrics.count_resize(reply.outcome)
         return reply
 
@@ -142,8 +144,8 @@ class Resizer:
         except UnavailableError as error:
             await self._cancel(change, token)
             return _unavailable(
-                f"the agent of node {lease.node} does not respond, and only it knows how much is "
-                f"in use: {error}"
+                f"the agent of node {lease.node} does not respond, and only the agent knows how "
+                f"much is in use: {error}"
             )
         if not reply.applied:
             await self.ledger.resizes.unlock(lease.pod, token)
@@ -152,7 +154,7 @@ class Resizer:
         return token
 
     async def _cancel(self, change: SizeChange, token: str) -> None:
-        """Restore the container's limits by its lease; its node does so by itself in time."""
+        """Restore the container's limits from its lease; its node also does so after a while."""
         if not token:
             return
         lease = change.lease
@@ -174,7 +176,7 @@ class Resizer:
         with contextlib.suppress(UnavailableError):  # the node gets a request as well
             await self.publish([LeaseChanged(lease=lease), resized])
 
-    # What a resize leaves to do
+    # Unfinished work of a resize
 
     async def _synchronize(self, lease: Lease) -> tuple[str, ...]:
         """Bring the node's limits, then the pod's annotations in line; return what is left."""
@@ -207,7 +209,7 @@ class Resizer:
             with contextlib.suppress(ConflictError):
                 await self.pods.annotate(lease.namespace, lease.name, read, wanted)
                 return
-        raise ConflictError(f"pod {lease.namespace}/{lease.name} changes all the time")
+        raise ConflictError(f"pod {lease.namespace}/{lease.name} changes too often")
 
     async def run(self) -> None:
         """Finish abandoned resizes until cancelled."""

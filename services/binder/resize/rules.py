@@ -70,7 +70,7 @@ def decide(
     if lease is None:
         return ResizeRefusal(
             reason="it has no lease",
-            hint="`leasehold explain` says why; a pod that waits gets what its spec requests",
+            hint="`leasehold explain` shows why; a waiting pod gets what its spec requests",
         )
     container = _container_of(lease, request)
     if isinstance(container, ResizeRefusal):
@@ -141,7 +141,7 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
 def _wrong(
     request: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeRefusal]:
-    """Yield what no device could grant."""
+    """Yield reasons why no device could grant the request."""
     if request.memory_mib is None and request.cores_percent is None:
         yield ResizeRefusal(reason="no size is requested", hint="--memory 6Gi, --cores 30, or both")
     for share in shares:
@@ -149,7 +149,7 @@ def _wrong(
         if device is None:
             yield ResizeRefusal(
                 reason=f"GPU {share.index} ({share.device}) is not reported by its node",
-                hint="`leasehold doctor` looks for what is wrong with the node",
+                hint="run `leasehold doctor` on the node",
             )
             return
         yield from _wrong_memory(request.memory_mib, share, device)
@@ -291,7 +291,7 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
             f"{gpu} is unhealthy: {device.fault or 'no new lease can use it'}",
             "a smaller size is possible; to move, delete the pod",
         ),
-        "device-closed": (
+        "device-excluded": (
             f"an annotation of its node closes {gpu} to new leases",
             "a smaller size is possible; to move, delete the pod",
         ),
@@ -304,7 +304,7 @@ def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
     of_model = f" of model {excess.model}" if excess.model else ""
     return ResizeRefusal(
         reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
-        f"{excess.measure}{of_model}; other leases have {excess.held}, and this one would "
-        f"have {excess.asked}",
-        hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or ask for less",
+        f"{excess.measure}{of_model}; other leases have {excess.used}, and this one would "
+        f"have {excess.requested}",
+        hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or request less",
     )

@@ -8,19 +8,19 @@ from services.cli import flags
 from services.cli.flags import AddCommand
 
 RESIZE_ABOUT = """\
-The container keeps running. More memory is available to its next allocation; less is possible down
-to what it uses. Of several GPUs each gets the new size. Cores apply to processes that start from
-then on: running processes keep their limit. MIG instances and whole devices keep their size.
-Requesting the same size again changes nothing."""
+The container keeps running. Additional memory is available to its next allocation. Memory can
+shrink to the amount that the container uses. Each of several GPUs gets the new size. Cores apply to
+processes that start after the resize: running processes keep their limit. The size of MIG instances
+and whole devices is fixed. Requesting the same size again changes nothing."""
 NODE_KEYS_ABOUT = """\
-For a node agent that is a unit of its node's init system, which has no pod and so no projected
-tokens. The command requests two tokens of the agent's service account that are bound to the Node:
-one for the API server and the kubelet, one for NATS. They are valid for this node only, until they
-expire or the Node is deleted. It also writes a kubeconfig that names the first token (if there is
-none yet, with the server of the kubeconfig that this command used) and NATS' certificate authority.
+For a node agent that runs as a systemd unit of its node instead of in a pod, and so has no
+projected tokens. The command requests two tokens of the agent's service account that are bound to
+the Node: one for the API server and the kubelet, one for NATS. They are valid for this node only,
+until they expire or the Node is deleted. The command also writes the certificate authority of NATS
+and, unless one exists, a kubeconfig with the first token and the server of the kubeconfig in use.
 
-An administrator runs it the first time and copies the directory to the node. After that the node
-renews its own tokens with that kubeconfig, where the component node-unit allows it."""
+An administrator runs it the first time and copies the directory to the node. Afterwards the node
+renews its own tokens with that kubeconfig, if the component node-unit is installed."""
 
 
 def add_admin_commands(add: AddCommand) -> None:
@@ -48,7 +48,7 @@ def _add_budget(add: AddCommand) -> None:
         metavar="NAMESPACE",
         help="a namespace; or: grant NAMESPACE MINUTES",
     )
-    budget.add_argument("--reason", default="", help="of the grant; stays in the ledger")
+    budget.add_argument("--reason", default="", help="reason for the grant, stored in the ledger")
     flags.add_view(budget)
 
 
@@ -73,7 +73,7 @@ def _add_report(add: AddCommand) -> None:
 def _add_preemptions(add: AddCommand) -> None:
     preemptions = add(
         "preemptions",
-        "show preemptions and evictions, or what would be evicted for a pod",
+        "show preemptions and evictions, or the pods that would be evicted for a pod",
         _preemptions,
         "",
         "--dry-run my-pod -n team-a",
@@ -135,7 +135,7 @@ def _add_resize(add: AddCommand) -> None:
 def _add_credentials(add: AddCommand) -> None:
     credentials = add(
         "credentials",
-        "show the users of NATS and Redis with their rights, or write them with secrets",
+        "show the users of NATS and Redis and their permissions, or write them with secrets",
         _credentials,
         "--nats",
         "--redis",
@@ -149,7 +149,7 @@ def _add_credentials(add: AddCommand) -> None:
         "--out",
         default="",
         metavar="DIR",
-        help="write there, with a secret and a file for each user; existing secrets stay",
+        help="write them to this directory, with a secret and a file for each user; keeps secrets",
     )
     option(
         "--names",
@@ -157,7 +157,7 @@ def _add_credentials(add: AddCommand) -> None:
         metavar="NAME,..",
         help="with --out: also make certificates for servers of these names and addresses",
     )
-    option("--shared", action="store_true", help="with --out: let the files' group read them, too")
+    option("--shared", action="store_true", help="with --out: the files' group can read them, too")
 
 
 def _add_node_keys(add: AddCommand) -> None:

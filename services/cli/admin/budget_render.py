@@ -21,7 +21,7 @@ STYLES = {
 
 
 def budgets(balances: Sequence[Balance]) -> RenderableType:
-    """List budgets: a bar of the usage, what remains, the current rate, when it runs out."""
+    """List budgets: a bar of the usage, the rest, the current rate, and when it runs out."""
     if not balances:
         return Text(
             "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "

@@ -19,7 +19,7 @@ from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a binder would do for one pod."""
+    """The preemption that a binder would plan for one pod."""
 
     pod: str
     found: PreemptionPlan | NoPlan

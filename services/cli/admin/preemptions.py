@@ -1,4 +1,4 @@
-"""The command `preemptions`: what is in progress and was done, or what would be for a pod."""
+"""The command `preemptions`: those in progress and recent evictions, or a dry run for a pod."""
 
 import argparse
 import asyncio
@@ -63,7 +63,7 @@ def _print(flags: argparse.Namespace, document: dict[str, object], content: str)
 async def _dry_run(
     reader: SnapshotReader, state: PreemptionState, flags: argparse.Namespace
 ) -> DryRun | str:
-    """Plan for the pod as the binder would; a text is why there is nothing to plan."""
+    """Plan for the pod as the binder would; returns text if the pod cannot preempt."""
     name, now = f"{flags.namespace}/{flags.dry_run}", time.time()
     pod = await reader.pod(flags.namespace, flags.dry_run)
     if pod is None:

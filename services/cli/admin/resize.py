@@ -2,7 +2,7 @@
 
 `--json` prints {"outcome": "resized" | "unchanged" | "refused" | "unavailable", "pod", "namespace",
 "name", "container", "node", "devices": [index], "before" and "after": {"memory_mib",
-"cores_percent"} or null, "pending": [what follows automatically], "notes", "reason", "hint"}.
+"cores_percent"} or null, "pending": [steps that follow automatically], "notes", "reason", "hint"}.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def resize(flags: argparse.Namespace) -> int:
     """Resize, and print the outcome."""
     memory_mib = _memory_mib(flags.memory)
     if memory_mib is None and flags.cores is None:
-        raise RequestError("give --memory 6Gi, --cores 30, or both")
+        raise RequestError("set --memory 6Gi, --cores 30, or both")
     target = _target(flags)
 
     async def send() -> tuple[PodUid, ResizeReply] | None:
@@ -98,7 +98,7 @@ def _target(flags: argparse.Namespace) -> ResizeTarget:
     saved = None if flags.nats_url else load_state(directory)
     if saved is None and not flags.nats_url:
         raise UnavailableError(
-            f"no stack in {directory.root}: run `leasehold up`, or give --state, or --nats-url "
+            f"no stack in {directory.root}: run `leasehold up`, or set --state, or --nats-url "
             "and --kubeconfig of a cluster"
         )
     kubeconfig = flags.kubeconfig or (saved.kubeconfig if saved else "")
@@ -119,7 +119,7 @@ def _credentials_in(flags: argparse.Namespace) -> ClientCredentials | None:
     if not (login or token or authority):
         return None
     return ClientCredentials(
-        credentials=login, token=token, user=OPERATOR.name, tls=TlsFiles(ca=authority)
+        login_file=login, token_file=token, user=OPERATOR.name, tls=TlsFiles(ca=authority)
     )
 
 
@@ -136,8 +136,8 @@ async def _request(target: ResizeTarget, request: ResizeRequest) -> ResizeReply:
     async with Bus.connect(
         target.nats_url,
         name="leasehold resize",
-        keys=target.nats_credentials,
-        keeps_stream=False,
+        credentials=target.nats_credentials,
+        creates_stream=False,
         patience_s=CONNECT_S,
     ) as bus:
         try:
@@ -197,6 +197,6 @@ def _size_text(size: ShareSize) -> str:
 
 
 def refusal(name: str, reply: ResizeReply) -> str:
-    """Describe why it keeps its size, and what to try."""
+    """Describe why it was not resized, and what to try."""
     hint = f"; {reply.hint}" if reply.hint else ""
-    return f"{name} keeps its size: {reply.reason}{hint}"
+    return f"{name} was not resized: {reply.reason}{hint}"

@@ -1,4 +1,4 @@
-"""The command `audit`: reads until every difference has gone or lasted too long.
+"""The command `audit`: reads until every difference has settled or has lasted too long.
 
 `--json` prints {"clean", "checked": {"nodes", "devices", "leases", "pods", "agents"},
 "not_checked": [text], "differences": [{"invariant", "subject", "text"}]}.
@@ -66,9 +66,13 @@ async def _audit(
 
 
 async def read_audited(reader: SnapshotReader, now: float) -> Snapshot:
-    """Read everything that an audit compares, and note what this machine could not read."""
+    """Read everything that an audit compares, and record the parts that are not readable here."""
     snapshot = await reader.snapshot(now=now)
     not_checked = list(unread_checkpoints(snapshot))
+    try:
+        snapshot = replace(snapshot, api_nodes=await reader.node_names())
+    except PermissionDeniedError:
+        not_checked.append("nodes: this user may not list them at the API server")
     windows: tuple[WindowTotals, ...] = ()
     try:
         windows = await _budget_windows(reader.location)

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from services.cli.audit.differences import BIND_S, Difference, device_difference, pod_name
 from services.cli.snapshot.snapshot import Snapshot, shares_on
 from shared.model.device import Device, DeviceUse
-from shared.model.lease import Lease, Share, bookings
+from shared.model.lease import Booking, Lease, Share, bookings
 from shared.model.ledger import counted_use
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
 
@@ -54,6 +56,23 @@ def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
                 if any(share.device == device.uuid for share in lease.shares)
             ]
             yield from _exclusivity_violations(device, holders)
+
+
+def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
+    """S9: no agent has given out more of a device than the device has, by its own checkpoint."""
+    devices = snapshot.devices
+    for node, allocations in snapshot.allocations.items():
+        shares: dict[PodUid, dict[str, tuple[Share, ...]]] = {}
+        for each in allocations:
+            given = each.lease.shares_of(each.container)
+            shares.setdefault(each.pod, {})[each.container] = given
+        booked: dict[DeviceUuid, list[Booking]] = {}
+        for containers in shares.values():
+            for booking in bookings(chain.from_iterable(containers.values())):
+                booked.setdefault(booking.device, []).append(booking)
+        for uuid, held in sorted(booked.items()):
+            if uuid in devices:
+                yield from _over_allocated(node, devices[uuid][1], held)
 
 
 def fences(snapshot: Snapshot) -> Iterator[Difference]:
@@ -111,6 +130,22 @@ def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterato
     ):
         if taken > limit:
             yield device_difference("S1", device, f"leases take {taken} {unit}, it has {limit}")
+
+
+def _over_allocated(
+    node: NodeName, device: Device, booked: Sequence[Booking]
+) -> Iterator[Difference]:
+    for unit, given, limit in (
+        ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
+        ("% of its cores", sum(booking.cores_percent for booking in booked), 100),
+    ):
+        if given > limit:
+            text = f"the agent of {node} has given out {given} {unit}, it has {limit}"
+            yield device_difference("S9", device, text)
+    exclusive = any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in booked)
+    if exclusive and len(booked) > 1:
+        text = f"the agent of {node} has given it to {len(booked)} pods, to one exclusively"
+        yield device_difference("S9", device, text)
 
 
 def _slot_conflicts(device: Device, shares: list[tuple[Lease, Share]]) -> Iterator[Difference]:

@@ -14,6 +14,8 @@ from shared.model.lease import Lease
 BIND_S = 3.0
 """A lease or a claim may be in one reading and not in the next for this long."""
 EXPIRE_S = 5.0
+REPORT_S = 12.0
+"""A node agent reports its devices every 10 s."""
 EXPLAIN_S = 15.0
 OUTLIVE_S = 30.0
 
@@ -40,8 +42,17 @@ def lasting_differences(
 
 
 def device_difference(invariant: str, device: Device, text: str) -> Difference:
-    """Return a difference of a device that may not last at all."""
-    return Difference(invariant=invariant, subject=f"device {device.uuid}", text=text)
+    """Return a difference of a device, which lasts at most until its node reports the device.
+
+    After a rebuild leases have a device whose size the ledger does not know before that.
+    """
+    is_reported = device.index >= 0
+    return Difference(
+        invariant=invariant,
+        subject=f"device {device.uuid}",
+        text=text,
+        settles_s=0.0 if is_reported else REPORT_S,
+    )
 
 
 def pod_name(pod: PodSummary | Lease) -> str:

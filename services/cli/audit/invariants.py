@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterator
 
-from services.cli.audit.account_checks import (
-    budget_usage,
-    fair_shares,
-    quota_charges,
-    quota_usage,
+from services.cli.audit.account_checks import budget_usage, fair_shares, quota_charges, quota_usage
+from services.cli.audit.cluster_checks import gangs, nodes, shared_devices, waiting_pods
+from services.cli.audit.device_checks import (
+    allocated_totals,
+    device_totals,
+    fences,
+    node_totals,
+    over_commitment,
 )
-from services.cli.audit.device_checks import device_totals, fences, node_totals, over_commitment
 from services.cli.audit.differences import Difference
 from services.cli.audit.lease_checks import (
     agents,
     annotation_views,
     bound_is_leased,
-    gangs,
     lease_copies,
     one_lease,
     outlived,
@@ -28,11 +29,15 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
     device_totals,
     node_totals,
     over_commitment,
+    allocated_totals,
+    shared_devices,
+    nodes,
     one_lease,
     bound_is_leased,
     fences,
     agents,
     outlived,
+    waiting_pods,
     gangs,
     quota_usage,
     quota_charges,

@@ -17,7 +17,6 @@ from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, load_lease
-from shared.model.names import PodUid
 
 
 def one_lease(snapshot: Snapshot) -> Iterator[Difference]:
@@ -30,7 +29,7 @@ def one_lease(snapshot: Snapshot) -> Iterator[Difference]:
 
 
 def bound_is_leased(snapshot: Snapshot) -> Iterator[Difference]:
-    """S3: every pod that we bound holds a lease on its node."""
+    """S3: every pod that Leasehold bound holds a lease on its node."""
     leases = {lease.pod: lease for lease in snapshot.leases}
     for pod in snapshot.pods:
         if not (pod.node and pod.is_active and ANNOTATION in pod.annotations):
@@ -74,19 +73,6 @@ def outlived(snapshot: Snapshot) -> Iterator[Difference]:
             yield Difference(invariant="P2", subject=pod_name(lease), text=text, settles_s=EXPIRE_S)
 
 
-def gangs(snapshot: Snapshot) -> Iterator[Difference]:
-    """P5: the pods that the ledger counts with a gang are those that hold a lease of it."""
-    holders: dict[str, set[PodUid]] = {}
-    for lease in snapshot.leases:
-        if lease.gang:
-            holders.setdefault(lease.gang, set()).add(lease.pod)
-    for gang in sorted(holders.keys() | snapshot.gangs.keys()):
-        counted, holding = snapshot.gangs.get(gang, frozenset()), holders.get(gang, set())
-        if counted != holding:
-            text = f"the ledger counts {len(counted)} pods of it, {len(holding)} hold a lease"
-            yield Difference(invariant="P5", subject=f"gang {gang}", text=text, settles_s=BIND_S)
-
-
 def annotation_views(snapshot: Snapshot) -> Iterator[Difference]:
     """O2: a pod's annotations agree with its lease."""
     pods = {pod.pod: pod for pod in snapshot.pods}
@@ -121,7 +107,7 @@ def lease_copies(snapshot: Snapshot) -> Iterator[Difference]:
 
 
 def unexplained(snapshot: Snapshot, schedulers: frozenset[str]) -> Iterator[Difference]:
-    """P1: every pod of ours is bound, or its owner can read why not."""
+    """P1: every pod of Leasehold's schedulers is bound, or has a reason why not."""
     known = {lease.pod for lease in snapshot.leases} | {w.queued.pod for w in snapshot.waiting}
     for pod in snapshot.pods:
         ours = pod.scheduler in schedulers and pod.is_active and not pod.node and not pod.gates

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.cli.doctor.findings import Finding, fail, ok, warn
 from shared.ledger.redis_server import RedisFacts
+from shared.model.findings import Finding, fail, ok, warn
 
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0
@@ -14,7 +14,7 @@ def nats(messages: int | None) -> Finding:
     """Judge the stream."""
     if messages is None:
         return fail(
-            "NATS has JetStream, but not our stream",
+            "NATS has JetStream, but not the stream of Leasehold",
             "start a service: each creates the stream; see its log if it cannot",
         )
     if messages > 10_000:
@@ -23,7 +23,7 @@ def nats(messages: int | None) -> Finding:
 
 
 def agent_connected() -> Finding:
-    """Judge what an agent can check of NATS: that it accepts the agent."""
+    """Judge NATS with an agent's permissions: it accepts the agent."""
     return ok("NATS accepts this node's agent, whose user may not read the stream")
 
 
@@ -47,10 +47,10 @@ def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
-    """Return how the server can lose a write, if it can."""
+    """Return the first way in which the server can lose a write; None if there is none."""
     if facts.role != "master":
         return fail(
-            f"it is a {facts.role}: nothing can be written", "give --redis-url of the primary"
+            f"it is a {facts.role}: nothing can be written", "set --redis-url to the primary's URL"
         )
     if facts.maxmemory_policy not in {"", "noeviction"}:
         return fail(
@@ -74,7 +74,7 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
 
 
 def clock(server: str, ahead_s: float) -> Finding:
-    """Judge how far another clock is from ours."""
+    """Judge the difference between another clock and this machine's."""
     text = f"the clock of {server} is {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
     fix = "timedatectl; chronyc tracking: both machines need the same time servers"
     if abs(ahead_s) > CLOCK_FAIL_S:

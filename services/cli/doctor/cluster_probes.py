@@ -12,7 +12,6 @@ import msgspec
 from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
-from services.cli.doctor.findings import Finding, SkipError
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -21,7 +20,8 @@ from shared.ledger.sentinel import uses_sentinels
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import Heartbeat
-from shared.nats import server_status
+from shared.model.findings import Finding, SkipError
+from shared.nats import servers
 from shared.nats.bus import Bus
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -94,9 +94,9 @@ class ClusterProbes:
     async def nats(self) -> Finding:
         """Connect, and read the stream, which a node agent's user may not read."""
         if self._is_agent():
-            await server_status.check_connection(self._nats(), self.nats_credentials)
+            await servers.check_connection(self._nats(), self.nats_credentials)
             return judge.agent_connected()
-        return judge.nats(await server_status.stream_messages(self._nats(), self.nats_credentials))
+        return judge.nats(await servers.stream_messages(self._nats(), self.nats_credentials))
 
     async def redis(self) -> Finding:
         """Read its role and its persistence."""
@@ -109,7 +109,7 @@ class ClusterProbes:
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
-        """Compare clocks with the API server, whose clock has whole seconds."""
+        """Compare clocks with the API server, which reports whole seconds."""
         before = time.time()
         date = await self.kubernetes.date()
         after = time.time()
@@ -208,9 +208,9 @@ class ClusterProbes:
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
-            keys=self.nats_credentials,
-            keeps_stream=False,
-            patience_s=server_status.TIMEOUT_S,
+            credentials=self.nats_credentials,
+            creates_stream=False,
+            patience_s=servers.TIMEOUT_S,
         ) as bus:
             inbox = await bus.observe((Heartbeat,))
             deadline = loop.time() + OBSERVE_S
@@ -233,12 +233,12 @@ class ClusterProbes:
 
     def _nats(self) -> str:
         if not self.nats_url:
-            raise SkipError("there is no NATS address: give --nats-url")
+            raise SkipError("there is no NATS address: set --nats-url")
         return self.nats_url
 
     def _redis(self) -> str:
         if not self.redis_url:
-            raise SkipError("there is no Redis address (agents have no access): give --redis-url")
+            raise SkipError("there is no Redis address (agents have no access): set --redis-url")
         return self.redis_url
 
 

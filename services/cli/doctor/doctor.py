@@ -20,18 +20,17 @@ from rich.text import Text
 
 from services.cli import terminal
 from services.cli.doctor.cluster_probes import ClusterProbes
-from services.cli.doctor.findings import REMEDIES, Finding, Outcome, SkipError
-from services.cli.doctor.node_probes import NodeProbes
 from services.cli.snapshot.location import optional_path, redis_credentials_of
 from services.cli.state_dir import StateDir, load_state
-from services.node_agent.instance_lock import POD, this_instance
+from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.kubeconfig import NOWHERE, KubeconfigError, load_credentials
+from shared.kubernetes.kubeconfig import NO_KUBECONFIG, KubeconfigError, load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName
 from shared.runtime.settings import load
@@ -75,15 +74,59 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "components": ClusterProbes.components,
     "versions": ClusterProbes.versions,
 }
+_KUBECTL = "kubectl -n leasehold-system"
+_LOGS = f"{_KUBECTL} logs daemonset/node-agent"
+_NATS = f"{_KUBECTL} get pods | grep nats; --nats-url and its credentials name another"
+_REDIS = f"{_KUBECTL} get pods | grep redis; --redis-url and --redis-credentials name another"
+_API = "kubectl get --raw /readyz; --kubeconfig names another, or an account with the rights"
+_DRIVER = "nvidia-smi; dmesg | grep -i -E 'nvrm|xid'; --gpus as the agent's"
+_KUBELET = (
+    "journalctl -u kubelet | grep -i checkpoint; it rewrites the file with the next pod that it "
+    "gives devices to"
+)
+_RECORD = f"{_LOGS} | grep -i checkpoint; the agent rebuilds what it cannot read when it starts"
+
+REMEDIES: Mapping[str, str] = {
+    "agent": "ls -l the --state-dir (--agent-dir here): it contains the agent's agent.lock",
+    "kubelet-socket": "systemctl status kubelet",
+    "other-plugins": _KUBELET,
+    "registration": _KUBELET,
+    "node-resources": _API,
+    "list-size": "set --redis-url to the ledger's URL, and the other flags as for the agent",
+    "driver": _DRIVER,
+    "device-health": _REDIS,
+    "mig-mode": _DRIVER,
+    "container-toolkit": "read /etc/containerd, /etc/docker and /etc/crio as root",
+    "cdi": "read /etc/cdi and /var/run/cdi as root",
+    "cdi-devices": f"{_LOGS} | grep -i cdi; the agent rewrites its specification when it starts",
+    "library": "ls -l the --library-dir, as root",
+    "library-loads": "ldd FILE lists what is missing",
+    "checkpoint": _RECORD,
+    "pod-resources": "systemctl status kubelet; its socket is pod-resources/kubelet.sock below its "
+    f"--root-dir; {_RECORD}",
+    "kubelet-checkpoint": f"{_KUBELET}; {_RECORD}",
+    "processes": _DRIVER,
+    "nats": _NATS,
+    "redis": _REDIS,
+    "redis-clock": _REDIS,
+    "api-clock": _API,
+    "webhook": _API,
+    "rights": _API,
+    "runtime-class": _API,
+    "components": _NATS,
+    "versions": _NATS,
+}
+"""The fix for a check that fails without naming one, by the check's name."""
+
 NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
 """Cluster checks that also run with the account of a node's agent."""
 AGENT_ONLY_CHECKS = frozenset({"rights"})
-"""Cluster checks that make sense with that account only."""
+"""Cluster checks that apply to that account only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorTarget:
-    """What is to be checked, and what it is checked with."""
+    """The nodes and servers to check, and the credentials for them."""
 
     nodes: tuple[AgentSettings, ...]
     redis_url: str = ""
@@ -116,7 +159,7 @@ def doctor(flags: argparse.Namespace) -> int:
 
 
 def target_of(flags: argparse.Namespace) -> DoctorTarget:
-    """Return what to check: what `leasehold up` runs, or else this node as the flags describe it.
+    """Return the target: the nodes that `leasehold up` runs, or this node as the flags describe it.
 
     Raises RequestError for a node that `up` does not run.
     """
@@ -159,7 +202,7 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
             if flags.node in {"", name}
         ),
         redis_url=saved.redis_url,
-        redis_credentials=ClientCredentials(credentials=optional_path(saved.redis_credentials)),
+        redis_credentials=ClientCredentials(login_file=optional_path(saved.redis_credentials)),
         nats_url=flags.nats_url or saved.nats_url,
         nats_credentials=NO_CREDENTIALS if flags.nats_url else saved.nats_client_credentials,
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
@@ -195,7 +238,7 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
                 kubernetes=kubernetes,
                 totals=(node_totals or {}).get(settings.node_name),
                 ledger_is_readable=node_totals is not None,
-                host=None if this_instance(os.environ).form == POD else Path("/"),
+                host=visible_host(os.environ),
             )
             labels += [(name, settings.node_name) for name in NODE_CHECKS]
             running += [run_check(check(node)) for check in NODE_CHECKS.values()]
@@ -241,7 +284,7 @@ async def _open_api_server(
         credentials = load_credentials(target.kubeconfig, environ=os.environ)
         return await stack.enter_async_context(KubernetesClient(credentials))
     except KubeconfigError as error:
-        return SkipError(str(error)) if error.where == NOWHERE else error
+        return SkipError(str(error)) if error.where == NO_KUBECONFIG else error
 
 
 async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | None:

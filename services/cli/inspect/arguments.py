@@ -42,7 +42,7 @@ def _add_explain(add: AddCommand) -> None:
         _run("explain"),
         "my-pod",
         "my-pod -n team-a --json",
-        "--request pod.yaml                 how it is read; needs no cluster",
+        "--request pod.yaml                 how a manifest is parsed; needs no cluster",
         "--request - --gpu H100-80GB < deployment.yaml",
     )
     flags.add_view(explain)
@@ -51,8 +51,8 @@ def _add_explain(add: AddCommand) -> None:
         "--request",
         default="",
         metavar="FILE",
-        help="read this manifest (- for standard input) instead: what its pods request, what "
-        "their Binding and their containers would get",
+        help="parse this manifest (- for standard input) instead: show the requests of its pods, "
+        "and the Bindings and the containers that would result",
     )
     explain.add_argument(
         "--gpu",

@@ -5,12 +5,13 @@ from typing import Any
 
 from services.cli.formats import age
 from services.cli.inspect.gangs import GangSummary, gang_of
-from services.cli.inspect.json_output import lease_shape, refusal_shape
+from services.cli.inspect.json_output import refusal_shape
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
+from shared.model.lease_json import lease_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.node import cordon_reason
@@ -25,7 +26,7 @@ STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What `explain` prints."""
+    """The output of `explain`."""
 
     verdict: str
     headline: str
@@ -88,12 +89,12 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
         lines=tuple(lines),
         next=f"leasehold trace {pod.name} -n {pod.namespace}",
-        extra=(("lease", lease_shape(lease)), ("annotations", views)),
+        extra=(("lease", lease_json(lease)), ("annotations", views)),
     )
 
 
 def _cordon_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
-    """Return why a reservation is not bound, where its node is cordoned."""
+    """Return why a reservation waits for its binding, if its node is cordoned."""
     if lease.state is not LeaseState.RESERVED:
         return []
     reason = cordon_reason(
@@ -102,7 +103,7 @@ def _cordon_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
         if totals.node.facts.name == lease.node
         for name in totals.node.served
     )
-    return [f"it waits    {reason}; if that lasts it is placed elsewhere"] if reason else []
+    return [f"waits for   {reason}; if that lasts, the pod is placed elsewhere"] if reason else []
 
 
 def _share_lines(share: Share, snapshot: Snapshot) -> list[str]:
@@ -155,15 +156,15 @@ def _queue_position(
     if position > 1:
         previous = order[position - 2]
         reason = precedence_reason(previous, waiting.queued, fair_share)
-        before = f"; before it comes {previous.namespace}/{previous.name}, {reason}"
+        before = f"; after {previous.namespace}/{previous.name}, {reason}"
     entitlement = fair_share.entitlement_of(namespace)
     dominant_share = fair_share.dominant_share(namespace)
     budget = "it has budget left" if entitlement.has_budget else "it has no budget left"
     return (
         f"queue       position {position} of {len(order)}{before}",
         f"namespace   {namespace} holds {dominant_share:.1%} of the GPUs, its weight is "
-        f"{entitlement.weight}: {fair_share.weighted_dominant_share(namespace):.1%} for each; "
-        f"{budget}",
+        f"{entitlement.weight}: {fair_share.weighted_dominant_share(namespace):.1%} per unit of "
+        f"weight; {budget}",
     ), {
         "position": position,
         "of": len(order),
@@ -197,7 +198,8 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
         ours = " or ".join(sorted(schedulers))
         return Explanation(
             verdict="foreign",
-            headline=f"{name} is not ours: its schedulerName is {pod.scheduler!r}, not {ours}",
+            headline=f"{name} is not scheduled by Leasehold: its schedulerName is "
+            f"{pod.scheduler!r}, not {ours}",
             next=f"set spec.schedulerName to {_default_scheduler(schedulers)} and recreate the pod",
         )
     if not pod.is_active:
@@ -216,7 +218,7 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
         )
     return Explanation(
         verdict="unknown",
-        headline=f"{name} is {pod.phase or 'new'} and the ledger does not have it yet",
+        headline=f"{name} is {pod.phase or 'new'} and not in the ledger yet",
         next="leasehold audit",
     )
 

@@ -1,4 +1,4 @@
-"""What `--json` prints: plain dictionaries with stable keys; pure.
+"""The output of `--json`: plain dictionaries with stable keys; pure.
 
 `gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy", "fault",
            "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
@@ -7,9 +7,10 @@
            device with leased instances, "mig" is {"layout", "position", "profile"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "unhealthy_devices", "shares": [{"container", "device",
-           "index", "memory_mib", "cores_percent", "slot", "mig", "fence", "init",
-           "requested_size"}]}],
-           "waiting": [{"pod", "namespace", "name", "since", "reason", "hint", "permanent"}]}
+           "index", "memory_mib", "cores_percent", "booked_cores", "slot", "mig", "fence",
+           "init", "requested_size"}]}],
+           "waiting": [{"pod", "namespace", "name", "priority", "gang", "since", "reason", "hint",
+           "permanent"}]}
 `explain`: {"verdict": "running" | "waiting" | "gated" | "rejected" | "foreign" | "ended" |
            "unknown", "pod", "namespace", "name", "text", "next", and, where there are any, "lease"
            (as in `ps`), "annotations", "gates", "gang", "refusal": {"reason", "hint", "permanent",
@@ -28,8 +29,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from services.cli.snapshot.snapshot import Snapshot, shares_on
-from shared.model.lease import Lease, MigPlacement
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.lease_json import lease_json, mig_json, waiting_json
+from shared.model.ledger import NodeTotals
 from shared.model.placement import Refusal
 
 Shape = dict[str, Any]
@@ -45,52 +46,16 @@ def ps(snapshot: Snapshot) -> Shape:
     unhealthy = snapshot.device_faults.keys()
     return {
         "leases": [
-            lease_shape(lease)
+            lease_json(lease)
             | {"unhealthy_devices": sorted({share.device for share in lease.shares} & unhealthy)}
             for lease in snapshot.leases
         ],
-        "waiting": [_waiting(waiting) for waiting in snapshot.waiting],
-    }
-
-
-def lease_shape(lease: Lease) -> Shape:
-    """Return the JSON form of one lease."""
-    return {
-        "pod": lease.pod,
-        "namespace": lease.namespace,
-        "name": lease.name,
-        "node": lease.node,
-        "state": str(lease.state),
-        "version": lease.version,
-        "dialect": lease.dialect,
-        "gang": lease.gang,
-        "created_at": lease.created_at,
-        "expires_at": lease.expires_at,
-        "shares": [
-            {
-                "container": share.container,
-                "device": share.device,
-                "index": share.index,
-                "memory_mib": share.memory_mib,
-                "cores_percent": share.cores_percent,
-                "slot": share.slot,
-                "mig": _mig(share.mig),
-                "fence": share.fence,
-                "init": share.init,
-                "requested_size": None
-                if share.requested_size is None
-                else {
-                    "memory_mib": share.requested_size.memory_mib,
-                    "cores_percent": share.requested_size.cores_percent,
-                },
-            }
-            for share in lease.shares
-        ],
+        "waiting": [waiting_json(waiting) for waiting in snapshot.waiting],
     }
 
 
 def refusal_shape(refusal: Refusal) -> Shape:
-    """Return the JSON form of why a pod fits on no node."""
+    """Return the JSON form of a refusal."""
     return {
         "reason": refusal.reason,
         "hint": refusal.hint,
@@ -107,16 +72,6 @@ def refusal_shape(refusal: Refusal) -> Shape:
             }
             for verdict in refusal.nearest_nodes
         ],
-    }
-
-
-def _mig(placement: MigPlacement | None) -> Shape | None:
-    if placement is None:
-        return None
-    return {
-        "layout": placement.layout,
-        "position": placement.position,
-        "profile": placement.profile,
     }
 
 
@@ -147,7 +102,7 @@ def _node(totals: NodeTotals) -> Shape:
                         "memory_mib": share.memory_mib,
                         "cores_percent": share.cores_percent,
                         "slot": share.slot,
-                        "mig": _mig(share.mig),
+                        "mig": mig_json(share.mig),
                         "fence": share.fence,
                         "state": str(lease.state),
                     }
@@ -156,18 +111,4 @@ def _node(totals: NodeTotals) -> Shape:
             }
             for device, use in sorted(totals.node.devices, key=lambda pair: pair[0].index)
         ],
-    }
-
-
-def _waiting(waiting: WaitingPod) -> Shape:
-    queued, refusal = waiting.queued, waiting.refusal
-    return {
-        "pod": queued.pod,
-        "namespace": queued.namespace,
-        "name": queued.name,
-        "since": waiting.waiting_since or queued.created_at,
-        "gang": queued.request.gang.name if queued.request.gang else "",
-        "reason": refusal.reason,
-        "hint": refusal.hint,
-        "permanent": refusal.permanent,
     }

@@ -48,7 +48,7 @@ def ps(snapshot: Snapshot) -> RenderableType:
 
 
 def explanation(explained: Explanation) -> RenderableType:
-    """Write what `explain` found."""
+    """Format the output of `explain`."""
     lines = (Text(f"  {line}") for line in explained.lines)
     return Group(
         Text(explained.headline, style="bold"),
@@ -89,7 +89,7 @@ def _device_lines(totals: NodeTotals, width: int) -> list[RenderableType]:
 
 
 def _place(share: Share) -> str:
-    """Return the part of its device that a share is: an instance, or cores and a slot."""
+    """Return a share's part of its device: an instance, or cores and a slot."""
     if share.mig is not None:
         return f"{share.mig.profile}  position {share.mig.position}"
     slot = "" if share.slot is None else f"  slot {share.slot}"
@@ -108,7 +108,7 @@ def _tail(device: Device, use: DeviceUse) -> str:
 
 
 def _layout(device: Device, use: DeviceUse) -> str:
-    """Name the instances that a device has while some are held."""
+    """Describe a device's MIG instances and how many are leased."""
     layout = next((one for one in device.layouts if one.name == use.layout), None)
     if layout is None:
         return f"idle, {len(device.layouts)} possible layouts"

@@ -31,7 +31,7 @@ class ExampleNode:
 
     @property
     def description(self) -> str:
-        """The node in words."""
+        """The node as text."""
         profile = GPU_MODELS[self.model]
         mode = ", in MIG mode" if self.mig else ""
         return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"

@@ -1,4 +1,4 @@
-"""What a manifest's pods request, and what their Bindings and containers would get.
+"""The requests of a manifest's pods, and the Bindings and containers that would result.
 
 No cluster is needed: each pod is placed on an idle example node, by the code that places, binds
 and allocates in production.
@@ -35,7 +35,7 @@ from shared.model.request import NodeRequirements, PodRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerGrant:
-    """What one container would get on the example node."""
+    """The shares and the setup of one container on the example node."""
 
     container: str
     shares: tuple[Share, ...]
@@ -44,17 +44,17 @@ class ContainerGrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodReport:
-    """One pod of a manifest: its request, and what it would get."""
+    """One pod of a manifest: its request and its result on the example node."""
 
     origin: str
     scheduler: str
     is_ours: bool
-    """Its schedulerName is one of ours."""
+    """Its schedulerName is one of Leasehold's."""
     fault: str = ""
     """Why the request is invalid, with container, field, value and rule."""
     request: PodRequest | None = None
     node: str = ""
-    """The example node, in words."""
+    """The example node, as text."""
     refusal: Refusal | None = None
     """Why a valid request does not fit the example node."""
     annotations: Mapping[str, str] | None = None

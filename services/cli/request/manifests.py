@@ -79,7 +79,7 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
 
 
 def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the pod templates of one object, each with where it comes from."""
+    """Return the pod templates of one object, each with its origin."""
     if kind == "Pod":
         yield f"Pod {name}", document
     elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job

@@ -116,7 +116,7 @@ def request_text(container: GpuRequest) -> str:
     """Describe what one container requests."""
     count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
     if container.whole:
-        return f"{count}, whole: idle before, not shared after"
+        return f"{count}, whole and not shared"
     if container.strict and container.sharing is not SharingPolicy.EXCLUSIVE:
         count = f"{count} as a MIG instance (isolation is strict)"
     if container.memory_percent is not None:
@@ -130,6 +130,6 @@ def request_text(container: GpuRequest) -> str:
     cores = f"{container.cores_percent} % of the cores" if container.cores_percent else "any cores"
     exclusivity = {
         SharingPolicy.EXCLUSIVE: ", exclusively",
-        SharingPolicy.IDLE_DEVICE: ", idle before",
+        SharingPolicy.IDLE_DEVICE: ", on an idle GPU",
     }.get(container.sharing, "")
     return f"{count}, of {'each' if container.gpus > 1 else 'it'} {memory}, {cores}{exclusivity}"

@@ -1,1 +1,1 @@
-"""What the commands read of a running Leasehold: where it is, and its state at one moment."""
+"""A running Leasehold as the commands read it: its location, and its state at one moment."""

@@ -20,7 +20,7 @@ class ClusterLocation:
     traces: Path | None = None
     agents: Path | None = None
     hint: str = ""
-    """What to try when a server does not respond."""
+    """Advice for a server that does not respond."""
 
 
 def locate(
@@ -48,7 +48,7 @@ def locate(
         )
     if saved is None:
         raise UnavailableError(
-            f"no stack in {directory.root}: run `leasehold up`, or give --state, or --redis-url "
+            f"no stack in {directory.root}: run `leasehold up`, or set --state, or --redis-url "
             "and --kubeconfig of a cluster"
         )
     runs = supervisor_pid(directory) is not None
@@ -65,13 +65,13 @@ def locate(
 def _own_or_saved(own: ClientCredentials, saved: State) -> ClientCredentials:
     if own != NO_CREDENTIALS or not saved.redis_credentials:
         return own
-    return ClientCredentials(credentials=Path(saved.redis_credentials))
+    return ClientCredentials(login_file=Path(saved.redis_credentials))
 
 
 def redis_credentials_of(flags: argparse.Namespace) -> ClientCredentials:
     """Return the credentials for Redis that the flags of a command name."""
     return ClientCredentials(
-        credentials=optional_path(flags.redis_credentials),
+        login_file=optional_path(flags.redis_credentials),
         tls=TlsFiles(
             ca=optional_path(flags.redis_ca_file),
             certificate=optional_path(flags.redis_certificate_file),

@@ -57,17 +57,21 @@ class Snapshot:
     pods: tuple[PodSummary, ...] = ()
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint is readable on this machine."""
+    api_nodes: frozenset[NodeName] | None = None
+    """The nodes that the API server has; None: they were not read."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
     """The pods that the ledger counts as lease holders of each gang."""
+    waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
+    """The pods that the ledger counts as waiting with each gang."""
     quotas: QuotaTotals = field(default_factory=QuotaTotals)
     preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
     """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
     budget_windows: tuple[WindowTotals, ...] = ()
     """Every namespace's open budget window."""
     not_checked: tuple[str, ...] = ()
-    """What this machine could not read, in words."""
+    """The parts that this machine could not read, as text."""
     fair_share: FairShare = field(default_factory=FairShare)
-    """What orders the waiting pods, as the ledger stores it."""
+    """The usage that orders the waiting pods, as the ledger stores it."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:

@@ -100,6 +100,20 @@ class SnapshotReader:
             if not token:
                 return tuple(pods)
 
+    async def node_names(self) -> frozenset[NodeName]:
+        """Return the names of the nodes that the API server has."""
+        names: set[NodeName] = set()
+        token = ""
+        while True:
+            page = await self.kubernetes.list_page(
+                "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
+            )
+            found = (msgspec.json.decode(item, type=_ListedPod) for item in page.items or ())
+            names |= {NodeName(node.metadata.name) for node in found}
+            token = page.metadata.continue_
+            if not token:
+                return frozenset(names)
+
     async def pod(self, namespace: str, name: str) -> PodSummary | None:
         """Return one pod, or None."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
@@ -119,6 +133,7 @@ class SnapshotReader:
             nodes=await self.nodes(),
             waiting=tuple(await self.ledger.waiting_pods.load()),
             gangs=await self.ledger.totals.gangs(),
+            waiting_gangs=await self.ledger.totals.waiting_gangs(),
             quotas=await self.ledger.quotas.totals(),
             preemption_claims=await self.ledger.totals.claimed(),
             fair_share=await self.ledger.totals.fair_share(),

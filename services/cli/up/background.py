@@ -35,7 +35,7 @@ def run_in_background(run: Callable[[Callable[[str], None]], int], directory: St
 
 
 def _print_until_ready(reader: int) -> bool:
-    """Print what comes through the pipe; return whether it was readiness that ended it."""
+    """Print the lines from the pipe until it closes; return whether the last one is readiness."""
     while received := os.read(reader, 65536):
         text, mark, _ = received.partition(_READY)
         sys.stdout.write(text.decode(errors="replace"))

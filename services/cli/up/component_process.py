@@ -22,13 +22,14 @@ from services.cli.up.restart_policy import (
     is_given_up,
     pause_s,
 )
+from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError
 
 _PR_SET_PDEATHSIG = 1
 
 
 class StartError(LeaseholdError):
-    """A component does not get ready; the message ends in the last lines of its log."""
+    """A component does not become ready; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class ComponentProcess:
         )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Run the component until `stop`; StartError reaches the group if it never gets ready."""
+        """Run the component in `tasks` until `stop`; StartError if it never becomes ready."""
         self._is_started = True
         tasks.create_task(self._run())
 
@@ -181,9 +182,7 @@ class ComponentProcess:
             f"  {name:<14} exited ({describe_exit(code)}) after {ran_s:.1f} s, "
             f"restarts in {pause:g} s"
         )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await self._stopping.wait()
+        await wait_for_event(self._stopping, pause)
 
     async def _terminate(self, process: Process) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -211,7 +210,7 @@ def describe_exit(code: int) -> str:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return what a child calls before it becomes its program: the kernel kills it with us.
+    """Return the `preexec_fn` with which the kernel kills a child when this process ends.
 
     The library is loaded here, since a child between fork and exec should do as little as
     possible.
@@ -223,7 +222,7 @@ def _die_with_parent() -> Callable[[], None]:
 
     def set_parent_death_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it exited before the kernel knew
+        if os.getppid() != parent:  # it exited before prctl took effect
             os._exit(1)
 
     return set_parent_death_signal

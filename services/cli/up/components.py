@@ -47,7 +47,7 @@ class Component:
     """Components that must be ready before it starts, and that stop only after it."""
     checks: tuple[ReadinessCheck, ...] = ()
     address: str = ""
-    """NodeAdvertisement when ready; empty: the address in its run file."""
+    """Address to report when it is ready; empty: the address in its run file."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -208,7 +208,7 @@ def with_credentials(
     nats: bool = True,
     redis: bool = True,
 ) -> list[Component]:
-    """Add users to the servers, and to each other component what it logs in with.
+    """Add users to the servers, and a login to each other component.
 
     `nats` and `redis`: that server requires a login.
     """

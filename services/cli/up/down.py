@@ -1,7 +1,7 @@
 """`leasehold down`, and the processes that outlive their supervisor.
 
-The kernel kills the supervisor's children with it (Linux). Their own children survive; they carry
-the variable LEASEHOLD_SUPERVISED and are found by it.
+On Linux the kernel kills the supervisor's children with it. Their own children survive; they are
+found by the environment variable LEASEHOLD_SUPERVISED.
 """
 
 import contextlib

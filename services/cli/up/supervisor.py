@@ -1,4 +1,4 @@
-"""Runs all components: each starts as soon as it can, restarts on exit, stops in reverse order."""
+"""Runs all components: starts each after its dependencies, restarts it, stops in reverse order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

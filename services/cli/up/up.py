@@ -103,7 +103,7 @@ def _run(settings: UpSettings, plan: Plan, directory: StateDir, report: Report) 
 def _add_credentials(
     components: Sequence[Component], plan: Plan, directory: StateDir
 ) -> list[Component]:
-    """Give the servers we start users, and each component its secret."""
+    """Add users to the servers that `up` starts, and each component's secret."""
     nats, redis = bool(plan.nats_program), bool(plan.redis_program)
     nodes = [NodeName(node) for node in plan.nodes]
     files = credentials.write(

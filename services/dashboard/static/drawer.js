@@ -68,7 +68,7 @@ export class Drawer {
       sections.push(facts({ State: lease.state, Node: lease.node, Age: age(this.now() - lease.created_at), Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "",
         Dialect: lease.dialect, Gang: lease.gang, Version: lease.version, "Pod UID": lease.pod }),
       el("h3", {}, "Shares"),
-      el("ul", {}, ...lease.shares.map((share) => el("li", {}, `${share.container}${share.init ? " (init)" : ""}: ${mib(share.memory_mib)}, ${share.cores_percent} %` +
+      el("ul", {}, ...lease.shares.map((share) => el("li", {}, `${share.container}${share.init ? " (init)" : ""}: ${mib(share.memory_mib)}, ${share.booked_cores} %` +
         `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}, fence ${share.fence}, on `, this.link("device", share.device, `GPU ${share.index}`)))));
     }
     if (waiting) {

@@ -1,17 +1,19 @@
 """Which pods may be bound to this node now; pure.
 
-A kubelet requests devices for one pod after the other; if its agent is killed, it refuses every pod
-that is still waiting for them, for good. So few pods are admitted ahead of its requests; the next
-when one of them is answered, refused or gone.
+A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
+every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
+devices.
 
-Where the kubelet's own pod list cannot be read, a container is known only by what it requests: then
-pods that request the same are bound one after the other.
+If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
+with the same request are bound one after the other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.unserved import Unserved, explain_unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntries
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.errors import RequestError
@@ -20,14 +22,16 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 PERMIT_S = 10.0
-"""An admitted pod is bound within this, or does not count any more."""
+"""An admitted pod that is not bound within this time no longer counts."""
 MAX_IN_FLIGHT = 2
-"""This many pods are on their way at once: one that the kubelet serves, and the next."""
+"""Admitted pods without devices: the one that the kubelet serves, and the next."""
 IN_FLIGHT_S = 5.0
-"""An admitted pod that the kubelet does not request within this no longer holds up others."""
+"""An admitted pod without a request of the kubelet within this time no longer blocks others."""
 DRAINING = "its agent is being stopped"
-WINDOW_FULL = "the kubelet has still to request devices for the pods before it"
+WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
+
+NOTHING: Mapping[str, Unserved] = {}
 
 RequestSignature = tuple[str, int]
 """A resource, and how many of it."""
@@ -38,11 +42,11 @@ def containers_of(lease: Lease) -> tuple[str, ...]:
     return tuple(dict.fromkeys(share.container for share in lease.shares))
 
 
-def is_expected(lease: Lease, answered: Set[tuple[PodUid, str]]) -> bool:
+def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
     """Return whether the kubelet may still request devices for containers of the lease's pod."""
     if lease.state not in HONOURED_STATES:
         return False
-    done = [(lease.pod, name) in answered for name in containers_of(lease)]
+    done = [(lease.pod, name) in allocated for name in containers_of(lease)]
     return not all(done) and (lease.state is LeaseState.BOUND or any(done))
 
 
@@ -60,6 +64,15 @@ def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int
     return {resource: count for resource, count in counts.items() if count > 0}
 
 
+def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
+    """Return the served resources that the lease's pod may request: one of them calls Allocate."""
+    try:
+        dialect = dialect_of(lease)
+    except RequestError:  # Allocate reports it
+        return frozenset()
+    return (dialect.served | dialect.resources) & node.served.keys()
+
+
 def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
     """Return every request that the kubelet may make for the lease's pod."""
     return frozenset(
@@ -70,15 +83,15 @@ def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignatur
 
 
 def implied_pods(
-    leases: Iterable[Lease], node: NodeSnapshot, answered: Set[tuple[PodUid, str]]
+    leases: Iterable[Lease], node: NodeSnapshot, allocated: Set[tuple[PodUid, str]]
 ) -> tuple[KubeletPod, ...]:
-    """Return the pods that leases imply, with what a kubelet's own list would show of them."""
+    """Return the pods that have leases, as a kubelet's pod list would contain them."""
     return tuple(
         KubeletPod(
             uid=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
-            phase="Pending" if is_expected(lease, answered) else "Running",
+            phase="Pending" if is_expected(lease, allocated) else "Running",
             containers=tuple(
                 KubeletContainer(
                     name=name,
@@ -94,7 +107,7 @@ def implied_pods(
 
 
 class AdmissionWindow:
-    """Pods that were admitted and are not known to be bound yet, beside those that are."""
+    """Admits pods for binding; remembers admitted pods until the kubelet requests their devices."""
 
     def __init__(
         self,
@@ -115,50 +128,89 @@ class AdmissionWindow:
         self._permits: dict[PodUid, tuple[Lease, float]] = {}
         """Pods admitted while the kubelet's list was unreadable, and until when each counts."""
         self._in_flight: dict[PodUid, tuple[Lease, float]] = {}
-        """Pods admitted otherwise, and until when each counts as on its way."""
+        """Other admitted pods, and until when each counts."""
 
     @property
-    def answered(self) -> frozenset[tuple[PodUid, str]]:
-        """Pods and containers that Allocate was answered for."""
+    def allocated(self) -> frozenset[tuple[PodUid, str]]:
+        """Pods and containers whose Allocate call succeeded."""
         return frozenset(
             (entry.allocation.pod, entry.allocation.container) for entry in self.checkpoint.entries
         )
 
     def expected_leases(self) -> dict[PodUid, Lease]:
         """Return the leases of pods that the kubelet may still request devices for."""
-        answered = self.answered
+        allocated = self.allocated
         return {
             pod: lease
             for pod, lease in self.leases.leases.items()
-            if pod not in self.refused and is_expected(lease, answered)
+            if pod not in self.refused and is_expected(lease, allocated)
         }
 
     def in_flight(self) -> dict[PodUid, Lease]:
-        """Return the leases of all pods on their way to the kubelet, bound by now or not."""
+        """Return the leases of all pods that wait for devices, bound or only admitted."""
         self._forget_arrived()
         admitted = {pod: lease for pod, (lease, _) in self._in_flight.items()}
         return {**admitted, **self._permitted(), **self.expected_leases()}
 
     def implied_pods(self) -> tuple[KubeletPod, ...]:
-        """Return the pods of the node as its leases imply them."""
+        """Return the node's pods as derived from leases."""
         node = self.get_snapshot()
         if node is None:
             return ()
-        return implied_pods(self.leases.leases.values(), node, self.answered)
+        return implied_pods(self.leases.leases.values(), node, self.allocated)
 
     def admit_binds(
-        self, leases: Sequence[Lease], unready_reason: str | None, *, unreadable_reason: str
+        self,
+        leases: Sequence[Lease],
+        unready_reason: str | None,
+        *,
+        unreadable_reason: str,
+        unserved: Mapping[str, Unserved] = NOTHING,
     ) -> BindReply:
         """Return which pods must wait.
 
-        `unready_reason` says why no pod may come, `unreadable_reason` why the kubelet's pod list
-        cannot be read; either may be empty.
+        `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
+        cannot be read; either may be empty. `unserved` are the resources that the kubelet cannot
+        allocate: pods that request one of them wait, others do not.
         """
         if self.draining:
             return _closed(leases, DRAINING)
         node = self.get_snapshot()
         if node is None or unready_reason:
             return _closed(leases, unready_reason or "its devices are not known yet")
+        if unserved.keys() >= node.served.keys():
+            return _closed(leases, explain_unserved(unserved))
+        return self._admit_unserved(leases, node, unserved, unreadable_reason)
+
+    def _admit_unserved(
+        self,
+        leases: Sequence[Lease],
+        node: NodeSnapshot,
+        unserved: Mapping[str, Unserved],
+        unreadable_reason: str,
+    ) -> BindReply:
+        """Return which of the pods must wait, the kubelet being able to allocate some resources."""
+        missing = {
+            lease.pod: names
+            for lease in leases
+            if (names := resources_of(lease, node) & unserved.keys())
+        }
+        served = [lease for lease in leases if lease.pod not in missing]
+        reply = self._admit_served(served, node, unreadable_reason)
+        if not missing:
+            return reply
+        why = {name: unserved[name] for name in frozenset().union(*missing.values())}
+        return replace(
+            reply,
+            unserved_pods=tuple(missing),
+            unserved_reason=explain_unserved(why),
+            unserved_s=min(each.for_s for each in why.values()),
+        )
+
+    def _admit_served(
+        self, leases: Sequence[Lease], node: NodeSnapshot, unreadable_reason: str
+    ) -> BindReply:
+        """Return which of the pods must wait whose resources are registered."""
         if not unreadable_reason:
             deferred, reason = self._admit_ahead(leases), WINDOW_FULL
         elif not self.leases.synced:
@@ -174,11 +226,11 @@ class AdmissionWindow:
         )
 
     def _admit_ahead(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
-        """Admit pods until `MAX_IN_FLIGHT` are on their way; return the others."""
-        answered = self._forget_arrived()
+        """Admit pods until `MAX_IN_FLIGHT` are in flight; return the others."""
+        allocated = self._forget_arrived()
         deferred = []
         for lease in leases:
-            if lease.pod in self._in_flight or self._is_done(lease.pod, answered):
+            if lease.pod in self._in_flight or self._is_done(lease.pod, allocated):
                 continue
             if len(self._in_flight) < MAX_IN_FLIGHT:
                 self._in_flight[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
@@ -187,23 +239,23 @@ class AdmissionWindow:
         return tuple(deferred)
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
-        """Drop pods that are on their way no more; return what was answered."""
-        now, answered = self.ticks(), self.answered
+        """Drop pods that are no longer in flight; return `allocated`."""
+        now, allocated = self.ticks(), self.allocated
         self._in_flight = {
             pod: (lease, until)
             for pod, (lease, until) in self._in_flight.items()
-            if now < until and pod not in self.refused and not self._is_done(pod, answered)
+            if now < until and pod not in self.refused and not self._is_done(pod, allocated)
         }
-        return answered
+        return allocated
 
-    def _is_done(self, pod: PodUid, answered: Set[tuple[PodUid, str]]) -> bool:
+    def _is_done(self, pod: PodUid, allocated: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:
             return True
         lease = self.leases.find(pod)
-        return lease is not None and all((pod, name) in answered for name in containers_of(lease))
+        return lease is not None and all((pod, name) in allocated for name in containers_of(lease))
 
     def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
-        """Admit pods whose requests differ from those on their way; return the others."""
+        """Admit pods whose requests differ from those in flight; return the others."""
         pending: dict[RequestSignature, PodUid] = {}
         for lease in (*self.expected_leases().values(), *self._permitted().values()):
             pending.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
@@ -221,7 +273,7 @@ class AdmissionWindow:
         return tuple(deferred)
 
     def _permitted(self) -> Mapping[PodUid, Lease]:
-        """Return what was permitted, without pods that count as bound, ended or refused."""
+        """Return the permitted pods that are not bound, ended or refused."""
         now = self.ticks()
         self._permits = {
             pod: (lease, until)

@@ -1,4 +1,4 @@
-"""Whether a container may have the devices, and what it gets, by its lease alone; pure."""
+"""Decides from the lease whether a container may have devices, and its setup; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,7 @@ from services.node_agent.kubelet.device_ids import (
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId
-from shared.dialects.dialect import (
-    ContainerSetup,
-    Dialect,
-    Paths,
-)
+from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.reserved import VISIBLE, find_reserved
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
@@ -38,14 +34,14 @@ HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """What the agent knows of its own node when it decides."""
+    """The node's devices and paths, as input of a decision."""
 
     name: NodeName
     devices: Mapping[DeviceUuid, Device]
     served: Mapping[str, Mapping[str, PluginDeviceId]]
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
-    """How containers learn which devices they have."""
+    """How devices are passed to containers."""
 
 
 def shares_for(

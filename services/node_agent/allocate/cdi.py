@@ -1,8 +1,8 @@
 """The CDI specification of a node's devices: what each adds to a container; pure.
 
-Container Device Interface, https://github.com/cncf-tags/container-device-interface. The kind is our
-own: runtimes inject no device that two files define, and other plugins write files too. Libraries
-for graphics and video are left out, since HAMi-core does not limit them.
+Container Device Interface, https://github.com/cncf-tags/container-device-interface. The CDI kind is
+Leasehold's: runtimes inject no device that two files define, and other plugins write files too.
+Libraries for graphics and video are left out, since HAMi-core does not limit them.
 """
 
 import json
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
 

@@ -1,18 +1,17 @@
-"""The file with the CDI specification of this node's devices, while containers use it.
+"""The file with the CDI specification of this node's devices.
 
-The file appears whole and is compared at every look: one that is lost or overwritten is restored
-within seconds.
+It is written atomically and compared at every probe: a lost or overwritten file is restored within
+seconds.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import get_ident
-from typing import Protocol
 
 from services.node_agent.allocate.cdi import (
     CONTROL_NODES,
@@ -31,10 +30,8 @@ from services.node_agent.allocate.device_list_strategies import (
     cdi_names_of,
 )
 from services.node_agent.gpus.inventory import Gpu, driver_version
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
-from services.node_agent.records.checkpoint_entry import CheckpointEntries
+from services.node_agent.mig.instances import MigInstance
+from services.node_agent.records.checkpoint import Checkpoint
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
@@ -60,14 +57,6 @@ HOOKS = (
 """Where NVIDIA's container toolkit and GPU operator install the program."""
 
 
-class MigInstanceLister(Protocol):
-    """The driver's list of MIG instances."""
-
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPlaces:
     """Where to look for the driver's files."""
@@ -90,20 +79,20 @@ class CdiFiles:
         strategies: DeviceListStrategies,
         *,
         places: DriverPlaces | None,
-        driver: MigInstanceLister,
-        checkpoint: CheckpointEntries,
+        list_instances: Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]],
+        checkpoint: Checkpoint,
     ) -> None:
         self.path = directory / FILE
         self.strategies = strategies
         self.places = places
-        self.driver = driver
+        self.list_instances = list_instances
         self.checkpoint = checkpoint
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
-        """Have the file name these GPUs, or remove it if no container uses it.
+        """Write these GPUs to the file, or remove it if no container uses it.
 
         It stays while containers run that got devices by it: their restarts need it. Raises
         UnavailableError naming the missing file of the driver, or the path that cannot be written.
@@ -117,7 +106,7 @@ class CdiFiles:
                 await asyncio.to_thread(self._remove)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
-        """Have the file name what a container gets; MIG instances may be new.
+        """Ensure that the file contains a container's devices; MIG instances may be new.
 
         Raises UnavailableError if it cannot: the runtime would not start the container.
         """
@@ -130,16 +119,16 @@ class CdiFiles:
         if not names <= self._names:
             missing = ", ".join(sorted(names - self._names))
             raise UnavailableError(
-                f"the CDI specification {self.path} has no {missing}: look at `nvidia-smi -L`, and "
-                "for MIG instances at /proc/driver/nvidia-caps/mig-minors"
+                f"the CDI specification {self.path} has no {missing}: check `nvidia-smi -L`, and "
+                "for MIG instances /proc/driver/nvidia-caps/mig-minors"
             )
 
     async def _with_instances(self, gpu: Gpu) -> Gpu:
-        """Return a GPU with its current instances; unchanged if it does not answer."""
+        """Return a GPU with its current instances; unchanged if it does not respond."""
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
         try:
-            return replace(gpu, instances=await self.driver.instances(gpu.uuid))
+            return replace(gpu, instances=await self.list_instances(gpu.uuid))
         except UnavailableError as error:
             logger.warning(
                 "the CDI specification keeps the known instances of GPU %d: %s", gpu.index, error
@@ -197,7 +186,7 @@ def find_driver(places: DriverPlaces, version: str) -> HostDriver:
     if folder is None:
         raise UnavailableError(
             f"libcuda.so.{version} is not in the usual directories below {root}: mount the host's "
-            f"{places.root} here and give its path by --driver-root-ctr-path; where a container "
+            f"{places.root} here and set --driver-root-ctr-path to its path; where a container "
             "has the driver, --nvidia-driver-root is its root on the host"
         )
     libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
@@ -223,5 +212,5 @@ def _hook(places: DriverPlaces) -> str:
             return path
     raise UnavailableError(
         f"none of {', '.join(HOOKS)} exists: install NVIDIA's container toolkit on the node, or "
-        "give the program's path there by --nvidia-cdi-hook-path"
+        "set --nvidia-cdi-hook-path to the program's path there"
     )

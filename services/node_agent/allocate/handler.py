@@ -1,13 +1,17 @@
-"""Answers the kubelet: resolves the container, decides by its lease, records, then answers.
+"""Serves the kubelet's calls: resolves the container, decides by its lease, records, replies.
 
-Calls for one resource are answered one after the other, since each answer changes which container
-is next. A refusal fails the pod for good: its controller makes a new one.
+Calls for one resource are served one after the other, since each changes which container is next;
+while one waits for MIG instances, its container counts as served and others go on. A refused pod
+fails permanently: its controller creates a new one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import (
     NodeSnapshot,
     grant,
@@ -21,7 +25,10 @@ from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.node_pods import PodResourcesLister
 from services.node_agent.kubelet.pods import Holding
-from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry, Fence
+from services.node_agent.metrics import AgentMetrics
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError
 from shared.dialects.dialect import ContainerSetup
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -31,72 +38,16 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 
 MigInstancesOf = Callable[[Lease, str], Awaitable[dict[tuple[DeviceUuid, int], str]]]
 """Returns the UUIDs of a container's MIG instances, by device and position, once they exist."""
+RECORDS_PAUSE_S = 0.1
 ContainerPlace = tuple[str, str, str]
 """Namespace, pod name and container name."""
-
-
-class AllocationRecords(Protocol):
-    """The checkpoint: what the kubelet was answered before."""
-
-    fences: dict[str, Fence]
-    changing: asyncio.Lock
-    """Held while an entry and the region of its container change together."""
-
-    async def save(self, entry: CheckpointEntry) -> None:
-        """Record an answer; it is on disk when this returns."""
-        ...
-
-    def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
-        """Return what was answered for a container."""
-        ...
-
-    def of_resource(self, resource: str) -> list[CheckpointEntry]:
-        """Return all answers for one resource."""
-        ...
-
-    def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
-        """Return what pod resolution needs to know of our own answers."""
-        ...
 
 
 class ContainerPreparer(Protocol):
     """The host's disk."""
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
-        """Make what one container mounts; none of its processes runs if it is `starting`."""
-        ...
-
-
-class CdiNames(Protocol):
-    """The CDI specification of the node's devices."""
-
-    async def ensure_named(self, setup: ContainerSetup) -> None:
-        """Have it name what a container is given; raises UnavailableError if it cannot."""
-        ...
-
-
-class AllocationSpan(Protocol):
-    """One allocation in the pod's trace."""
-
-    @property
-    def context(self) -> str:
-        """Trace context for events that follow."""
-        ...
-
-    def end(self, error: str = "") -> None:
-        """End it, as failed if there is an error."""
-        ...
-
-
-class AllocationMetrics(Protocol):
-    """Traces and counters."""
-
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
-        """Begin a span below the lease's trace."""
-        ...
-
-    def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
-        """Count one Allocate."""
+        """Create a container's files; none of its processes runs if it is `starting`."""
         ...
 
 
@@ -110,26 +61,32 @@ class AllocationHandler:
         require_snapshot: Callable[[], NodeSnapshot],
         resolver: PodResolver,
         pod_resources: PodResourcesLister,
-        checkpoint: AllocationRecords,
+        checkpoint: Checkpoint,
+        forget_ended: Callable[[NodeSnapshot], Awaitable[object]],
         files: ContainerPreparer,
-        cdi: CdiNames,
+        name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
         mig_instances_of: MigInstancesOf,
         reporter: AllocationReporter,
-        metrics: AllocationMetrics,
+        metrics: AgentMetrics,
         clock: Clock,
+        timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.node = node
         self.require_snapshot = require_snapshot
         self.resolver = resolver
         self.pod_resources = pod_resources
         self.checkpoint = checkpoint
+        self.forget_ended = forget_ended
         self.files = files
-        self.cdi = cdi
+        self.name_cdi_devices = name_cdi_devices
         self.mig_instances_of = mig_instances_of
         self.reporter = reporter
         self.metrics = metrics
         self.clock = clock
+        self.timing = timing
         self._locks: dict[str, asyncio.Lock] = {}
+        self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
+        """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -152,7 +109,7 @@ class AllocationHandler:
         )
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Return what the container gets; it is on disk before.
+        """Return the container's setup, which is on disk before.
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
@@ -161,13 +118,15 @@ class AllocationHandler:
         try:
             async with self._locks.setdefault(resource, asyncio.Lock()):
                 setup = await self._allocate(resource, device_ids)
-            outcome = "answered"
+            outcome = "allocated"
         except LeaseholdError as error:
             text = refusal_text(
                 str(error), node=self.node, resource=resource, device_ids=device_ids
             )
             unavailable = isinstance(error, UnavailableError)
             outcome = "unavailable" if unavailable else "refused"
+            if isinstance(error, OvercommitError):
+                self.metrics.count_overcommit()
             raise (UnavailableError if unavailable else RequestError)(text) from error
         else:
             return setup
@@ -175,10 +134,10 @@ class AllocationHandler:
             self.metrics.count_allocation(resource, outcome, self.clock.ticks() - began)
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Agree to a start if PodResources shows the IDs with the container they were given to.
+        """Allow a start if PodResources shows the IDs with the container they were allocated to.
 
-        Init containers are not shown there. What the container mounts is made again if it is gone.
-        Raises RequestError if another container holds the IDs, or they were given to none.
+        PodResources omits init containers. Missing files are created again. Raises RequestError if
+        another container has the IDs, or they were not allocated.
         """
         ids = compact(device_ids)
         entries = [
@@ -193,7 +152,7 @@ class AllocationHandler:
         if not matching:
             raise RequestError(
                 refusal_text(
-                    f"the kubelet shows them with {_listed(holders)}, and they were given to "
+                    f"the kubelet shows them with {_listed(holders)}, and they were allocated to "
                     f"{_listed(map(_place, entries))}",
                     node=self.node,
                     resource=resource,
@@ -204,7 +163,7 @@ class AllocationHandler:
             await self._prepare_again(entry, starting=True)
 
     async def _prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
-        """Ensure that what was given still exists; a device reset removes its MIG instances."""
+        """Create missing files again; a reset of the device removes its MIG instances."""
         allocation = entry.allocation
         if entry.instances:
             existing = await self.mig_instances_of(allocation.lease, allocation.container)
@@ -217,7 +176,7 @@ class AllocationHandler:
         async with self.checkpoint.changing:
             newest = self.checkpoint.find(*entry.key) or entry
             await self.files.prepare(newest.limits, starting=starting)
-            await self.cdi.ensure_named(newest.setup)
+            await self.name_cdi_devices(newest.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[ContainerPlace]:
         pod_resources = await self.pod_resources.list_holdings()
@@ -281,13 +240,18 @@ class AllocationHandler:
         device_ids: Sequence[str],
         ids: tuple[str, ...],
     ) -> CheckpointEntry:
-        """Decide, make what the container mounts, and record the answer."""
+        """Decide, create the container's files, and record the allocation."""
         container = candidate.container
-        instances = await self.mig_instances_of(lease, container.name)
+        instances: dict[tuple[DeviceUuid, int], str] = {}
+        if any(share.mig for share in lease.shares_of(container.name)):
+            async with self._unlocked((resource, lease.pod, container.name), ids):
+                instances = await self.mig_instances_of(lease, container.name)
+        await self._wait_for_records()
+        node = self.require_snapshot()
         setup = grant(
             lease,
             candidate,
-            self.require_snapshot(),
+            node,
             resource=resource,
             device_ids=device_ids,
             honoured=self.checkpoint.fences,
@@ -295,7 +259,7 @@ class AllocationHandler:
             instances=instances,
         )
         await self.files.prepare(setup)
-        await self.cdi.ensure_named(setup)
+        await self.name_cdi_devices(setup)
         allocation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
@@ -312,8 +276,51 @@ class AllocationHandler:
             init=container.init,
             instances=tuple(instances.values()),
         )
-        await self.checkpoint.save(entry)
+        await self._save(entry, node)
         return entry
+
+    @contextlib.asynccontextmanager
+    async def _unlocked(
+        self, call: tuple[str, PodUid, str], ids: tuple[str, ...]
+    ) -> AsyncIterator[None]:
+        """Let other calls for the resource go on, for which this container counts as served."""
+        lock = self._locks[call[0]]
+        self._partitioning[call] = ids
+        lock.release()
+        try:
+            yield
+        finally:
+            await lock.acquire()
+            self._partitioning.pop(call, None)
+
+    async def _save(self, entry: CheckpointEntry, node: NodeSnapshot) -> None:
+        """Record the answer once the device can hold it.
+
+        Pods that have just ended may still be in the checkpoint; for `records_retry_s` they are
+        looked for. Raises OvercommitError if the device cannot hold the answer then.
+        """
+        until, pause_s = self.clock.ticks() + self.timing.records_retry_s, 0.0
+        while self.clock.ticks() <= until:
+            with contextlib.suppress(OvercommitError):
+                await self.checkpoint.save(entry, devices=node.devices)
+                return
+            await self.clock.sleep(pause_s)
+            with contextlib.suppress(LeaseholdError):
+                await self.resolver.sync_leases()
+                await self.forget_ended(node)
+            pause_s = RECORDS_PAUSE_S
+        await self.checkpoint.save(entry, devices=node.devices)
+
+    async def _wait_for_records(self) -> None:
+        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError if that takes long."""
+        until = self.clock.ticks() + self.timing.lease_wait_s
+        while self.checkpoint.lost:
+            if self.clock.ticks() > until:
+                raise UnavailableError(
+                    "the node agent has lost its records of what runs here, and rebuilds them when "
+                    "the ledger and the kubelet respond; are the binder and NATS running?"
+                )
+            await self.clock.sleep(RECORDS_PAUSE_S)
 
     def _activated(self, lease: Lease) -> frozenset[str]:
         """Return the containers of the lease's pod that have their devices."""
@@ -326,7 +333,7 @@ class AllocationHandler:
         )
 
     def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
-        """Return the IDs that the pod's init containers were given."""
+        """Return the IDs that were allocated to the pod's init containers."""
         return [
             text
             for entry in self.checkpoint.of_resource(resource)
@@ -335,9 +342,16 @@ class AllocationHandler:
         ]
 
     def _history(self, resource: str) -> Callable[[], AllocationHistory]:
-        return lambda: self.checkpoint.allocation_history(
-            resource, frozenset(self.reporter.refused)
-        )
+        def history() -> AllocationHistory:
+            known = self.checkpoint.allocation_history(resource, frozenset(self.reporter.refused))
+            waiting = {
+                (pod, container): ids
+                for (of_resource, pod, container), ids in self._partitioning.items()
+                if of_resource == resource
+            }
+            return replace(known, allocated={**known.allocated, **waiting})
+
+        return history
 
 
 def _place(entry: CheckpointEntry) -> ContainerPlace:

@@ -1,4 +1,4 @@
-"""Which container the kubelet allocates for: resolved from its own lists, never guessed; pure.
+"""Resolves the container that the kubelet allocates for from its lists, without a guess; pure.
 
 The kubelet adds a pod to its list just before it admits it, allocates devices to one container
 after the other (init containers first), and shows in PodResources what it has allocated. So the
@@ -49,7 +49,7 @@ def resolve_container(
 ) -> ContainerCandidate | Ambiguous:
     """Return the one container that the kubelet can be allocating `count` devices for.
 
-    The kubelet repeats a call for a refused or answered pod only after it has lost its own
+    The kubelet repeats a call for a refused or served pod only after it has lost its own
     checkpoint: such candidates count when there are no others.
     """
     live = [pod for pod in pods if not pod.terminal]
@@ -98,7 +98,7 @@ def _is_served(
     history: AllocationHistory,
 ) -> bool:
     shown = (pod.namespace, pod.name, container.name) in holders
-    return shown or (pod.uid, container.name) in history.answered
+    return shown or (pod.uid, container.name) in history.allocated
 
 
 def _answered_before(
@@ -108,13 +108,13 @@ def _answered_before(
     holders: Set[tuple[str, str, str]],
     history: AllocationHistory,
 ) -> list[ContainerCandidate]:
-    """Return containers that Allocate was answered for, and the kubelet shows no devices of."""
+    """Return containers with an earlier allocation that the kubelet does not show."""
     return [
         ContainerCandidate(pod=pod, container=container)
         for pod in pods
         for container in pod.containers
         if container.limits.get(resource) == count
-        and (pod.uid, container.name) in history.answered
+        and (pod.uid, container.name) in history.allocated
         and (pod.namespace, pod.name, container.name) not in holders
     ]
 
@@ -122,8 +122,8 @@ def _answered_before(
 def _same_ids(
     candidate: ContainerCandidate, history: AllocationHistory, device_ids: Sequence[str] | None
 ) -> bool:
-    answered = history.answered[candidate.pod.uid, candidate.container.name]
-    return device_ids is not None and set(answered) == set(device_ids)
+    allocated = history.allocated[candidate.pod.uid, candidate.container.name]
+    return device_ids is not None and set(allocated) == set(device_ids)
 
 
 def _only(

@@ -1,4 +1,4 @@
-"""Finds out for which container the kubelet allocates, and which lease its pod has."""
+"""Resolves the container that the kubelet allocates for, and its pod's lease."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ FETCH_PAUSE_S = 0.2
 
 
 class NodePodLister(AgentPodLister, Protocol):
-    """The same, also where the kubelet's list cannot be read."""
+    """Lists the node's pods, also without the kubelet's list."""
 
     @property
     def unreadable_reason(self) -> str:
@@ -35,7 +35,7 @@ class NodePodLister(AgentPodLister, Protocol):
 
 
 class PodResolver:
-    """Reads the kubelet's lists and, for a lease that no update brought, requests it."""
+    """Reads the kubelet's lists, and requests leases that are not known yet."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PodResolver:
     async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
         """Return the kubelet's pods and its PodResources, read at once.
 
-        Raises what the first failing call raises, unchanged: it carries the kubelet's own words.
+        Raises the first error unchanged, with the kubelet's message.
         """
         pods, pod_resources = await asyncio.gather(
             self.pods.list_pods(), self.pod_resources.list_holdings(), return_exceptions=True
@@ -115,9 +115,14 @@ class PodResolver:
         return pods, pod_resources
 
     async def _fetch_all(self) -> None:
-        """Request all leases of the node: without the kubelet's list, only they name its pods."""
+        """Request all leases of the node, to find its pods without the kubelet's list."""
         with contextlib.suppress(UnavailableError):
             await self.lease_sync.fetch()
+
+    async def sync_leases(self) -> None:
+        """Request all leases of the node, so that those that have ended are known."""
+        with contextlib.suppress(UnavailableError):
+            await self.lease_sync.sync()
 
     async def lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.

@@ -1,4 +1,4 @@
-"""Reports what became of each Allocate: to the bus, to the pod's annotations, to the next calls."""
+"""Reports the outcome of each Allocate on the bus and in the pod's annotations."""
 
 import asyncio
 from collections import deque
@@ -29,9 +29,9 @@ class PodViews(Protocol):
 
 
 class Outbox:
-    """Events on their way to the bus, which may be away for a while.
+    """Events to be published once the bus is connected.
 
-    Beyond `MAX_EVENTS` the oldest are dropped; device reports carry the same allocations.
+    Beyond `MAX_EVENTS` the oldest are dropped; device reports contain the same allocations.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Outbox:
 
 
 class AllocationReporter:
-    """What one node's kubelet was answered."""
+    """Outcomes of Allocate on one node."""
 
     def __init__(self, node: NodeName, *, leases: KnownLeases, views: PodViews) -> None:
         self.node = node
@@ -61,7 +61,7 @@ class AllocationReporter:
         self.views = views
         self.outbox = Outbox()
         self.refused: set[PodUid] = set()
-        """Pods that were refused and not answered since; the kubelet fails them."""
+        """Pods that were refused and got nothing since; the kubelet fails them."""
 
     def report_activated(
         self, allocation: Allocation, *, containers: frozenset[str], trace: str

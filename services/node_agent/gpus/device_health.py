@@ -73,7 +73,7 @@ class HealthRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBaseline:
-    """What a device was like when it last responded; a change of it is a fault."""
+    """Properties of a device when it last responded; a change of them is a fault."""
 
     memory_mib: int
     mode: DeviceMode
@@ -228,7 +228,7 @@ def _baseline(gpu: Gpu, before: DeviceBaseline | None) -> DeviceBaseline:
 
 
 def _change_fault(before: DeviceBaseline, gpu: Gpu) -> Fault | None:
-    """Return a fault if the device is no longer what the holders of its leases were promised."""
+    """Return a fault if the device's memory, mode or error count has changed."""
     if gpu.memory_mib != before.memory_mib:
         text = f"its memory was {before.memory_mib} MiB and is now {gpu.memory_mib} MiB"
         return Fault(code="MemoryChanged", text=text, severe=True)

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from services.node_agent.gpus.device_faults import NOT_LISTED, Fault
 from services.node_agent.gpus.sharing_config import SharingConfig
-from services.node_agent.mig.instances import (
-    MigInstance,
-    MigState,
-)
+from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import current_layouts, layouts_for
 from shared.model.device import Device, DeviceMode, MigLayout
 from shared.model.names import DeviceUuid

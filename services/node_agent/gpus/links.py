@@ -20,7 +20,7 @@ _ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciLocation:
-    """Where one GPU sits."""
+    """PCI location of one GPU."""
 
     address: str = ""
     """PCI address, such as `0000:3b:00.0`; empty: unknown."""

@@ -1,4 +1,4 @@
-"""How the operator wants the node's GPUs to be shared; pure."""
+"""The operator's settings for sharing the node's GPUs; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Files on the host that containers mount: made before a start, removed after the pod is gone."""
+"""Host files that containers mount: created before the start, removed after the pod's end."""
 
 import asyncio
 import contextlib
@@ -39,9 +39,9 @@ MIN_FREE_FILES = 64
 class ContainerFiles:
     """Directories and files of one node.
 
-    With `simulated`, the library is an empty stand-in, and nothing is preloaded: a dynamic linker
-    that preloads an empty file complains in every process. Below `installed` are the versions of
-    the library that the agent has installed; None: it has installed none.
+    With `simulated`, the library is an empty file, and nothing is preloaded: the dynamic linker
+    would warn about it in every process. Below `installed` are the versions of the library that the
+    agent has installed; None: it has installed none.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class ContainerFiles:
         """The library file that was last loaded, and why it is unusable; empty: it is usable."""
 
     async def create_shared_files(self) -> None:
-        """Make the files that all containers share; raises UnavailableError naming the path."""
+        """Create the files that all containers share; raises UnavailableError naming the path."""
         await asyncio.to_thread(self._create_shared_files)
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
-        """Make what one container mounts, if it is missing, and set its limits.
+        """Create a container's missing files, and set its limits.
 
-        Existing files stay; only what an earlier run of the container left in its region is
-        replaced when it is `starting`. Raises UnavailableError naming a missing file that the agent
-        does not make (a runtime would make a directory in its place), or a region that cannot be
-        made; RequestError if the limits are invalid.
+        Existing files stay, except the region of an earlier run if the container is `starting`.
+        Raises UnavailableError naming a missing file that the agent does not create (a runtime
+        would create a directory instead), or a region that cannot be written; RequestError if the
+        limits are invalid.
         """
         await asyncio.to_thread(self._prepare, setup, starting=starting)
 
@@ -172,7 +172,7 @@ class ContainerFiles:
             if not Path(file).is_file():
                 raise UnavailableError(
                     f"{file} does not exist, and containers mount it: install HAMi-core's library "
-                    "on this node, or give its directory by --library-dir"
+                    "on this node, or set --library-dir to its directory"
                 )
         try:
             for directory in needed.directories:
@@ -200,7 +200,7 @@ class ContainerFiles:
 
 
 def _file_identity(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from another at the same path; empty: it does not exist."""
+    """Return the identity of the file at a path; empty: it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -215,19 +215,19 @@ def _make_shared(directory: Path) -> None:
 
 
 def _ensure_exists(path: Path, content: bytes) -> None:
-    """Make a file unless it exists."""
+    """Create a file unless it exists."""
     if not path.is_file():
         _write(path, content)
 
 
 def _ensure_content(path: Path, content: bytes) -> None:
-    """Make a file unless it exists with this content; containers keep the file they have open."""
+    """Create a file unless it exists with this content; open files are not changed."""
     if not path.is_file() or path.read_bytes() != content:
         _write(path, content)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that appears whole, with an inode of its own."""
+    """Write a file atomically, with a new inode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     draft.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The host's paths that containers mount, and which must exist before they start; pure.
+"""Host paths that containers mount, and which must exist before they start; pure.
 
 Every file that is mounted keeps its inode for as long as a container may have it open: the library
 lives in a directory named after its version and is never written again.

@@ -1,8 +1,7 @@
 """HAMi-core's library on this node: installed once per content, in a directory named after it.
 
-Containers mount the file and keep it mapped, so an existing file is never written again:
-another content lies in another directory, and appears there whole. Versions that no container
-mounts any more are removed.
+Containers map the file, so an existing file is never changed: other content is written to another
+directory, atomically. Versions that no container mounts any more are removed.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ CURRENT = "current"
 LOAD_S = 10.0
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
-"""The driver's mounts bring these; the agent seldom has them."""
+"""Libraries that the driver's mounts provide; the agent seldom has them."""
 _BLOCK = 1 << 20
 
 
@@ -109,7 +108,7 @@ def digest_of(path: Path) -> str:
 
 
 async def unusable_reason(path: Path) -> str:
-    """Return why the library cannot hold containers to their limits; empty: it can."""
+    """Return why the library cannot enforce limits; empty: it can."""
     error = await load_error(path)
     if error:
         return f"it does not load: {error}"

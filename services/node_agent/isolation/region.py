@@ -13,7 +13,7 @@ from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BY
 
 EXITED, RUNNING = 0, 1
 WRAPPED = 1 << 63
-"""An amount from here on has been counted down below zero."""
+"""Amounts from here on have wrapped below zero."""
 _UUID = re.compile(rb"(?:GPU|MIG)-[0-9A-Fa-f-]{1,91}")
 _WORDS = struct.Struct(f"<{DEVICES}Q")
 _CONTROL = struct.Struct("<iiii")
@@ -39,13 +39,13 @@ class Tampered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What one process of the container claims to use; amounts by device, in bytes."""
+    """Usage that one process of the container reports; amounts by device, in bytes."""
 
     index: int
     pid: int
     """In the container's pid namespace."""
     host_pid: int
-    """As the library guessed; 0: unknown. Not trustworthy."""
+    """As the library detected; 0: unknown. Not reliable."""
     status: int
     context: tuple[int, ...]
     module: tuple[int, ...]
@@ -74,7 +74,7 @@ class Region:
     memory_limits: tuple[int, ...]
     core_limits: tuple[int, ...]
     slots: tuple[Slot, ...]
-    """All that the library itself counts, ended ones included."""
+    """All slots that the library counts, of ended processes too."""
     orphans: tuple[Slot, ...]
     """Running processes that the library has lost: it counts none of their memory."""
     utilization_switch: int
@@ -104,7 +104,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSums:
-    """What all processes together use of one device, in bytes."""
+    """Usage of one device by all processes together, in bytes."""
 
     context: int = 0
     module: int = 0

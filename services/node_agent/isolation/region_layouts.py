@@ -6,7 +6,7 @@ is what the library's own headers compile to, release by release; no field is gu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAGIC = 19920718
 """The first word of a region that is ready; signed, 32 bits."""
@@ -113,31 +113,12 @@ PRE_V0 = RegionLayout(
     last_kernel=None,
 )
 
-V0 = RegionLayout(
+V0 = replace(
+    PRE_V0,
     name="v0",
     size=1197896,
-    version=None,
-    sm_init=4,
-    owner=8,
-    semaphore=16,
-    postinit_semaphore=None,
-    device_num=48,
-    uuids=56,
-    memory_limits=1592,
-    core_limits=1720,
-    slots=1848,
-    slot=SlotLayout(
-        size=1168,
-        seqlock=None,
-        used=8,
-        used_size=40,
-        monitored=648,
-        utilization=776,
-        utilization_size=24,
-        status=1160,
-    ),
+    slot=replace(PRE_V0.slot, size=1168, utilization=776, utilization_size=24, status=1160),
     slot_count=1197880,
-    last_kernel=None,
 )
 
 V1_1 = RegionLayout(
@@ -195,31 +176,12 @@ V1_1_BAD = RegionLayout(
 )
 """HAMi 2.8.1 only: another layout with the label of the one before; its size tells them apart."""
 
-V1_2 = RegionLayout(
+V1_2 = replace(
+    V1_1,
     name="1.2",
-    size=2008952,
     version=(1, 2),
-    sm_init=12,
-    owner=16,
-    semaphore=24,
     postinit_semaphore=2008920,
-    device_num=56,
-    uuids=64,
-    memory_limits=1600,
-    core_limits=1728,
-    slots=1856,
-    slot=SlotLayout(
-        size=1960,
-        seqlock=1936,
-        used=8,
-        used_size=64,
-        monitored=1032,
-        utilization=1160,
-        utilization_size=48,
-        status=1928,
-    ),
-    slot_count=2008896,
-    last_kernel=2008912,
+    slot=replace(V1_1.slot, seqlock=1936),
 )
 
 LAYOUTS: tuple[RegionLayout, ...] = (PRE_V0, V0, V1_1, V1_1_BAD, V1_2)

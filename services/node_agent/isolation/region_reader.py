@@ -1,4 +1,4 @@
-"""Reads of a region that its container may be writing, shrinking or replacing meanwhile.
+"""Reads a region that its container may write, shrink or replace at the same time.
 
 Only regular files are opened: a device or a pipe that a tenant put there is never touched.
 Nothing is mapped, since a mapping of a file that shrinks kills its reader; no lock of the file is

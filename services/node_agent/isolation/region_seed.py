@@ -1,4 +1,4 @@
-"""A container's region, written before the container starts; it must not start without.
+"""Writes a container's region before the container starts.
 
 The draft is written in the parent directory, which no container can write to, and renamed in one
 step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,

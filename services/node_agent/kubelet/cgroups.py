@@ -2,7 +2,7 @@
 
 The driver lists processes by the node's PIDs. The kubelet names a pod's cgroup after its UID, and
 the runtime names a container's cgroup after its ID, in one of a few forms. Nothing that a container
-writes itself is trusted here.
+writes is trusted.
 """
 
 import os

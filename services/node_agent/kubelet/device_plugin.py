@@ -17,7 +17,6 @@ from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
 SERVICE = "v1beta1.DevicePlugin"
-STOP_S = 0.5
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 """GetPreferredAllocation carries every ID that is free."""
 
@@ -28,7 +27,7 @@ OPTIONS = api_pb2.DevicePluginOptions(
 
 
 class DevicePluginHandler(Protocol):
-    """Decides. Its RequestError and UnavailableError become what the pod's owner reads."""
+    """Handles the kubelet's calls. The texts of its errors reach the pod's owner."""
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -37,11 +36,11 @@ class DevicePluginHandler(Protocol):
         ...
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Return what the container gets that these IDs are given to."""
+        """Return the setup of the container that these IDs are for."""
         ...
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Agree to the start of the container that holds these IDs."""
+        """Allow the start of the container with these IDs."""
         ...
 
 

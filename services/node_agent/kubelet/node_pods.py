@@ -1,4 +1,4 @@
-"""The pods of the node: the kubelet's own list, or, where it cannot be read, what leases imply.
+"""The pods of the node: the kubelet's list, or, if it cannot be read, pods derived from leases.
 
 Without the list (an older cluster, a missing permission) a pod is known by its lease, and counts
 only while the kubelet's PodResources list it as active. A pod's own variables are not seen then.
@@ -21,15 +21,14 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 RESTART_S = 10.0
-"""For this long, a kubelet that does not answer may just be restarting."""
+"""For this time, a kubelet that does not respond may be restarting."""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
 TLS_ADVICE = (
-    "--kubelet-ca-file names the authority of the kubelet's certificate, --kubelet-token-file the "
-    "agent's own credentials"
+    "check --kubelet-ca-file (the CA of the kubelet's certificate) and --kubelet-token-file"
 )
-SILENT_ADVICE = "look at the kubelet's log, and at --kubelet-address"
+SILENT_ADVICE = "check the kubelet's log, and --kubelet-address"
 
 
 class AgentPodLister(Protocol):

@@ -96,8 +96,7 @@ class KubeletPods:
     async def _read(self, path: str, kind: type[T]) -> T:
         """Read, and retry once if the connection broke.
 
-        The kubelet may have restarted at another address, or with a certificate of an authority
-        that did not exist when the agent started.
+        The kubelet may have restarted at another address, or with a certificate of a new CA.
         """
         try:
             return await self.kubelet.read(path, kind)

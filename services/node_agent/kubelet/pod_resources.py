@@ -12,7 +12,7 @@ from services.node_agent.kubelet.pods import Holding, PodResources
 from shared.model.errors import UnavailableError
 
 TIMEOUT_S = 10.0
-"""A kubelet on a busy machine takes seconds, and a refused Allocate fails its pod for good."""
+"""A busy kubelet takes seconds, and a refused Allocate fails its pod permanently."""
 RETRY_S = 0.02
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 _RETRYABLE = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})

@@ -34,11 +34,11 @@ class KubeletPod:
     containers: tuple[KubeletContainer, ...] = ()
     """In the order in which the kubelet serves them: init containers first."""
     container_ids: Mapping[str, str] = field(default_factory=dict)
-    """Names of its containers by the runtime's id, as far as they have been created."""
+    """Names of its created containers by the runtime's ID."""
 
     @property
     def terminal(self) -> bool:
-        """Whether its containers have ended for good."""
+        """Whether all its containers have ended and will not restart."""
         return self.phase in TERMINAL_PHASES
 
 

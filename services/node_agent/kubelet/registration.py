@@ -8,21 +8,24 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.event_wait import wait_for_event
+from services.node_agent.kubelet.device_checkpoint import Allocatable, PluginResources
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
     DevicePluginHandler,
     PluginServer,
     encode_list,
 )
+from services.node_agent.kubelet.unserved import STILL_PLUGIN, Unserved, explain_unserved
 from shared.dialects.advertised import PluginDeviceId
+from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -39,14 +42,15 @@ MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
 
-Allocatable = Callable[[str], Awaitable[int | None]]
-"""How many devices of a resource the node shows as allocatable; None: not known now."""
+AMOUNTS_S = 1.0
+"""How often the kubelet's checkpoint is compared with the amounts in node status."""
+NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 SocketIdentity = tuple[int, int]
 
 
 def socket_identity(path: Path) -> SocketIdentity | None:
-    """Return what tells a socket from another at the same path; None: it does not exist."""
+    """Return the identity of the socket at a path; None: it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -63,20 +67,30 @@ class DevicePlugins:
         handler: DevicePluginHandler,
         allocatable: Allocatable | None = None,
         *,
+        plugin_resources: PluginResources | None = None,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.directory = directory
         self.handler = handler
         self.allocatable = allocatable
+        self.plugin_resources = plugin_resources
         self.timing = timing
+        self.amounts: Mapping[str, frozenset[str]] = {}
+        """Amounts in node status that pods request beside a served resource, by the latter."""
         self.endpoints: dict[str, PluginEndpoint] = {}
         self._changed = asyncio.Event()
 
-    def serve(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
+    def serve(
+        self,
+        served: Mapping[str, Mapping[str, PluginDeviceId]],
+        amounts: Mapping[str, frozenset[str]] = NO_AMOUNTS,
+    ) -> None:
         """Serve these resources, each with this complete list, and no others.
 
-        Raises RequestError if the directory's path is too long for a socket.
+        `amounts` are those in node status that pods request beside each of them. Raises
+        RequestError if the directory's path is too long for a socket.
         """
+        self.amounts = amounts
         for resource in self.endpoints.keys() - served.keys():
             del self.endpoints[resource]
         for resource, ids in served.items():
@@ -91,6 +105,7 @@ class DevicePlugins:
         """Keep everything registered until cancelled."""
         tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_amounts())
             while True:
                 self._changed.clear()
                 wanted = set(self.endpoints.values())
@@ -100,10 +115,40 @@ class DevicePlugins:
                     tasks[endpoint] = group.create_task(endpoint.run())
                 await self._changed.wait()
 
+    async def _watch_amounts(self) -> None:
+        """Watch which amounts in node status the kubelet allocates by device plugin."""
+        while self.plugin_resources is not None:
+            amounts = frozenset().union(*self.amounts.values()) - self.endpoints.keys()
+            before = self.plugin_resources.since.keys()
+            try:
+                await self.plugin_resources.look(amounts)
+                for amount in sorted(self.plugin_resources.since.keys() - before):
+                    logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
+            except LeaseholdError as error:
+                logger.debug("amounts that are allocated by device plugin: %s", error)
+            await asyncio.sleep(AMOUNTS_S)
+
+    def unserved(self) -> dict[str, Unserved]:
+        """Return the resources that the kubelet cannot allocate now.
+
+        One of them cannot be allocated either while an amount that pods request with it is still
+        allocated by device plugin.
+        """
+        now = time.monotonic()
+        since = {} if self.plugin_resources is None else self.plugin_resources.since
+        found: dict[str, Unserved] = {}
+        for name, endpoint in self.endpoints.items():
+            claimed = sorted(self.amounts.get(name, frozenset()) & since.keys())
+            if claimed:
+                found[name] = Unserved(now - since[claimed[0]], claimed[0])
+            elif not endpoint.is_served:
+                found[name] = Unserved(now - endpoint.lost_at)
+        return found
+
     def unready_reason(self) -> str | None:
         """Return which resources are not registered; None: all are."""
-        missing = [name for name, end in self.endpoints.items() if not end.is_served]
-        return f"not registered with the kubelet: {', '.join(missing)}" if missing else None
+        missing = {n: each for n, each in self.unserved().items() if not each.plugin_amount}
+        return explain_unserved(missing) or None
 
 
 class PluginEndpoint:
@@ -115,6 +160,8 @@ class PluginEndpoint:
         self.resource = resource
         self.registered = False
         self.registrations = 0
+        self.lost_at = time.monotonic()
+        """When it was last served; before the first registration: since when it should be."""
         self._plugins = plugins
         self._ids = ids
         self._devices = encode_list(ids)
@@ -125,7 +172,7 @@ class PluginEndpoint:
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
             raise RequestError(
                 f"{longest} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: "
-                "give a shorter --kubelet-dir"
+                "set a shorter --kubelet-dir"
             )
 
     @property
@@ -199,6 +246,8 @@ class PluginEndpoint:
         except UnavailableError as error:
             return str(error), False
         finally:
+            if self.is_served:
+                self.lost_at = time.monotonic()
             self.registered = False
             self._server = None
             await server.stop()

@@ -8,10 +8,7 @@ their order; the sizes of instances come from NVML.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from services.node_agent.mig.instances import (
-    InstanceProfile,
-    MigInstance,
-)
+from services.node_agent.mig.instances import InstanceProfile, MigInstance
 from services.node_agent.mig.layout_plan import fits_alone
 from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile

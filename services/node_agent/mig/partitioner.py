@@ -1,7 +1,6 @@
-"""Changes the layouts of devices in MIG mode: the one part of the agent that needs privileges.
+"""Changes the layouts of devices in MIG mode: the only part of the agent that needs privileges.
 
-All its inputs are plain data, so it can run in a process of its own that has these privileges while
-the agent has none.
+Its inputs are plain data, so that it can run in a separate, privileged process.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STEP_S = 15.0
-"""A driver that takes longer to create or destroy an instance hangs."""
+"""Time limit of the driver to create or destroy an instance."""
 
 
 class MigDriver(Protocol):

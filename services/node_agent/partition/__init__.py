@@ -1,1 +1,1 @@
-"""Layouts of leases: brings devices to them, here or in the privileged partitioner."""
+"""Gives devices the MIG layouts of their leases, directly or with the privileged partitioner."""

@@ -1,8 +1,8 @@
-"""Brings devices to the MIG layouts of their leases, and finds the instances of containers.
+"""Gives devices the MIG layouts of their leases, and finds the instances of containers.
 
-A device is brought to the layout of its newest lease as soon as that lease is known. The ledger
-allows no two leases with different layouts on one device. All the same, no instance is destroyed
-before the kubelet has released the pod that was given it and the driver shows no process on it.
+A device gets the layout of its newest lease as soon as that lease is known; the ledger allows only
+one layout per device. An instance is destroyed only after the kubelet has released its pod and the
+driver shows no process on it.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.node_pods import AgentPodLister
+from services.node_agent.metrics import AgentMetrics
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -23,7 +24,7 @@ from services.node_agent.mig.instances import (
     instance_at,
     is_laid_out,
 )
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.device import Device, MigLayout
@@ -52,23 +53,6 @@ class LayoutPartitioner(Protocol):
         ...
 
 
-class AllocatedEntries(Protocol):
-    """The checkpoint of allocations."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All entries whose pod has not ended."""
-        ...
-
-
-class PartitionMetrics(Protocol):
-    """Counts changes of layouts."""
-
-    def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count one change: `done` or `failed`."""
-        ...
-
-
 class LayoutReconciler:
     """The MIG instances of one node's devices."""
 
@@ -78,9 +62,9 @@ class LayoutReconciler:
         partitioner: LayoutPartitioner | None,
         *,
         leases: KnownLeases,
-        checkpoint: AllocatedEntries,
+        checkpoint: Checkpoint,
         pods: AgentPodLister,
-        metrics: PartitionMetrics,
+        metrics: AgentMetrics,
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
@@ -108,11 +92,11 @@ class LayoutReconciler:
         self._wake.set()
 
     def leases_changed(self) -> None:
-        """Lay devices out for new leases before their containers request instances."""
+        """Partition devices for new leases before their containers request instances."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Lay devices out for their newest leases, until cancelled."""
+        """Partition devices for their newest leases until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -127,7 +111,7 @@ class LayoutReconciler:
     ) -> dict[tuple[DeviceUuid, int], str]:
         """Return the UUID of each instance of a container, by device and position.
 
-        Waits until the devices are laid out. Raises RequestError or UnavailableError with the
+        Waits until the devices are partitioned. Raises RequestError or UnavailableError with the
         reason if the container cannot have one.
         """
         shares = [share for share in lease.shares_of(container) if share.mig is not None]

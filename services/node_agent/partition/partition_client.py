@@ -13,10 +13,7 @@ from pathlib import Path
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import (
-    InstanceProfile,
-    MigInstance,
-)
+from services.node_agent.mig.instances import InstanceProfile, MigInstance
 from services.node_agent.partition.partition_protocol import (
     MAX_LINE,
     InstancesReply,

@@ -1,1 +1,1 @@
-"""The checkpoint against the kubelet and the ledger: rebuilt when lost, rid of ended pods."""
+"""Reconciles the checkpoint with kubelet and ledger: rebuilds it, and removes ended pods."""

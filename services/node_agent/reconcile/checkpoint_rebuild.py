@@ -1,14 +1,11 @@
-"""What PodResources and leases imply for the checkpoint: lost entries, ended pods; pure."""
+"""Derives lost checkpoint entries, and ended pods, from PodResources and leases; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
-from services.node_agent.mig.instances import (
-    MigInstance,
-    container_instances,
-)
+from services.node_agent.mig.instances import MigInstance, container_instances
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
@@ -26,10 +23,10 @@ def rebuild_entries(
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
 ) -> list[CheckpointEntry]:
-    """Return an entry for each container that holds devices of ours and has a lease.
+    """Return an entry for each container with devices of our resources and a lease.
 
-    Init containers that have ended hold nothing; containers still before Allocate are not among
-    them. `instances` are those of devices in MIG mode: a container has the one at its placement.
+    Ended init containers, and containers before Allocate, have no devices. `instances` are those of
+    devices in MIG mode: a container has the one at its placement.
     """
     by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.terminal}
     entries = []
@@ -61,20 +58,56 @@ def rebuild_entries(
     return entries
 
 
+def unrecorded_holders(
+    node: NodeSnapshot,
+    entries: Iterable[CheckpointEntry],
+    pods: Iterable[KubeletPod],
+    pod_resources: PodResources,
+) -> dict[DeviceUuid, tuple[str, ...]]:
+    """Return, by device, the running pods with device IDs of ours and no entry.
+
+    They were given out by an agent whose records were lost, for leases that were lost too.
+    """
+    live = {(pod.namespace, pod.name) for pod in pods if not pod.terminal}
+    recorded = {
+        (entry.allocation.namespace, entry.allocation.name, entry.allocation.container)
+        for entry in entries
+    }
+    found: dict[DeviceUuid, set[str]] = {}
+    for holding in pod_resources.holdings:
+        place = (holding.namespace, holding.name, holding.container)
+        if place[:2] not in live or place in recorded:
+            continue
+        served = node.served.get(holding.resource, {})
+        for text in holding.device_ids & served.keys():
+            device = served[text].device
+            if device is not None:
+                found.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
+    return {device: tuple(sorted(names)) for device, names in found.items()}
+
+
 def ended_pods(
     allocations: Sequence[Allocation],
     pods: Sequence[KubeletPod],
     pod_resources: PodResources,
     leases: Mapping[PodUid, Lease],
+    running: Set[PodUid],
 ) -> set[PodUid]:
-    """Return the pods that the kubelet has dropped and whose leases have ended."""
-    live = {pod.uid for pod in pods if not pod.terminal}
-    names = {(pod.namespace, pod.name) for pod in pods if pod.uid in live}
-    holding = {(holding.namespace, holding.name) for holding in pod_resources.holdings} - names
+    """Return the pods that have ended: terminal ones, and those of which nothing is left.
+
+    PodResources and the runtime may show a terminal pod for a while. A pod that the kubelet does
+    not list may still run: it was deleted by force, or the kubelet has just started.
+    """
+    listed = {pod.uid: pod.terminal for pod in pods}
+    names = {(pod.namespace, pod.name) for pod in pods}
+    held = {(holding.namespace, holding.name) for holding in pod_resources.holdings} - names
+    left = {
+        allocation.pod
+        for allocation in allocations
+        if allocation.pod in leases or (allocation.namespace, allocation.name) in held
+    } | running
     return {
         allocation.pod
         for allocation in allocations
-        if allocation.pod not in live
-        and (allocation.namespace, allocation.name) not in holding
-        and allocation.pod not in leases
+        if listed.get(allocation.pod, allocation.pod not in left)
     }

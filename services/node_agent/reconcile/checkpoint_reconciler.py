@@ -1,13 +1,18 @@
-"""Brings the checkpoint in line with the kubelet and the ledger: rebuilds it, and forgets pods."""
+"""Reconciles the checkpoint with kubelet and ledger: rebuilds it, and removes ended pods."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import Protocol
 
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.kubelet.node_pods import AgentPodLister, PodResourcesLister
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
-from services.node_agent.reconcile.checkpoint_rebuild import ended_pods, rebuild_entries
+from services.node_agent.reconcile.checkpoint_rebuild import (
+    ended_pods,
+    rebuild_entries,
+    unrecorded_holders,
+)
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
@@ -16,16 +21,8 @@ from shared.model.names import DeviceUuid, PodUid
 logger = logging.getLogger(__name__)
 
 
-class UnusedFiles(Protocol):
-    """The host's disk."""
-
-    async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
-        """Remove the directories of other pods, and libraries not mounted; None: not known."""
-        ...
-
-
 class CheckpointReconciler:
-    """One node's checkpoint, against what the kubelet shows and the ledger has sent."""
+    """Reconciles one node's checkpoint."""
 
     def __init__(
         self,
@@ -36,7 +33,7 @@ class CheckpointReconciler:
         pod_resources: PodResourcesLister,
         list_mig_instances: Callable[[], Awaitable[Mapping[DeviceUuid, Sequence[MigInstance]]]],
         retain_refused: Callable[[Set[PodUid]], None],
-        files: UnusedFiles,
+        files: ContainerFiles,
         clock: Clock,
     ) -> None:
         self.checkpoint = checkpoint
@@ -49,26 +46,25 @@ class CheckpointReconciler:
         self.clock = clock
 
     async def rebuild(self, node: NodeSnapshot) -> None:
-        """Write a lost checkpoint anew from PodResources and leases; a new node's is empty.
-
-        The leases must have been synced before.
-        """
+        """Rebuild a lost checkpoint from PodResources and leases, which must have been synced."""
+        pods, pod_resources = await self._list()
         entries = rebuild_entries(
             node,
             self.leases.leases,
-            await self.pods.list_pods(),
-            await self.pod_resources.list_holdings(),
-            instances=await self.list_mig_instances(),
+            pods,
+            pod_resources,
+            instances=await self._instances(pod_resources),
             now=self.clock.now(),
         )
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
         for entry in lost:
             await self.checkpoint.save(entry)
+        self._note_unrecorded(node, pods, pod_resources)
         self.checkpoint.lost = False
         if lost:
             logger.warning("the checkpoint was rebuilt with %d entries", len(lost))
 
-    async def remove_ended(self) -> None:
+    async def remove_ended(self, node: NodeSnapshot | None) -> None:
         """Forget pods that have ended, and remove their files.
 
         Does nothing until the leases have been synced: a kubelet that has just started shows
@@ -76,12 +72,58 @@ class CheckpointReconciler:
         """
         if not self.leases.synced:
             return
-        pods = await self.pods.list_pods()
-        pod_resources = await self.pod_resources.list_holdings()
-        ended = ended_pods(self.checkpoint.allocations, pods, pod_resources, self.leases.leases)
-        await self.checkpoint.forget(ended)
+        pods = await self.forget_ended(node)
         self.retain_refused({pod.uid for pod in pods if not pod.terminal})
         live = {pod.uid for pod in pods} | self.checkpoint.pods | set(self.leases.leases)
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)
         mounted = {mount.host_path for mount in mounts}
         await self.files.remove_unused(live, None if self.checkpoint.lost else mounted)
+
+    async def forget_ended(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
+        """Forget pods that have ended; return the kubelet's pods.
+
+        A pod deleted by force is not in the kubelet's list, and its containers may still run.
+        """
+        pods, pod_resources = await self._list()
+        allocations, leases = self.checkpoint.allocations, self.leases.leases
+        ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
+        if ended:
+            running = await self.pods.list_running()
+            ended = ended_pods(allocations, pods, pod_resources, leases, running)
+        await self.checkpoint.forget(ended)
+        if node is not None:
+            self._note_unrecorded(node, pods, pod_resources)
+        return pods
+
+    async def _instances(
+        self, pod_resources: PodResources
+    ) -> Mapping[DeviceUuid, Sequence[MigInstance]]:
+        """List MIG instances if a pod with devices may have one: the driver may not respond."""
+        holders = {(holding.namespace, holding.name) for holding in pod_resources.holdings}
+        leases = self.leases.leases.values()
+        if any(
+            share.mig
+            for lease in leases
+            if (lease.namespace, lease.name) in holders
+            for share in lease.shares
+        ):
+            return await self.list_mig_instances()
+        return {}
+
+    async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
+        return await self.pods.list_pods(), await self.pod_resources.list_holdings()
+
+    def _note_unrecorded(
+        self, node: NodeSnapshot, pods: Sequence[KubeletPod], pod_resources: PodResources
+    ) -> None:
+        """Note the pods without an entry, so that nothing more is given out of their devices."""
+        found = unrecorded_holders(node, self.checkpoint.entries, pods, pod_resources)
+        if found != self.checkpoint.unrecorded:
+            for device, names in found.items():
+                logger.error(
+                    "pods %s hold parts of device %s, of which neither the checkpoint nor a lease "
+                    "is left: nothing more is given out of it until they are deleted",
+                    ", ".join(names),
+                    device,
+                )
+        self.checkpoint.unrecorded = found

@@ -1,4 +1,4 @@
-"""The checkpoint: a JSON file with each answer to Allocate, on disk before the kubelet gets it."""
+"""The checkpoint: a JSON file with each allocation, on disk before the kubelet gets the reply."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from services.node_agent.records.checkpoint_entry import (
     Fence,
     slot_key,
 )
+from services.node_agent.records.device_guard import check_fits
+from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,14 @@ class Checkpoint:
         self.fences: dict[str, Fence] = {}
         self.lost = False
         """The file is missing or unreadable: it must be rebuilt from PodResources."""
+        self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
+        """Pods that hold parts of a device, and of which there is no entry."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()
-        """A restarting kubelet cancels its calls, but a write in a thread goes on."""
+        """A restarting kubelet cancels its calls, but a write in a thread continues."""
         self._newest = 0
 
     async def load(self) -> None:
@@ -67,12 +71,18 @@ class Checkpoint:
         self.by_key = {entry.key: entry for entry in content.entries}
         self.fences = dict(content.fences)
 
-    async def save(self, entry: CheckpointEntry) -> None:
-        """Record an answer; it is on disk when this returns.
+    async def save(
+        self, entry: CheckpointEntry, *, devices: Mapping[DeviceUuid, Device] | None = None
+    ) -> None:
+        """Record an allocation; it is on disk when this returns.
 
-        Raises UnavailableError if it cannot be written, and then nothing is recorded.
+        With `devices`, all allocations together must fit on them: raises OvercommitError naming the
+        holders of a device that would be given out twice. Raises UnavailableError if the entry
+        cannot be written. After an error nothing is recorded.
         """
         async with self._writing:
+            if devices is not None:
+                check_fits(entry, self.entries, devices, self.unrecorded)
             lease, fences = entry.allocation.lease, dict(self.fences)
             for share in lease.shares_of(entry.allocation.container):
                 key = slot_key(share, lease.pod)
@@ -96,17 +106,17 @@ class Checkpoint:
             await self._write(entries, fences)
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
-        """Return the answer for a container; None: it has none."""
+        """Return the allocation of a container; None: it has none."""
         return self.by_key.get((pod, container, resource))
 
     def of_resource(self, resource: str) -> list[CheckpointEntry]:
-        """Return all answers for one resource, oldest first."""
+        """Return all allocations of one resource, oldest first."""
         return [entry for key, entry in self.by_key.items() if key[2] == resource]
 
     def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
-        """Return what pod resolution needs to know of our own answers."""
+        """Return the earlier allocations that pod resolution uses."""
         return AllocationHistory(
-            answered={
+            allocated={
                 (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
                 for entry in self.of_resource(resource)
             },

@@ -1,4 +1,4 @@
-"""What the checkpoint holds: an entry for each answered Allocate, a fence for each slot; pure."""
+"""Content of the checkpoint: an entry for each allocation, a fence for each slot; pure."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
@@ -26,18 +26,18 @@ def slot_key(share: Share, pod: PodUid) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredLease:
-    """A smaller lease that a container is held to already; the ledger may not have it yet."""
+    """A smaller lease whose limits a container has already; the ledger may not have it yet."""
 
     resize_id: str
     """The resize in which the lease may become so."""
     lease: Lease
-    """As it may become; its version is the one that the resize was decided on."""
+    """The proposed lease; its version is the one that the resize is based on."""
     setup: ContainerSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One answered Allocate, with its setup: a repeated call gets the same answer."""
+    """One allocation with its setup: a repeated call gets the same reply."""
 
     allocation: Allocation
     setup: ContainerSetup
@@ -54,28 +54,28 @@ class CheckpointEntry:
 
     @property
     def limits(self) -> ContainerSetup:
-        """What the container is held to now."""
+        """The container's current limits."""
         return self.lowered.setup if self.lowered else self.setup
 
     @property
     def lease(self) -> Lease:
-        """The lease that it is held to now."""
+        """The lease of its current limits."""
         return self.lowered.lease if self.lowered else self.allocation.lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
-    """The agent's own answers for one resource, by pod and container."""
+    """Earlier allocations of one resource, by pod and container."""
 
-    answered: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of answered Allocate calls."""
+    allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
+    """Device IDs of successful Allocate calls."""
     refused: Set[PodUid] = frozenset()
 
 
 class CheckpointEntries(Protocol):
-    """The checkpoint, as far as most rooms need it."""
+    """The checkpoint's entries."""
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All answers whose containers have not ended."""
+        """All allocations whose containers have not ended."""
         ...

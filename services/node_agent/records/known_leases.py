@@ -32,7 +32,7 @@ class KnownLeases:
         """Revision of each live lease's last update."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Take updates; return the leases that they changed."""
+        """Apply updates; return the leases that they changed."""
         return [lease for lease in leases if self._observe(lease)]
 
     def _observe(self, lease: Lease) -> bool:
@@ -60,7 +60,7 @@ class KnownLeases:
         return self.leases.get(pod)
 
     def sync(self, listed: Iterable[Lease], *, since: int) -> None:
-        """Take the complete list of the node's leases, requested at revision `since`.
+        """Apply the complete list of the node's leases, requested at revision `since`.
 
         A lease that was known before the request, and is not in the list, has ended.
         """

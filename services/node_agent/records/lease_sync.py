@@ -1,4 +1,4 @@
-"""Requests leases from the ledger's side, since a pushed update may be late or lost."""
+"""Requests leases from binders, since an update may be late or lost."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ REPLY_S = 2.0
 
 
 class LeaseRequester(Protocol):
-    """The bus, as far as leases are requested over it."""
+    """Sends requests over the bus."""
 
     async def request(
         self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float

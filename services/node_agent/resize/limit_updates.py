@@ -1,9 +1,8 @@
-"""Running containers follow their leases: larger when the ledger says so, smaller before it does.
+"""Limits of running containers: raised after their lease, lowered before it.
 
 A container's limits are in the checkpoint before they are in its region, so that they survive a
-restart of the agent and of the container. A limit that was lowered for a lease that then did not
-change is raised again, but only after the ledger itself shows the lease, later than any binder
-could still have changed it.
+restart of the agent and of the container. A limit that was lowered for a lease that did not change
+is raised again, once no binder can change the lease any more and the ledger has confirmed it.
 """
 
 import asyncio
@@ -11,26 +10,27 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.event_wait import wait_for_event
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_control import RegionChanges, write_changes
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.records.checkpoint_entry import CheckpointEntries, CheckpointEntry
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limits import (
     follow_lease,
+    is_larger,
     lower_limits,
     shortage,
     shortage_text,
 )
 from services.node_agent.usage.measurements import MeasuredContainer
-from services.node_agent.usage.snapshot import UsageSnapshot
-from shared.model.clock import Clock
+from services.node_agent.usage.monitor import UsageMonitor
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease
@@ -39,25 +39,8 @@ from shared.model.names import NodeName, PodUid
 logger = logging.getLogger(__name__)
 
 
-class LimitRecords(CheckpointEntries, Protocol):
-    """The checkpoint."""
-
-    changing: asyncio.Lock
-    """Held while an entry and its region change together."""
-
-    async def save(self, entry: CheckpointEntry) -> None:
-        """Record an answer; it is on disk when this returns."""
-        ...
-
-
-class MeasuredUsage(Protocol):
-    """What containers use, as last seen."""
-
-    snapshot: UsageSnapshot
-
-
 class _ShortageError(RequestError):
-    """A container uses more than it is to be limited to."""
+    """A container uses more than its new limit."""
 
     def __init__(self, reason: str, used_mib: int) -> None:
         super().__init__(reason)
@@ -72,9 +55,9 @@ class LimitUpdater:
         node: NodeName,
         *,
         lease_sync: LeaseSync,
-        checkpoint: LimitRecords,
+        checkpoint: Checkpoint,
         get_snapshot: Callable[[], NodeSnapshot | None],
-        monitor: MeasuredUsage,
+        monitor: UsageMonitor,
         on_change: Callable[[], None],
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,
@@ -93,7 +76,7 @@ class LimitUpdater:
         self._held_since: dict[tuple[tuple[PodUid, str, str], str], float] = {}
 
     async def apply_request(self, request: LimitsRequest) -> LimitsReply:
-        """Set the limits of a lease, or hold containers to what it may become."""
+        """Set the limits of a lease, or lower them to those of a proposed one."""
         try:
             if not request.resize_id:
                 self.leases.observe([request.lease])
@@ -113,7 +96,7 @@ class LimitUpdater:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep containers to their leases until cancelled."""
+        """Apply limits of leases until cancelled."""
         for entry in self.checkpoint.entries:
             if entry.lowered is not None:
                 await self._write(entry)
@@ -135,11 +118,13 @@ class LimitUpdater:
         late = [entry for entry in entries if entry.lowered or entry.lease.shares != lease.shares]
         if late:
             names = ", ".join(entry.allocation.container for entry in late)
-            return LimitsReply(applied=False, reason=f"its containers {names} do not follow it yet")
+            return LimitsReply(
+                applied=False, reason=f"its containers {names} do not have its limits yet"
+            )
         return LimitsReply(applied=True)
 
     async def _follow(self) -> None:
-        """Have entries and regions agree with the leases as known now."""
+        """Update entries and regions to the known leases."""
         node = self.get_snapshot()
         if node is None:
             return
@@ -155,7 +140,7 @@ class LimitUpdater:
                     logger.warning("container %s keeps its limits: %s", key[1], error)
                     continue
                 if updated is not None:
-                    await self._save(updated)
+                    await self._save(updated, entry)
 
     def _entry(self, key: tuple[PodUid, str, str]) -> CheckpointEntry | None:
         return next((entry for entry in self.checkpoint.entries if entry.key == key), None)
@@ -163,9 +148,21 @@ class LimitUpdater:
     def _entries_of(self, pod: PodUid) -> list[CheckpointEntry]:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
-    async def _save(self, entry: CheckpointEntry) -> None:
-        """Record other limits, then write them to the region."""
-        await self.checkpoint.save(entry)
+    async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> None:
+        """Record other limits, then write them to the region.
+
+        Larger ones are left out, and logged, if a device cannot hold them beside what other pods
+        have.
+        """
+        node = self.get_snapshot()
+        grows = node is not None and is_larger(entry, before)
+        try:
+            await self.checkpoint.save(entry, devices=node.devices if node and grows else None)
+        except OvercommitError as error:
+            logger.error(  # noqa: TRY400 - the message says it all
+                "container %s keeps its limits: %s", entry.allocation.container, error
+            )
+            return
         await self._write(entry)
         self.on_change()
 
@@ -184,7 +181,7 @@ class LimitUpdater:
     # Leases that may become smaller
 
     async def _lower(self, lease: Lease, resize_id: str) -> None:
-        """Hold containers to a smaller lease. Raises RequestError naming what is in the way."""
+        """Lower limits to those of a smaller lease. Raises RequestError with the obstacle."""
         node = self.get_snapshot()
         if node is None:
             raise UnavailableError("the node agent does not know its devices yet")
@@ -201,7 +198,7 @@ class LimitUpdater:
             await self._check_all(lowered)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
-                await self._save(entry)
+                await self._save(entry, entry)
         await self.clock.sleep(self.timing.limit_settle_s)
         try:
             await self._check_all(lowered)
@@ -210,7 +207,7 @@ class LimitUpdater:
             raise
 
     async def _check_all(self, entries: Iterable[CheckpointEntry]) -> None:
-        """Raise RequestError if a container uses more than it is to be limited to."""
+        """Raise RequestError if a container uses more than its new limit."""
         for entry in entries:
             await self._check(entry)
 
@@ -237,14 +234,14 @@ class LimitUpdater:
         return next((use for use in uses if use.container.key == container), None)
 
     async def _raise_again(self, pod: PodUid, resize_id: str) -> None:
-        """Release what was lowered for a resize: the lease stayed as it was."""
+        """Restore limits that were lowered for a resize that did not happen."""
         async with self.checkpoint.changing:
             for entry in self._entries_of(pod):
                 if entry.lowered is not None and entry.lowered.resize_id == resize_id:
-                    await self._save(replace(entry, lowered=None))
+                    await self._save(replace(entry, lowered=None), entry)
 
     async def _end_old_holds(self) -> None:
-        """Look up leases that were to be smaller, and that no update has come for since."""
+        """Fetch leases whose proposed size no update has confirmed."""
         now = asyncio.get_running_loop().time()  # setting the machine's clock must not shorten it
         lowered = {
             (entry.key, entry.lowered.resize_id): entry

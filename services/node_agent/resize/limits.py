@@ -1,4 +1,4 @@
-"""Which limits running containers get by their leases, and whether these fit their use; pure."""
+"""Limits of running containers from their leases, and checks against their usage; pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Shortage:
     """Rounded up."""
     limit_mib: int
     unseen: bool = False
-    """Only the driver reports it; HAMi-core has not counted it."""
+    """Reported by the driver only."""
 
 
 def follow_lease(
@@ -37,7 +37,7 @@ def follow_lease(
 ) -> CheckpointEntry | None:
     """Return the entry with the limits of its new lease; None: nothing changes.
 
-    Raises RequestError if the container cannot be held to the lease.
+    Raises RequestError if the lease cannot be enforced on the container.
     """
     allocation = entry.allocation
     if lease.pod != allocation.pod or lease.created_at != allocation.lease.created_at:
@@ -60,10 +60,10 @@ def follow_lease(
 def lower_limits(
     entry: CheckpointEntry, lease: Lease, resize_id: str, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with the container held to the smaller of its lease and another.
+    """Return the entry with the smaller limits of its lease and another; None: no change.
 
-    None if that changes nothing. Nothing becomes larger: the ledger has not decided yet. Raises
-    RequestError if the container cannot be held to the lease.
+    Nothing becomes larger: the ledger has not decided yet. Raises RequestError if the lease cannot
+    be enforced on the container.
     """
     container = entry.allocation.container
     before = entry.allocation.lease
@@ -81,6 +81,15 @@ def lower_limits(
         lowered=LoweredLease(
             resize_id=resize_id, lease=smaller, setup=_setup(entry, smaller, node)
         ),
+    )
+
+
+def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
+    """Return whether the container gets more of a device than before."""
+    shares = zip(entry.lease.shares, before.lease.shares, strict=True)
+    return any(
+        now.memory_mib > old.memory_mib or now.cores_percent > old.cores_percent
+        for now, old in shares
     )
 
 

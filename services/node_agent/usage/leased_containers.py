@@ -23,7 +23,7 @@ class LeasedContainer:
     region_path: RegionPath | None = None
     """Location of its region file; None: HAMi-core does not limit it."""
     seed: RegionSeed | None = None
-    """What its region was created with."""
+    """The limits that its region was created with."""
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
 

@@ -1,6 +1,6 @@
-"""What each leased container uses of its devices; pure.
+"""Device usage of each leased container; pure.
 
-There are two sources: the region that HAMi-core keeps inside the container, and the driver. A
+There are two sources: the region that HAMi-core writes in the container, and the driver. A
 container can forge the first, and the second does not include memory held in reserve, so the larger
 value counts.
 """
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from services.node_agent.gpus.device_samples import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.lease import Share
@@ -21,7 +19,7 @@ from shared.model.names import DeviceUuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """What a container uses of one device."""
+    """A container's usage of one device."""
 
     share: Share
     position: int
@@ -49,7 +47,7 @@ class MeasuredShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredContainer:
-    """What one container uses."""
+    """Usage of one container."""
 
     container: LeasedContainer
     region: Region | Tampered | None

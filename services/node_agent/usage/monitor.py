@@ -7,7 +7,7 @@ the API server. While the driver hangs, metrics stay readable and carry the time
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -22,11 +22,8 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
-from services.node_agent.mig.instances import (
-    ListInstances,
-    MigInstance,
-)
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.mig.instances import ListInstances, MigInstance
+from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
@@ -51,36 +48,15 @@ Regions = dict[ContainerKey, Region | Tampered | None]
 
 
 class UsageSource(Protocol):
-    """The driver's account of device usage."""
+    """Device usage as the driver reports it."""
 
     async def sample(self) -> tuple[DeviceSample, ...]:
         """Return all devices. Raises UnavailableError while the driver does not respond."""
         ...
 
 
-class KubeletPodLister(Protocol):
-    """The kubelet's pods."""
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod of the kubelet."""
-        ...
-
-
-class MonitoredCheckpoint(Protocol):
-    """The checkpoint of allocations."""
-
-    lost: bool
-    changing: asyncio.Lock
-    """Held while an entry and the region of its container change together."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """Every entry whose pod has not ended."""
-        ...
-
-
 class UsageMonitor(Collector):
-    """What the containers of one node use."""
+    """Usage of one node's containers."""
 
     def __init__(
         self,
@@ -88,8 +64,8 @@ class UsageMonitor(Collector):
         *,
         usage: UsageSource,
         list_instances: ListInstances,
-        pods: KubeletPodLister,
-        checkpoint: MonitoredCheckpoint,
+        list_pods: Callable[[], Awaitable[tuple[KubeletPod, ...]]],
+        checkpoint: Checkpoint,
         leases: KnownLeases,
         clock: Clock,
         proc: Path = Path("/proc"),
@@ -98,7 +74,7 @@ class UsageMonitor(Collector):
         self.node = node
         self.usage = usage
         self.list_instances = list_instances
-        self.pods = pods
+        self.list_pods = list_pods
         self.checkpoint = checkpoint
         self.leases = leases
         self.clock = clock
@@ -187,7 +163,7 @@ class UsageMonitor(Collector):
         if not any(origin.pod for origin in origins):
             return {}
         try:
-            return {pod.uid: pod for pod in await self.pods.list_pods()}
+            return {pod.uid: pod for pod in await self.list_pods()}
         except LeaseholdError as error:
             self._log_error(str(error))
             return None

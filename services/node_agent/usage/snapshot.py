@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import attribute_processes
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, measure_container

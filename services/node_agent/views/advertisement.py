@@ -22,6 +22,8 @@ class NodeAdvertisement:
 
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     """By resource and ID, in the order of the list."""
+    amounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Resources of node status that pods request beside a served one, by the latter."""
     node_status: Mapping[str, int] = field(default_factory=dict)
     """Amounts of resources that are written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -49,6 +51,7 @@ def advertisement_of(
     Raises RequestError if a list or an ID is too long for the kubelet.
     """
     served: dict[str, Mapping[str, PluginDeviceId]] = {}
+    amounts: dict[str, frozenset[str]] = {}
     node_status: dict[str, int] = {}
     annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
     labels: dict[str, str | None] = {}
@@ -60,6 +63,7 @@ def advertisement_of(
             for resource, ids in advertised.served.items():
                 check_list(resource, ids)
                 served[resource] = {entry.id: entry for entry in ids}
+                amounts[resource] = frozenset(advertised.node_status)
             node_status |= advertised.node_status
             annotations |= advertised.annotations
             labels |= advertised.labels
@@ -67,6 +71,7 @@ def advertisement_of(
             objects += advertised.objects
     return NodeAdvertisement(
         served=served,
+        amounts=amounts,
         node_status=node_status,
         annotations=annotations,
         labels=labels,

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.node_agent.event_wait import wait_for_event
 from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.views.node_objects import RETRY_S as OBJECT_RETRY_S
 from services.node_agent.views.node_objects import NodeObjects
@@ -20,7 +19,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid

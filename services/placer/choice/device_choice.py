@@ -50,8 +50,7 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
 def device_chooser(request: PodRequest) -> DeviceChooser:
     """Return `choose_devices` for one request and many nodes.
 
-    What most pods request, units of memory and perhaps cores of the first or last devices that
-    have them, takes a shorter way to the same result.
+    The most common requests use a faster path with the same result.
     """
     if _is_simple(request):
         return _simple_device_chooser(request)

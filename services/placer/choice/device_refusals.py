@@ -8,11 +8,7 @@ from services.placer.choice.container_choice import (
     instance_availability,
     share_mib,
 )
-from services.placer.choice.device_choice import (
-    allowed_modes,
-    allows_instances,
-    devices_in_mode,
-)
+from services.placer.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
 from services.placer.choice.device_topology import topology_location
 from services.placer.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
 from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -27,11 +23,11 @@ NODE_TEXTS: Mapping[str, str] = {
     "InsufficientGpuMemory": "Insufficient GPU memory",
     "InsufficientGpuCores": "Insufficient GPU cores",
     "GpuSlotsTaken": "node(s) had no free GPU share slot",
-    "GpuGroupSpread": "node(s) had only GPUs that carry the pod's group already",
+    "GpuGroupSpread": "node(s) had only GPUs with a pod of the same group",
     "GpuNotIdle": "node(s) had no idle GPU",
     "GpuClaimed": "node(s) had only GPUs that are reserved for a preempting pod",
-    "GpuHeldAlone": "node(s) had only GPUs that other pods use exclusively",
-    "GpuClosed": "node(s) had GPUs excluded from new shares",
+    "GpuInExclusiveUse": "node(s) had only GPUs that other pods use exclusively",
+    "GpuExcluded": "node(s) had GPUs excluded from new shares",
     "GpuUnhealthy": "node(s) had unhealthy GPUs",
     "GpuModeMismatch": "node(s) had only GPUs in another mode",
     "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
@@ -52,10 +48,10 @@ SCOPES: Mapping[TopologyScope, str] = {
     TopologyScope.PCIE: "PCIe root",
 }
 
-EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuClosed"})
+EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuExcluded"})
 """Codes of devices that the pod could never use: reported only where they are the only codes."""
 
-CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node excludes it from new shares")
+EXCLUDED = DeviceRefusal("GpuExcluded", "an annotation of its node excludes it from new shares")
 
 
 def explain_no_devices(request: PodRequest, node: MirroredNode) -> NodeFilterFailure:
@@ -112,8 +108,10 @@ def _exclusion(
     request: PodRequest, node: MirroredNode, device: MirroredDevice
 ) -> DeviceRefusal | None:
     excluded = device_excluded(request.selection, device.device)
-    if excluded is None and device.index in node.facts.excluded_devices:
-        return CLOSED
+    # The node agent lists unhealthy devices in that annotation, too.
+    is_excluded = device.index in node.facts.excluded_devices and device.device.healthy
+    if excluded is None and is_excluded:
+        return EXCLUDED
     return excluded
 
 
@@ -173,7 +171,7 @@ def _refusal(
         device.device,
         sum_of_uses,
         memory_mib=share_mib(container, device),
-        tags=request.anti_affinity_groups,
+        anti_affinity_groups=request.anti_affinity_groups,
     )
 
 
@@ -185,9 +183,9 @@ def _instance_refusal(
 ) -> DeviceRefusal | None:
     groups = sorted(device.anti_affinity_groups.intersection(request.anti_affinity_groups))
     if not device.healthy:
-        return DeviceRefusal("GpuUnhealthy", "it is unhealthy")
+        return DeviceRefusal("GpuUnhealthy", device.device.health_text)
     if groups:
-        text = f"it already carries a pod of group {', '.join(groups)}"
+        text = f"it already has a pod of group {', '.join(groups)}"
         return DeviceRefusal("GpuGroupSpread", text)
     if device.shares and not device.layout:
         text = f"{device.shares} shares from before MIG mode prevent it from being partitioned"

@@ -13,7 +13,7 @@ from shared.model.request import GpuRequest, PodRequest, TopologyScope
 EXHAUSTIVE_DEVICES = 8
 """With more devices than this, sets grow greedily from each: 4 of 8 devices are 70 sets."""
 CACHED_SETS = 64
-"""Cached choices per node: pods of one template meet the same few."""
+"""Cached choices per node."""
 
 Positions = tuple[int, ...]
 """Positions in a list of devices."""

@@ -1,9 +1,9 @@
 """One number per node and kind of request: whether the node may fit, and how well; pure.
 
-A *gap* is the most that each of n shares can get on a node at once: the n-th largest of its
-devices' free memory. A *rank* packs the gap with how full the node is, so that nodes sorted by
-rank are sorted by preference: for BINPACK the smallest gap first and then the fullest node; for
-SPREAD the emptiest node first and then the largest gap.
+A node's *headroom* for n shares is the most that each of them can get at once: the n-th largest of
+its devices' free memory. A *rank* packs the headroom with how full the node is. The order of ranks
+is the order of preference: for BINPACK the smallest headroom first and then the fullest node; for
+SPREAD the emptiest node first and then the largest headroom.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 
 FULLNESS_BITS = 6
-TOP_FULLNESS = (1 << FULLNESS_BITS) - 1
-GAP_BITS = 40
-TOP_GAP = (1 << GAP_BITS) - 1
-PREFERENCE_SHIFT = GAP_BITS + FULLNESS_BITS
+MAX_FULLNESS = (1 << FULLNESS_BITS) - 1
+HEADROOM_BITS = 40
+MAX_HEADROOM = (1 << HEADROOM_BITS) - 1
+PREFERENCE_SHIFT = HEADROOM_BITS + FULLNESS_BITS
 PREFERENCE_TOP = 1 << 20
 """More than any pod's weights add up to; they do not go far below zero either."""
 
@@ -27,12 +27,12 @@ Ranking = Callable[[MirroredNode], Rank | None]
 
 
 UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
-"""The unit of the gap, the one that the pod's request uses. WHOLE: 1 if nothing is used, else 0.
-NONE: no device is requested."""
+"""The unit of the headroom: that of the request. WHOLE: 1 if nothing is used, else 0. NONE: no
+device is requested."""
 
 
 class RequestKind(NamedTuple):
-    """What requests that share ranked nodes have in common; a filter that is never too strict."""
+    """The properties of requests that share ranked nodes; a filter that is never too strict."""
 
     measure: str
     gpus: int
@@ -44,13 +44,13 @@ class RequestKind(NamedTuple):
     packs: bool
     """BINPACK, not SPREAD."""
     instances: bool = False
-    """The gap is the largest free instance of devices in MIG mode; else of all other devices."""
+    """The headroom is the largest free instance of devices in MIG mode; else of other devices."""
 
 
 def request_kind(
     request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE
 ) -> tuple[RequestKind, int]:
-    """Return the kind of a request, for devices of one mode, and the gap it needs at least.
+    """Return the kind of a request, for devices of one mode, and the headroom that it needs.
 
     Of several containers the most demanding one stands for all; the exact choice of devices
     decides whether the others fit beside it.
@@ -94,18 +94,20 @@ def _need(container: GpuRequest) -> tuple[str, int]:
 
 def ranking_for(kind: RequestKind) -> Ranking:
     """Return the function that ranks a node for one kind, None where it cannot fit."""
-    gap_of = _gap_of(kind)
+    headroom_of = _headroom_of(kind)
     if kind.packs:
 
         def rank_tightest(node: MirroredNode) -> Rank | None:
-            gap = gap_of(node)
-            return None if gap < 0 else gap << FULLNESS_BITS | TOP_FULLNESS - fullness(node)
+            headroom = headroom_of(node)
+            return (
+                None if headroom < 0 else headroom << FULLNESS_BITS | MAX_FULLNESS - fullness(node)
+            )
 
         return rank_tightest
 
     def rank_emptiest(node: MirroredNode) -> Rank | None:
-        gap = gap_of(node)
-        return None if gap < 0 else fullness(node) << GAP_BITS | TOP_GAP - gap
+        headroom = headroom_of(node)
+        return None if headroom < 0 else fullness(node) << HEADROOM_BITS | MAX_HEADROOM - headroom
 
     return rank_emptiest
 
@@ -115,41 +117,49 @@ def fullness(node: MirroredNode) -> int:
     if node.devices:
         if not node.shares or not node.total_mib:
             return 0
-        return min(1 + 62 * node.used_mib // node.total_mib, TOP_FULLNESS)
+        return min(1 + 62 * node.used_mib // node.total_mib, MAX_FULLNESS)
     total = node.facts.allocatable.get("cpu", 0)
     used = total - node.free_resources.get("cpu", 0)
-    return min(TOP_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
+    return min(MAX_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
 
 
-def _gap_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
+def _headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
     if kind.measure == NONE:
         return lambda node: len(node.devices)
-    nth, gaps_of = kind.gpus, _instance_gaps_of(kind) if kind.instances else _share_gaps_of(kind)
+    nth, amounts_of = (
+        kind.gpus,
+        _instance_amounts_of(kind) if kind.instances else _share_amounts_of(kind),
+    )
     all_devices = kind.idle or kind.instances
 
-    def gap_of(node: MirroredNode) -> int:
-        gaps = gaps_of(node.devices if all_devices else node.shareable_devices)
-        if len(gaps) < nth:
+    def headroom_of(node: MirroredNode) -> int:
+        amounts = amounts_of(node.devices if all_devices else node.shareable_devices)
+        if len(amounts) < nth:
             return -1
         if nth == 1:
-            return max(gaps)
-        gaps.sort()
-        return gaps[-nth] if nth else 0
+            return max(amounts)
+        amounts.sort()
+        return amounts[-nth] if nth else 0
 
-    return gap_of
-
-
-def _instance_gaps_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
-    gap = _INSTANCE_GAPS[kind.measure]
-    return lambda devices: [gap(device) for device in devices if device.free_instance_mib]
+    return headroom_of
 
 
-def _share_gaps_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
-    cores, gap, slotted, idle = kind.cores, _SHARE_GAPS[kind.measure], kind.slotted, kind.idle
+def _instance_amounts_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
+    headroom = _INSTANCE_HEADROOM[kind.measure]
+    return lambda devices: [headroom(device) for device in devices if device.free_instance_mib]
+
+
+def _share_amounts_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
+    cores, headroom, slotted, idle = (
+        kind.cores,
+        _SHARE_HEADROOM[kind.measure],
+        kind.slotted,
+        kind.idle,
+    )
     if kind.measure == UNITS and slotted and not idle:
         return lambda devices: [d.free_units for d in devices if d.free_slot_cores >= cores]
     return lambda devices: [
-        gap(d)
+        headroom(d)
         for d in devices
         if (d.free_slot_cores if slotted else d.free_cores) >= cores and not (idle and d.shares)
     ]
@@ -173,7 +183,7 @@ def _is_unused(device: MirroredDevice) -> int:
     return int(device.used_mib <= 0)
 
 
-_SHARE_GAPS: Mapping[str, Callable[[MirroredDevice], int]] = {
+_SHARE_HEADROOM: Mapping[str, Callable[[MirroredDevice], int]] = {
     UNITS: _free_units,
     MIBS: _free_mib,
     PERCENT: _free_percent,
@@ -191,7 +201,7 @@ def _instance_percent(device: MirroredDevice) -> int:
     return min(99, (100 * (_instance_units(device) + 1) - 1) // units)
 
 
-_INSTANCE_GAPS: Mapping[str, Callable[[MirroredDevice], int]] = {
+_INSTANCE_HEADROOM: Mapping[str, Callable[[MirroredDevice], int]] = {
     UNITS: _instance_units,
     MIBS: lambda device: device.free_instance_mib,
     PERCENT: _instance_percent,
@@ -199,16 +209,16 @@ _INSTANCE_GAPS: Mapping[str, Callable[[MirroredDevice], int]] = {
 }
 
 
-def has_gap(rank: Rank, need: int, *, packs: bool) -> bool:
-    """Return whether a rank stands for a gap of `need` or more."""
+def has_headroom(rank: Rank, need: int, *, packs: bool) -> bool:
+    """Return whether a rank stands for a headroom of `need` or more."""
     if packs:
         return rank >> FULLNESS_BITS >= need
-    return TOP_GAP - (rank & TOP_GAP) >= need
+    return MAX_HEADROOM - (rank & MAX_HEADROOM) >= need
 
 
-def next_rank_with_gap(rank: Rank, need: int, *, packs: bool) -> Rank:
-    """Return the lowest rank after `rank` that may have the gap, if `rank` has not."""
-    return need << FULLNESS_BITS if packs else ((rank >> GAP_BITS) + 1) << GAP_BITS
+def next_rank_with_headroom(rank: Rank, need: int, *, packs: bool) -> Rank:
+    """Return the lowest rank after `rank` that may have the headroom, if `rank` has not."""
+    return need << FULLNESS_BITS if packs else ((rank >> HEADROOM_BITS) + 1) << HEADROOM_BITS
 
 
 def is_tie(one: Rank, other: Rank, *, packs: bool) -> bool:
@@ -218,11 +228,11 @@ def is_tie(one: Rank, other: Rank, *, packs: bool) -> bool:
     of fullness.
     """
     if packs:
-        idle = one & TOP_FULLNESS == TOP_FULLNESS
+        idle = one & MAX_FULLNESS == MAX_FULLNESS
         return (
-            idle == (other & TOP_FULLNESS == TOP_FULLNESS) and not (one ^ other) >> PREFERENCE_SHIFT
+            idle == (other & MAX_FULLNESS == MAX_FULLNESS) and not (one ^ other) >> PREFERENCE_SHIFT
         )
-    return not (one ^ other) >> GAP_BITS
+    return not (one ^ other) >> HEADROOM_BITS
 
 
 def preferred_rank(rank: Rank, weight: int) -> Rank:

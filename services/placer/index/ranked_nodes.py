@@ -7,7 +7,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from services.placer.index.node_rank import Rank, Ranking, has_gap, is_tie, next_rank_with_gap
+from services.placer.index.node_rank import (
+    Rank,
+    Ranking,
+    has_headroom,
+    is_tie,
+    next_rank_with_headroom,
+)
 from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.mirror.node_mirror import MirroredNode
 
@@ -89,20 +95,20 @@ class RankedNodes:
             self._position_by_node[node] = len(group)
             group.append(node)
 
-    def ranks_with_gap(self, need: int) -> Iterator[Rank]:
-        """Yield the ranks of nodes whose gap is `need` or more, best first."""
+    def ranks_with_headroom(self, need: int) -> Iterator[Rank]:
+        """Yield the ranks of nodes whose headroom is `need` or more, best first."""
         ranks, packs = self.ranks, self.packs
         at = self._start(need)
         while at < len(ranks):
             rank = ranks[at]
-            if packs or has_gap(rank, need, packs=packs):
+            if packs or has_headroom(rank, need, packs=packs):
                 yield rank
                 at += 1
             else:
-                at = bisect_left(ranks, next_rank_with_gap(rank, need, packs=packs), at + 1)
+                at = bisect_left(ranks, next_rank_with_headroom(rank, need, packs=packs), at + 1)
 
     def best_nodes(self, need: int) -> BestNodes:
-        """Return the best nodes with a gap of `need` or more: at least one, if there is any."""
+        """Return the best nodes with a headroom of `need` or more: at least one, if any exists."""
         best = BestNodes()
         limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
         packs, groups_by_rank = self.packs, self.groups
@@ -110,7 +116,7 @@ class RankedNodes:
             start = self._start(need)
             ranks: Iterable[Rank] = self.ranks[start : start + BEST_GROUPS]
         else:
-            ranks = islice(self.ranks_with_gap(need), BEST_GROUPS)
+            ranks = islice(self.ranks_with_headroom(need), BEST_GROUPS)
         first, total, tied, groups = -1, 0, 0, best.groups
         for rank in ranks:
             if first < 0:
@@ -128,7 +134,7 @@ class RankedNodes:
     def _start(self, need: int) -> int:
         if not self.packs:
             return 0
-        return bisect_left(self.ranks, next_rank_with_gap(0, need, packs=True))
+        return bisect_left(self.ranks, next_rank_with_headroom(0, need, packs=True))
 
     def _remove(self, node: MirroredNode, rank: Rank) -> None:
         group = self.groups[rank]

@@ -55,7 +55,7 @@ class RequestVerdicts(RankedNodes):
                 rank = gap_rank(node)
                 if rank is not None:
                     return preferred_rank(rank, 2 * preference_weight - mode)
-        blocked = blocked or NodeFilterFailure("NoGap", "node(s) had no fitting GPU")
+        blocked = blocked or NodeFilterFailure("NoFittingGpu", "node(s) had no fitting GPU")
         reason = (blocked.code, blocked.message)
         self._reason_by_node[node] = reason
         self.blocked.setdefault(reason, {})[node] = blocked

@@ -8,11 +8,7 @@ dropped.
 
 from collections.abc import Iterable, Mapping
 
-from services.placer.mirror.node_mirror import (
-    MirroredDevice,
-    MirroredNode,
-    TentativeReservation,
-)
+from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerChange, LedgerNode, NodeUse
@@ -20,7 +16,7 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
 
 CHANGE_LOG_LENGTH = 1 << 16
-"""Changes kept for indexes to catch up with; an index that is further behind starts again."""
+"""Number of changes in the log; an index that is further behind is rebuilt."""
 
 
 class ChangeLog:
@@ -147,7 +143,7 @@ class ClusterMirror:
             self.changes.add(device.node)
 
     def update_node_use(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
-        """Apply what leases take of a node's resources; an older version is ignored."""
+        """Apply the use of a node's resources; an older version is ignored."""
         node = self.nodes.get(name)
         if node is not None and version >= node.version:
             node.used_resources, node.version = used, version

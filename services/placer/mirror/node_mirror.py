@@ -76,7 +76,7 @@ class MirroredDevice:
         self.update_device(device)
 
     def update_device(self, device: Device, *, closed: bool = False) -> None:
-        """Apply the node agent's report of the device; a closed device takes no new shares."""
+        """Apply the node agent's report of the device; an excluded device gets no new shares."""
         self.device = device
         self.uuid = device.uuid
         self.index = device.index
@@ -245,7 +245,7 @@ class MirroredNode:
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}
-        """What live leases take of resources other than devices."""
+        """Use of resources other than devices by live leases."""
         self.serving: frozenset[str] = frozenset()
         """Resource names that the node agent serves."""
         self.put_devices(())
@@ -281,7 +281,7 @@ class MirroredNode:
         """Cache of the best linked sets of devices: see `device_topology`."""
 
     def update_node(self, node: LedgerNode, devices: Sequence[MirroredDevice]) -> None:
-        """Apply everything that the ledger has of the node."""
+        """Apply the ledger's record of the node."""
         self.facts = node.facts
         self.version = node.version
         self.used_resources = node.used
@@ -309,20 +309,20 @@ class MirroredNode:
         return self.free_resources != before
 
     def subtract_resources(self, resources: Mapping[str, int]) -> None:
-        """Subtract what a tentative reservation takes."""
+        """Subtract a tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) - amount
 
     def add_resources(self, resources: Mapping[str, int]) -> None:
-        """Add what a removed tentative reservation took."""
+        """Add a removed tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
 
 
 class TentativeReservation:
-    """What one chosen placement takes until the ledger's totals contain it."""
+    """The use of one placement until the ledger's totals contain it."""
 
     __slots__ = ("node", "resources", "uses")
 

@@ -1,4 +1,4 @@
-"""What a chosen placement takes of each device until the ledger's totals contain it; pure."""
+"""A placement's use of each device until the ledger's totals contain it; pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from shared.model.request import SharingPolicy
 
 
 class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a use demands of a device besides amounts; most uses demand nothing."""
+    """Constraints of a use besides amounts; most uses have none."""
 
     exclusive: bool
     anti_affinity_groups: tuple[str, ...]
@@ -21,7 +21,7 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TentativeDeviceUse:
-    """What a tentative reservation takes of one device."""
+    """A tentative reservation's use of one device."""
 
     __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from services.placer.choice.container_choice import share_mib
 from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
+from shared.dialects.pod_requests import amount_changes
 from shared.model.request import PodRequest
 from shared.placing.device_filters import device_excluded
 from shared.placing.node_filters import NodeFilterFailure
@@ -25,7 +27,7 @@ def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
 
 
 def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
-    largest_gap: tuple[int, MirroredNode, MirroredDevice] | None = None
+    largest: tuple[int, MirroredNode, MirroredDevice] | None = None
     for node, _ in nearest:
         for device in node.devices:
             free = (
@@ -33,11 +35,11 @@ def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
                 if device.in_mig_mode
                 else device.total_mib - device.used_mib
             )
-            if _allowed(request, device) and (largest_gap is None or free > largest_gap[0]):
-                largest_gap = (free, node, device)
-    if largest_gap is None:
+            if _allowed(request, device) and (largest is None or free > largest[0]):
+                largest = (free, node, device)
+    if largest is None:
         return "no device that the pod can use is healthy"
-    free, node, device = largest_gap
+    free, node, device = largest
     where = f"node {node.name} device {device.index}"
     wanted = max(share_mib(container, device) for container in request.containers)
     if free >= wanted:
@@ -72,15 +74,22 @@ def _allowed(request: PodRequest, device: MirroredDevice) -> bool:
 
 
 def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
-    missing = [name for name in request.triggers if name not in nearest[0][0].serving]
-    name = missing[0] if missing else "the resource"
-    if missing and TRIGGER in nearest[0][0].serving:
+    node = nearest[0][0]
+    name = next((name for name in request.triggers if name not in node.serving), "the resource")
+    dialect = DIALECTS.get(request.dialect)
+    if name == TRIGGER and dialect is not None and dialect.served & node.serving:
         return (
-            f"request {TRIGGER}: 1 beside it: node {nearest[0][0].name} has so much that a list of "
-            f"all its {name} would be too long for its kubelet"
+            f"start the node agent of node {node.name} with --gpu-strategy auto: it serves other "
+            f"resources than {TRIGGER}, for clusters without the webhook"
+        )
+    if TRIGGER in node.serving and amount_changes({name: 1}).get(TRIGGER):
+        return (
+            f"also request {TRIGGER}: 1 in each container with {name}: the webhook adds it to new "
+            "pods, so check that the webhook runs"
         )
     return (
-        f"run a node agent whose --dialects and --gpu-strategy serve {name}: no fitting node does"
+        f"run a node agent whose --dialects and --gpu-strategy serve {name}; if one should, its "
+        "log names what its kubelet cannot allocate"
     )
 
 
@@ -103,8 +112,8 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
         "request less than 100 % of the cores, or wait for a device to be idle"
     ),
     "GpuClaimed": _fixed_hint("wait until the pods that are being evicted have ended"),
-    "GpuHeldAlone": _fixed_hint("wait until a device that is used exclusively is free"),
-    "GpuClosed": _fixed_hint(
+    "GpuInExclusiveUse": _fixed_hint("wait until a device that is used exclusively is free"),
+    "GpuExcluded": _fixed_hint(
         "remove the devices of node {node} from its annotation of excluded devices"
     ),
     "GpuUnhealthy": _fixed_hint(
@@ -116,7 +125,9 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     "GpuInstancesTaken": _fixed_hint(
         "request less memory, or wait until an instance or a whole device is free"
     ),
-    "NoGpuInstances": _fixed_hint("give the agent of node {node} layouts for this model of GPU"),
+    "NoGpuInstances": _fixed_hint(
+        "configure MIG layouts for this GPU model in the agent of node {node}"
+    ),
     "GpuNotPartitioned": _fixed_hint("wait for the shares on the devices of node {node} to end"),
     "GpuInstancesLive": _fixed_hint("wait for the instances on the devices of node {node} to end"),
     "GpuPlaceUnknown": _fixed_hint(

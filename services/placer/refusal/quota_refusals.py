@@ -1,4 +1,4 @@
-"""What exceeded quotas mean for a pod: where else it can run, or why it waits; pure."""
+"""Effects of exceeded quotas: where else a pod can run, or why it waits; pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from shared.model.request import NodeTerm, PodRequest
 Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
-"""In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
+"""Instead of a measure: the budget is exhausted, and no pod of the namespace may start."""
 
 _MEASURE_NAMES = {
     "cores": "GPUs' cores",
@@ -80,7 +80,7 @@ class QuotaRefusals:
         """By pod or gang, the capacity number of the first refusal, and what was exceeded."""
 
     def clear(self) -> None:
-        """Forget everything: a batch begins."""
+        """Clear all: a batch begins."""
         self._excesses.clear()
 
     def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
@@ -157,7 +157,7 @@ def no_budget(namespace: Namespace) -> Refusal:
     return Refusal(
         reason=f"namespace {namespace} has used up its GPU time: new pods wait for its budget",
         counts=(("BudgetExhausted", 1),),
-        hint=f"wait for its next window, or have more granted; `leasehold budget {namespace}` "
+        hint=f"wait for its next window, or request a grant; `leasehold budget {namespace}` "
         "shows when",
         permanent=True,
         quota=namespace,
@@ -172,7 +172,7 @@ def _reason(excess: QuotaExcess) -> str:
         return f"it allows only GPUs of model {listed}"
     of_model = f" of model {excess.model}" if excess.model else ""
     limit, used, requested = (
-        _amount(excess.measure, n) for n in (excess.limit, excess.held, excess.asked)
+        _amount(excess.measure, n) for n in (excess.limit, excess.used, excess.requested)
     )
     measure = _MEASURE_NAMES[excess.measure]
     return f"it allows {limit} {measure}{of_model}, {used} are used and {requested} requested"

@@ -63,7 +63,7 @@ def _nearest(verdicts: RequestVerdicts) -> list[tuple[MirroredNode, NodeFilterFa
         for entry in islice(blocked.items(), COMPARED_NODES)
     ]
     compared.sort(
-        key=lambda entry: (-_stage(entry[1].code), -_largest_gap(entry[0]), entry[0].name)
+        key=lambda entry: (-_stage(entry[1].code), -_largest_free_mib(entry[0]), entry[0].name)
     )
     return compared[:NEAREST]
 
@@ -74,13 +74,13 @@ def _stage(code: str) -> int:
     return len(_STAGES) + ("Gpu" in code and code not in {"NoGpus", "GpuModeMismatch"})
 
 
-def _largest_gap(node: MirroredNode) -> int:
-    gaps = (
+def _largest_free_mib(node: MirroredNode) -> int:
+    free_mib = (
         device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
         for device in node.devices
         if device.healthy
     )
-    return max(gaps, default=0)
+    return max(free_mib, default=0)
 
 
 def _node_verdict(

@@ -1,4 +1,4 @@
-"""Decisions for a batch of pods: each sees what was chosen for those before it; pure."""
+"""Decisions for a batch of pods; each counts the choices for earlier pods as used; pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import Rng, place
 from services.placer.refusal.quota_refusals import QuotaRefusals
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Reservation, WaitingPod
+from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang
 
@@ -50,7 +50,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """What decisions rest on: the mirror, its index, what quotas refused, and a random source."""
+    """Input of decisions: the mirror, its index, refusals by quotas, and a random source."""
 
     mirror: ClusterMirror
     index: NodeIndex
@@ -72,14 +72,16 @@ class DecisionContext:
 
 @dataclass(slots=True)
 class RoundDecisions:
-    """What one round decided, and how the ledger's reply changed it."""
+    """Decisions of one round, updated by the ledger's reply."""
 
     chosen: list[ChosenPod] = field(default_factory=list)
     refused: list[RefusedPod] = field(default_factory=list)
     deferred: list[PodQueued] = field(default_factory=list)
     """The capacity that these chose is being offered to waiting pods that come first."""
+    gone: list[PodQueued] = field(default_factory=list)
+    """These have terminated or were deleted: nothing more is decided for them."""
     ledger_disagreed: bool = False
-    """The ledger did not grant every first candidate: refusals may rest on choices in vain."""
+    """The ledger did not grant every first candidate: refusals may be based on failed choices."""
 
 
 def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecisions:
@@ -111,22 +113,4 @@ def waiting_pod(
         waiting_since=now,
         receives_offers=receives_offers,
         min_members=min_members,
-    )
-
-
-def reservation_for(event: PodQueued, candidates: tuple[Placement, ...]) -> Reservation:
-    """Return the request for a lease on the first of the candidates that fits."""
-    request = event.request
-    return Reservation(
-        pod=event.pod,
-        namespace=event.namespace,
-        name=event.name,
-        candidates=candidates,
-        dialect=request.dialect,
-        resources=request.resources,
-        anti_affinity_groups=request.anti_affinity_groups,
-        gang=request.gang.name if request.gang else "",
-        priority=request.priority,
-        memo=request.memo,
-        trace=event.trace,
     )

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.rounds.batch import (
     DEFERRED,
     DecisionContext,
     RefusedPod,
     RoundDecisions,
-    reservation_for,
     waiting_pod,
 )
 from shared.model.clock import Clock
@@ -19,6 +19,7 @@ from shared.model.ledger import (
     AlreadyLeased,
     GangEnrollment,
     GangIncomplete,
+    GonePod,
     LedgerChange,
     LedgerSnapshot,
     NoCapacity,
@@ -27,6 +28,7 @@ from shared.model.ledger import (
     Reserved,
     WaitingPod,
     WaitResult,
+    reservation_for,
 )
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
@@ -50,7 +52,7 @@ class PlacerWaitingPods(Protocol):
 
 
 class PlacerLedger(Protocol):
-    """What the placer needs of the ledger."""
+    """The ledger, as the placer uses it."""
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
@@ -75,14 +77,6 @@ class PlacerLedger(Protocol):
 
     def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
         """Yield changes after the position. Raises FeedTruncatedError if it is too old."""
-        ...
-
-
-class PlacerMetrics(Protocol):
-    """Counts decisions."""
-
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Add to the number of an outcome."""
         ...
 
 
@@ -115,7 +109,7 @@ class DecisionWriter:
         self,
         ledger: PlacerLedger,
         clock: Clock,
-        metrics: PlacerMetrics,
+        metrics: PrometheusPlacerMetrics,
         context: DecisionContext,
         *,
         ttl_s: float,
@@ -132,17 +126,8 @@ class DecisionWriter:
         self, decisions: RoundDecisions, events: list[PlacementEvent], gang: Gang | None = None
     ) -> list[PodQueued]:
         """Reserve for the chosen pods, with a `gang` all or none; return those without a lease."""
-        wanted = [reservation_for(pod, candidates) for pod, candidates in decisions.chosen]
-        now, ttl_s, capacity = self.clock.now(), self.ttl_s, self.mirror.capacity
-        try:
-            if gang is None:
-                outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
-            else:
-                outcomes = await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
-        except BaseException:
-            for pod, _ in decisions.chosen:
-                self.mirror.drop(pod.pod)
-            raise
+        capacity = self.mirror.capacity
+        outcomes = await self._request(decisions, gang)
         undecided: list[PodQueued] = []
         for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
             match outcome:
@@ -161,7 +146,26 @@ class DecisionWriter:
                     self.mirror.drop(pod.pod)
                     self.metrics.count("gang_incomplete")
                     undecided.append(pod)
+                case GonePod():
+                    self.mirror.drop(pod.pod)
+                    decisions.ledger_disagreed = True
+                    decisions.gone.append(pod)
+                    self.drop_gone([pod.pod])
         return undecided
+
+    async def _request(
+        self, decisions: RoundDecisions, gang: Gang | None
+    ) -> list[ReservationOutcome]:
+        wanted = [reservation_for(pod, candidates) for pod, candidates in decisions.chosen]
+        now, ttl_s = self.clock.now(), self.ttl_s
+        try:
+            if gang is None:
+                return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+            return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+        except BaseException:
+            for pod, _ in decisions.chosen:
+                self.mirror.drop(pod.pod)
+            raise
 
     async def write_refusals(
         self,
@@ -192,14 +196,16 @@ class DecisionWriter:
         ]
         result = await self.ledger.waiting_pods.enqueue(verdicts)
         self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
+        self.drop_gone(result.gone)
         stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
+        dropped = stale | set(result.gone)
         self.metrics.count("stale", len(stale))
         self.metrics.count("already_leased", len(leases))
-        self.metrics.count("refused", len(refused) - len(stale) - len(leases))
+        self.metrics.count("refused", len(refused) - len(dropped) - len(leases))
         for pod, refusal in refused:
             if pod.pod in leases:
                 self._repeat_lease(pod, leases[pod.pod], events)
-            elif pod.pod not in stale and self.last_verdicts.is_new(pod, refusal):
+            elif pod.pod not in dropped and self.last_verdicts.is_new(pod, refusal):
                 events.append(
                     PlacementRefused(
                         pod=pod.pod,
@@ -225,8 +231,15 @@ class DecisionWriter:
                 for pod in deferred
             ]
         )
+        self.drop_gone(result.gone)
         ready = {*result.stale, *(lease.pod for lease in result.already_leased)}
         return [pod for pod in deferred if pod.pod in ready]
+
+    def drop_gone(self, pods: Collection[PodUid]) -> None:
+        """Forget pods that have terminated or were deleted; no event is published for them."""
+        self.metrics.count("gone", len(pods))
+        for pod in pods:
+            self.last_verdicts.forget(pod)
 
     def _apply_lease(
         self,
@@ -254,7 +267,7 @@ class DecisionWriter:
             decisions.deferred.append(pod)
 
     def _repeat_lease(self, pod: PodQueued, lease: Lease, events: list[PlacementEvent]) -> None:
-        """Publish again which lease the pod has, until its node has activated it."""
+        """Publish the pod's lease again until its node has activated it."""
         if lease.state is not LeaseState.ACTIVE:
             events.append(self._placement_chosen(pod, lease))
 

@@ -1,8 +1,8 @@
 """The step of an account: its charges, the windows that close and open, and its state; pure.
 
-A step is written atomically, and only on the revision that it was decided on. Each charge begins
-where the last charge of the same lease ended. So the sum of any steps, by any replica, with any
-pauses between them, is weight x (end - begin).
+A step is written atomically, and only if the account still has the revision that the step was
+computed from. Each charge begins where the last charge of the same lease ended. So the sum of any
+steps, by any replica, with any pauses between them, is weight x (end - begin).
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def advance(
 
     All leases that began or ended until `now_ms` must be in the account. A running lease is charged
     every `charge_every_ms`, and when a window closes, the lease ends or the state changes. No time
-    is lost, since each lease records up to when it is charged.
+    is lost: each lease records the instant until which it is charged.
     """
     if not _is_due(account, budget, now_ms, charge_every_ms):
         return None
@@ -208,7 +208,7 @@ def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
 
 
 def apply_update(account: Account, update: AccountUpdate) -> Account:
-    """Return the account after a step, as the store must have it."""
+    """Return the account after a step, as it must be stored."""
     charged: Mapping[str, int] = update.charged
     windows = {window.id: window for window in account.windows}
     windows.update((window.id, window) for window in update.windows)

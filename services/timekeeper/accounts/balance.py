@@ -32,7 +32,7 @@ OUT_OF_BUDGET = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """What follows from a state."""
+    """The consequence of a state for leases and new pods."""
 
     lease_class: LeaseClass
     new_pods: str

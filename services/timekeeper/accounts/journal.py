@@ -1,4 +1,4 @@
-"""How the journal of leases changes the accounts; pure.
+"""Changes of the accounts that follow from the journal of leases; pure.
 
 A charged lease is one lease at one size: from when it was bound or resized until it was resized or
 ended. Its id consists of the pod and the time of its reservation, which neither a rebuild nor the
@@ -50,7 +50,7 @@ def created_ms(lease: Lease) -> int:
 def journal_changes(
     entries: Iterable[JournalEntry], weigh: Weigh, counted_ms: Mapping[str, int]
 ) -> dict[Namespace, JournalChanges]:
-    """Read the journal. `counted_ms`: up to when restored leases are charged already."""
+    """Read the journal. `counted_ms`: until when restored leases are charged already."""
     changes: dict[Namespace, JournalChanges] = {}
     for entry in entries:
         for lease in entry.leases:
@@ -97,10 +97,11 @@ def reconcile(
 ) -> None:
     """Complete the changes of a journal that was lost or trimmed, by comparing live leases.
 
-    Live leases without an account entry are charged since they were reserved or resized. Charged
-    leases that no longer live ended at `known_ms`, when they were last known to live, or where they
-    are charged up to if that is later; those of a lease with a new size ended when it was resized.
-    No charged lease begins before an earlier one of the same lease has ended.
+    Live leases without an account entry are charged from when they were reserved or resized. A
+    charged lease that is no longer live ended at `known_ms`, when it was last known to be live, or
+    at the end of its last charge if that is later. If the lease was resized, the charged lease of
+    the old size ended at the resize. No charged lease begins before an earlier one of the same
+    lease has ended.
     """
     charged = {charged_lease_id(lease): lease for lease in live if lease.state in CHARGED_STATES}
     accounts = tuple(accounts)
@@ -121,7 +122,7 @@ def _end_missing(
     accounts: Iterable[Account],
     known_ms: int,
 ) -> dict[str, int]:
-    """End the accounts' leases that no longer live; return the last end by family."""
+    """End the accounts' leases that are no longer live; return the last end by family."""
     resized = {lease_family(id_): resized_ms(lease) for id_, lease in charged.items()}
     family_ends: dict[str, int] = {}
     for account in accounts:

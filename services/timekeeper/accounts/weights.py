@@ -19,7 +19,7 @@ WHOLE = Fraction(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedDevice:
-    """A device, as far as its weight depends on it."""
+    """The properties of a device that determine its weight."""
 
     memory_mib: int
     model: str = ""

@@ -1,4 +1,4 @@
-"""When windows begin and end; pure.
+"""The begin and end of budget windows; pure.
 
 A boundary is computed once, when its window is opened, and stored as an instant. Later changes of a
 time zone (daylight saving, new tables) do not move existing windows.
@@ -60,7 +60,7 @@ def _days(period: Period, day: date) -> tuple[date, date]:
 
 
 def _midnight_ms(day: date, zone: ZoneInfo) -> int:
-    """Return when a day begins; if midnight is skipped, when it is skipped."""
+    """Return when a day begins; if daylight saving skips midnight, the instant of the change."""
     return int(datetime.combine(day, time(), zone).timestamp()) * 1000
 
 
@@ -87,7 +87,7 @@ def open_window(
 
 
 def window_shape(policy: BudgetPolicy) -> str:
-    """Return what determines a policy's windows: a window continues while it is the same."""
+    """Return the settings that determine a policy's windows; a change opens a new window."""
     if policy.type is PolicyType.FIXED:
         return f"fixed {policy.period} {policy.time_zone}"
     if policy.type is PolicyType.SLIDING:
@@ -96,7 +96,7 @@ def window_shape(policy: BudgetPolicy) -> str:
 
 
 def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
-    """Return how much of a window's unused units rolls over to the next one."""
+    """Return the unused units of a window that roll over to the next one."""
     if policy.type is not PolicyType.FIXED or closed.allowed_units is None:
         return 0
     unused = max(0, closed.allowed_units - closed.used_units)

@@ -1,1 +1,1 @@
-"""GPUBudget objects: where they come from, and how they are parsed."""
+"""GPUBudget objects: sources and parsing."""

@@ -29,6 +29,7 @@ from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDelet
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.model.budget import Budget
+from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -46,7 +47,7 @@ def load_file(path: Path) -> dict[Namespace, Budget]:
         items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
         return _by_namespace(map(parse_budget, items))
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; give a file of {KIND} objects") from error
+        raise RequestError(f"{path}: {error.strerror}; set a file of {KIND} objects") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is not valid YAML: {error}") from error
     except RequestError as error:
@@ -187,10 +188,7 @@ class ConfiguredBudgets:
         """Wait until the objects are listed, but at most `SYNC_TIMEOUT_S`."""
         if self.objects is None:
             return
-        try:
-            async with asyncio.timeout(SYNC_TIMEOUT_S):
-                await self.objects.synced.wait()
-        except TimeoutError:
+        if not await wait_for_event(self.objects.synced, SYNC_TIMEOUT_S):
             logger.warning("the API server does not respond; counting starts without its %ss", KIND)
 
     async def watch(self) -> None:

@@ -28,7 +28,7 @@ ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
 MAX_MINUTES = 2**63 - 1
-"""The most that an integer field of an object can hold."""
+"""The maximum of an integer field of an object."""
 LONGEST_HOURS, LONGEST_BUCKET_MINUTES = 20 * 8784, 31 * 1440
 """Limits of a sliding policy: later instants have no date."""
 

@@ -1,19 +1,13 @@
-"""How a budget is reported: its object's status, and its event; pure."""
+"""Reports of a budget: its object's status, and its event; pure."""
 
 import datetime
 
 from services.timekeeper.accounts.balance import consequence
-from shared.model.budget import (
-    UNITS_PER_GPU_MINUTE,
-    Account,
-    Balance,
-    Budget,
-    StoredBudgetState,
-)
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, StoredBudgetState
 from shared.model.events.pod_events import BudgetChanged
 
 MAX_UNITS = 2**63 - 1
-"""The most that an event can hold, 150 thousand million GPU-minutes; more is capped."""
+"""The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
 
 
 def minutes(units: int) -> str:
@@ -76,14 +70,14 @@ def budget_changed(
     return BudgetChanged(
         namespace=account.namespace,
         state=str(current.state),
-        previous=str(previous.state),
+        previous_state=str(previous.state),
         lease_class=str(follows.lease_class),
         new_pods=follows.new_pods,
         evict_after_minutes=follows.evict_after_minutes,
         warned_percent=current.warned_percent,
-        share=budget.share,
-        since=account.state.since_ms / 1000,
-        at=current.at_ms / 1000,
+        weight=budget.share,
+        state_since=account.state.since_ms / 1000,
+        reported_at=current.at_ms / 1000,
         window=current.window.id,
         used_units=min(current.used_units, MAX_UNITS),
         remaining_units=(

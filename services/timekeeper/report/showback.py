@@ -4,22 +4,14 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.timekeeper.report.budget_reports import minutes
+from shared.ledger.budgets import Budgets
 from shared.model.budget import UNITS_PER_GPU_MINUTE, ChargeEntry, LeaseClass
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 GROUPS = ("namespace", "model", "class")
-
-
-class EntrySource(Protocol):
-    """The ledgers of all namespaces."""
-
-    async def entries(self, namespace: Namespace, *, after: str = "") -> list[ChargeEntry]:
-        """Return a page of the entries after the one with this id, oldest first."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +99,7 @@ class ShowbackSums:
 
 
 async def add_up(
-    store: EntrySource,
+    store: Budgets,
     namespaces: Iterable[Namespace],
     entry_range: EntryRange,
     group_by: Sequence[str] = GROUPS,

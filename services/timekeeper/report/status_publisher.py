@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_MS = 60_000
 WRITE_TIMEOUT_S = 2.0
 RETRY_MS = 30_000
-"""The pause after the API server did not respond, so that counting does not wait for it."""
+"""Pause after a request without a response, so that counting does not wait for the API server."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class StatusPublisher:
     ) -> None:
         """Write the status when it has changed, and every minute; write Events of a change.
 
-        If the API server does not respond, a status is lost and counting goes on.
+        If the API server does not respond, a status is lost and counting continues.
         """
         if self.objects is None or current.at_ms < self._paused_until_ms:
             return

@@ -1,4 +1,4 @@
-"""The REST interface: /v1, and the safe ones of the proof of concept's paths.
+"""The REST interface: /v1, and those paths of the proof of concept that are safe.
 
 Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance.
 """
@@ -6,12 +6,12 @@ Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
 
+from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.showback import (
     GROUPS,
@@ -22,13 +22,14 @@ from services.timekeeper.report.showback import (
     row_json,
 )
 from services.timekeeper.rest.budget_json import Json, budget_json, proof_of_concept_json
-from services.timekeeper.rest.grants import GrantStore, add_grant, parse_gpu_minutes
-from services.timekeeper.service import BudgetConfiguration, Timekeeper
+from services.timekeeper.rest.grants import add_grant, parse_gpu_minutes
+from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import EVERYTHING, AccessDeniedError
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
-from shared.model.budget import Balance, ChargeEntry
+from shared.ledger.budgets import Budgets
+from shared.model.budget import Balance
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -44,28 +45,14 @@ _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class RestStore(GrantStore, Protocol):
-    """The accounts and their ledgers."""
-
-    async def revisions(self) -> dict[Namespace, int]:
-        """Return every account's revision."""
-        ...
-
-    async def entries(
-        self, namespace: Namespace, *, after: str = "", most: int = PAGE_MAX
-    ) -> list[ChargeEntry]:
-        """Return entries after the one with this id."""
-        ...
-
-
 class BudgetApi:
     """The handlers of all paths."""
 
     def __init__(
         self,
         timekeeper: Timekeeper,
-        store: RestStore,
-        configuration: BudgetConfiguration,
+        store: Budgets,
+        configuration: ConfiguredBudgets,
         authenticator: Authenticator,
         *,
         metrics: TimekeeperMetrics,

@@ -1,4 +1,4 @@
-"""The certificate of the REST interface, and how its clients get to trust it."""
+"""The certificate of the REST interface, and the ConfigMap with its authorities."""
 
 from datetime import UTC, datetime
 from functools import partial
@@ -27,25 +27,18 @@ class AuthorityConfigMap:
             self._written = authorities
 
 
-class NoTrustDistribution:
-    """For certificates whose authority lies beside them."""
-
-    async def trust(self, authorities: bytes) -> None:
-        """Do nothing."""
-
-
 def serving_certificate(
     settings: TimekeeperSettings, client: KubernetesClient | None
 ) -> ServingCertificate | None:
-    """Return the certificate that `--api` serves; None: it speaks no TLS."""
-    names, now, no_trust = settings.names, partial(datetime.now, UTC), NoTrustDistribution()
+    """Return the certificate that `--api` serves; None: it does not use TLS."""
+    names, now = settings.names, partial(datetime.now, UTC)
     if settings.secret and client is not None:
         namespace, _, name = settings.secret.partition("/")
         store = SecretStore(client, namespace, name)
         if not settings.authority:
-            return ServingCertificate(store, no_trust, names, now)
-        trust = AuthorityConfigMap(client, namespace, settings.authority)
-        return ServingCertificate(store, trust, names, now)
+            return ServingCertificate(store, None, names, now)
+        authority = AuthorityConfigMap(client, namespace, settings.authority)
+        return ServingCertificate(store, authority.trust, names, now)
     if settings.tls_dir:
-        return ServingCertificate(DirectoryStore(settings.tls_dir), no_trust, names, now)
+        return ServingCertificate(DirectoryStore(settings.tls_dir), None, names, now)
     return None

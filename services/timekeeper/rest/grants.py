@@ -1,31 +1,18 @@
 """Grants: GPU time that is added to a namespace's open window."""
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Protocol
 
 from services.timekeeper.accounts.accrual import grant_update
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, AccountUpdate
+from shared.ledger.budgets import Budgets
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account
 from shared.model.errors import ConflictError, RequestError
 from shared.model.names import Namespace
 
 ATTEMPTS = 20
 _MINUTES = re.compile(r"-?\d{1,9}(\.\d+)?(e-?\d{1,2})?")
-"""Grants stay in the ledger for ever, so amounts that no float can represent are refused."""
+"""Grants are never deleted from the ledger, so amounts that no float can represent are refused."""
 MAX_MINUTES = 10**9
-
-
-class GrantStore(Protocol):
-    """The accounts."""
-
-    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts."""
-        ...
-
-    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; False if the account has another revision, or the grant exists."""
-        ...
 
 
 def parse_gpu_minutes(value: object) -> int:
@@ -40,14 +27,14 @@ def parse_gpu_minutes(value: object) -> int:
 
 
 async def add_grant(
-    store: GrantStore, namespace: Namespace, units: int, *, actor: str, reason: str, key: str
+    store: Budgets, namespace: Namespace, units: int, *, actor: str, reason: str, key: str
 ) -> Account:
     """Add units to the open window; grants with the same key are added once.
 
     Raises RequestError without a budget to grant to, ConflictError if others keep writing.
     """
     if not reason.strip():
-        raise RequestError("a grant needs a reason, which is kept in the ledger")
+        raise RequestError("a grant needs a reason, which the ledger stores")
     if units == 0:
         raise RequestError("a grant of 0 GPU-minutes changes nothing")
     for _ in range(ATTEMPTS):
@@ -63,4 +50,4 @@ async def add_grant(
         (after,) = await store.load({namespace: None})
         if after.revision == account.revision:
             return after
-    raise ConflictError(f"the account of {namespace} keeps changing; try again")
+    raise ConflictError(f"the account of {namespace} changes too often; try again")

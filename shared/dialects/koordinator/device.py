@@ -7,11 +7,7 @@ writes it again.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.dialects.advertised import (
-    Advertisement,
-    NodeObject,
-    NodeSoftware,
-)
+from shared.dialects.advertised import Advertisement, NodeObject, NodeSoftware
 from shared.dialects.koordinator.amounts import CORE, FULL, MEMORY, PREFIX, RATIO
 from shared.dialects.koordinator.annotation import binary_text, decimal_text
 from shared.dialects.koordinator.hints import MODEL_LABEL, VENDOR, VENDOR_LABEL

@@ -28,10 +28,7 @@ by default and drives device plugins that cannot run beside our agent: the annot
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import (
-    Advertisement,
-    trigger_ids,
-)
+from shared.dialects.advertised import Advertisement, trigger_ids
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,

@@ -1,7 +1,7 @@
-"""The messages of Koordinator's own validating webhook, word by word; pure.
+"""The exact messages of Koordinator's own validating webhook; pure.
 
-Its clients may look for these texts. The errors and their order are Koordinator's (feature gate
-`ValidatePodDeviceResource`). Whatever else is refused, is refused with our messages.
+Its clients may compare these texts. The errors and their order are Koordinator's (feature gate
+`ValidatePodDeviceResource`). Other refusals have Leasehold's messages.
 """
 
 from collections.abc import Iterable, Mapping

@@ -15,11 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import (
-    Advertisement,
-    PluginDeviceId,
-    base36,
-)
+from shared.dialects.advertised import Advertisement, PluginDeviceId, base36
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
@@ -54,7 +50,7 @@ WHOLE = 100
 BLOCK_MIB = 256
 BLOCK_BYTES = BLOCK_MIB * MIB
 DENIAL = f"Must supply both {CORE} AND {MEMORY}"
-"""The message of GPUSharing's webhook; its clients look for exactly this text."""
+"""The message of GPUSharing's webhook; its clients compare this text."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:

@@ -143,7 +143,7 @@ def _layout(entry: object, where: str, warnings: list[str]) -> MigLayout | None:
             return None
         if profile.name in profiles:
             warnings.append(
-                f"{where} has {profile.name} twice: give it once, with the sum as count"
+                f"{where} has {profile.name} twice: list it once, with the sum as count"
             )
             return None
         profiles[profile.name] = profile

@@ -1,4 +1,4 @@
-"""How Volcano's vGPU device plugin registers devices, and its handshake; pure.
+"""The device register of Volcano's vGPU device plugin, and its handshake; pure.
 
 The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes
 `Reported <time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it
@@ -18,7 +18,7 @@ SERVED = (NUMBER,)
 REGISTER = "volcano.sh/node-vgpu-register"
 HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 REPORT_S = 20.0
-"""How often a plugin reports: Volcano's own does so every 30 s."""
+"""Interval of a plugin's reports: as Volcano's own, 30 s."""
 SILENCE_S = 60.0
 """Age of an unanswered request at which the plugin counts as gone."""
 _REQUESTING, _DELETED = "Requesting_", "Deleted_"
@@ -31,7 +31,7 @@ def reported(now_s: float) -> str:
 
 
 def is_gone(text: str | None, now_s: float) -> bool:
-    """Return whether a handshake means that the node's plugin is gone; without one it does not."""
+    """Return whether a handshake means that the plugin is gone; False if there is none."""
     if text is None:
         return False
     if text.startswith(_DELETED):
@@ -39,10 +39,12 @@ def is_gone(text: str | None, now_s: float) -> bool:
     if not text.startswith(_REQUESTING):
         return False
     try:
-        asked = datetime.strptime(text.removeprefix(_REQUESTING) + "+0000", "%Y.%m.%d %H:%M:%S%z")
+        requested = datetime.strptime(
+            text.removeprefix(_REQUESTING) + "+0000", "%Y.%m.%d %H:%M:%S%z"
+        )
     except ValueError:
         return True
-    return now_s - asked.timestamp() > SILENCE_S
+    return now_s - requested.timestamp() > SILENCE_S
 
 
 def registered_devices(

@@ -6,7 +6,8 @@ and not enforced: a container gets variables with its GPU and its amount of memo
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from shared.dialects.advertised import (
     TRIGGER,
@@ -41,8 +42,9 @@ TIME = "volcano.sh/predicate-time"
 ASSIGNED = "volcano.sh/gpu-assigned"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
-MAX_LIST_BYTES = 4_000_000
-"""The kubelet accepts at most 4 MiB in one list of devices."""
+MAX_UNITS = 2_000
+"""The most device IDs of memory on one node. A kubelet of 1.36 or later that restarts looks up
+each ID among the IDs of all its pods, under the lock that every allocation needs: decision 34."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
@@ -67,7 +69,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
-    triggered = all(container.limits.get(TRIGGER, 0) > 0 for container in containers)
+    triggered = all(container.limits.get(TRIGGER) == 1 for container in containers)
     return PodRequest(
         dialect=NAME,
         containers=tuple(
@@ -85,6 +87,14 @@ def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
         triggers=(TRIGGER if triggered else MEMORY,),
         device_order=DeviceOrder.FIRST,
     )
+
+
+def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the trigger for a container that requests memory without it.
+
+    The kubelet calls Allocate for the trigger. An amount of it in the pod's manifest stays.
+    """
+    return {TRIGGER: 1} if amounts.get(MEMORY, 0) > 0 and TRIGGER not in amounts else {}
 
 
 def _parse_number(containers: Sequence[ContainerManifest]) -> PodRequest:
@@ -165,65 +175,48 @@ def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
     }
 
 
-def list_bytes(devices: Sequence[Device]) -> int:
-    """Return the largest size, in bytes, of an encoded list of all units.
-
-    An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
-    likewise.
-    """
-    prefixes = _id_prefixes(devices)
-    return sum(
-        (device.memory_mib // device.unit_mib)
-        * (
-            2
-            + 2
-            + len(unit_id(prefixes[device.uuid], device.memory_mib // device.unit_mib))
-            + 2
-            + 9
-        )
-        for device in devices
-    )
-
-
-def check_list(devices: Sequence[Device]) -> None:
-    """Raise RequestError, naming the memory factor needed, if a list of all units is too long."""
-    size = list_bytes(devices)
-    if size > MAX_LIST_BYTES:
-        unit = max((device.unit_mib for device in devices), default=1)
-        needed = -(-unit * size // MAX_LIST_BYTES)
+def check_units(devices: Sequence[Device]) -> None:
+    """Raise RequestError, naming the memory factor needed, if there are too many units."""
+    units = _unit_count(devices)
+    if units > MAX_UNITS:
+        factor = max(device.unit_mib for device in devices)
+        while _unit_count(replace(each, unit_mib=factor) for each in devices) > MAX_UNITS:
+            factor += 1
         raise RequestError(
-            f"{MEMORY}: one device ID per {unit} MiB makes a list of {size} bytes, and the kubelet "
-            f"accepts {MAX_LIST_BYTES}: use a memory factor of {needed} or more, or strategy auto"
+            f"{MEMORY}: one device ID per unit makes {units} IDs, and a kubelet that restarts "
+            f"looks up each of them among those of its pods: at most {MAX_UNITS} are served; use "
+            f"--memory-factor {factor} or more, or --gpu-strategy auto"
         )
+
+
+def _unit_count(devices: Iterable[Device]) -> int:
+    return sum(device.memory_mib // device.unit_mib for device in devices)
 
 
 def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
-    """Serve units of memory (`share`), whole GPUs (`number`), or units if the list fits (`auto`).
+    """Serve the trigger (`auto`), units of memory (`share`) or whole GPUs (`number`).
 
-    If the list is too long for `auto`, memory is written into node status and the trigger resource
-    is served instead. Devices in MIG mode are left out. Raises RequestError if the list is too long
-    for `share`.
+    With `auto`, memory is an amount in node status. Devices in MIG mode are left out. Raises
+    RequestError for `share` if there are more than `MAX_UNITS` units.
     """
     lists = {UNHEALTHY: _unhealthy_indices(devices)}
     devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    healthy = [device for device in devices if device.healthy]
     if strategy == Strategy.NUMBER:
         ids = tuple(PluginDeviceId(id=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
         return Advertisement(
             served={NUMBER: ids}, node_status={MEMORY: 0}, annotation_entries=lists
         )
     if strategy == Strategy.SHARE:
-        check_list(devices)
-    healthy = [device for device in devices if device.healthy]
-    if list_bytes(devices) <= MAX_LIST_BYTES:
+        check_units(devices)
         return Advertisement(
             served={MEMORY: _unit_ids(devices)},
             node_status={NUMBER: len(healthy)},
             annotation_entries=lists,
         )
-    units = sum(device.memory_mib // device.unit_mib for device in healthy)
     return Advertisement(
         served={TRIGGER: trigger_ids(devices)},
-        node_status={MEMORY: units, NUMBER: len(healthy)},
+        node_status={MEMORY: _unit_count(healthy), NUMBER: len(healthy)},
         annotation_entries=lists,
     )
 
@@ -263,6 +256,7 @@ DIALECT = Dialect(
     container_setup=container_setup,
     advertise=advertise,
     id_count=id_count,
+    amount_changes=amount_changes,
     scheduler=SCHEDULER,
     cordoned_devices=unhealthy_devices,
 )

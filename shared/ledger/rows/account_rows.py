@@ -1,4 +1,4 @@
-"""Budget accounts as the store keeps them: records as JSON, and the commands of one write; pure.
+"""Budget accounts as stored: records as JSON, and the commands of one write; pure.
 
 journal      hash    generation (of the ledger of leases), cursor (the last entry of its journal of
 tenures that was taken over)

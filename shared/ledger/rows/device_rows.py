@@ -1,8 +1,8 @@
-"""What is used of nodes and devices, as the ledger's scripts store and answer it; pure.
+"""The use of nodes and devices, as the ledger's scripts store and return it; pure.
 
-The layouts are those of `N_*` and `D_*` in `scripts/common/state.lua`. The feed carries the stored
-bytes of all that changed, joined: each value says where it ends. Other answers carry the same
-values as arrays.
+The layouts are those of `N_*` and `D_*` in `scripts/common/state.lua`. The feed contains the stored
+bytes of all changes, joined: each value contains its length. Other replies contain the same values
+as arrays.
 """
 
 from collections.abc import Iterator, Sequence

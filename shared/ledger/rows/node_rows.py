@@ -27,7 +27,7 @@ _decode_served = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack a node's facts: all, those that decide placement, its room, and closed devices."""
+    """Pack a node's facts: all, those that decide placement, its room, and excluded devices."""
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
         part
@@ -81,6 +81,8 @@ def decode_node_totals(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotal
         ),
         leases=tuple(map(decode_lease, islice(leases, lease_count))),
         index_mismatches=tuple(mismatches),
+        known=is_known(row),
+        reported=tuple(each.uuid for each in _decode_devices(devices) if each.healthy),
     )
 
 

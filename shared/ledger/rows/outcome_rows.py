@@ -11,6 +11,7 @@ from shared.ledger.rows.quota_rows import decode_excesses
 from shared.model.ledger import (
     AlreadyLeased,
     GangIncomplete,
+    GonePod,
     NoCapacity,
     Reservation,
     ReservationOutcome,
@@ -18,7 +19,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import PodUid
 
-_ALREADY_LEASED, _GANG_INCOMPLETE = 0, -2
+_ALREADY_LEASED, _GANG_INCOMPLETE, _GONE = 0, -2, -3
 
 
 def decode_outcome(
@@ -36,6 +37,8 @@ def decode_outcome(
         return AlreadyLeased(lease=decode_lease(next(values)))
     if number == _GANG_INCOMPLETE:
         return GangIncomplete(pod=wanted.pod)
+    if number == _GONE:
+        return GonePod(pod=wanted.pod)
     return _decode_refusal(wanted.pod, next(values))
 
 

@@ -32,12 +32,12 @@ def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
             measure=measure,
             model=model,
             limit=int(limit),
-            held=int(held),
-            asked=int(asked),
+            used=int(held),
+            requested=int(requested),
             label=label,
             values=tuple(values),
         )
-        for measure, model, limit, held, asked, label, values in rows
+        for measure, model, limit, held, requested, label, values in rows
     )
 
 

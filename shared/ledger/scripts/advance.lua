@@ -1,7 +1,7 @@
--- Move leases on. Arguments: {'bound', rows of {pod, version that the caller read, first fence}} or
--- {'active', rows of {pod}}.
--- Answers numbers, and the leases they refer to. Per row: -1, and the lease follows; or, if the lease
--- cannot go there, its stored version, or 0 without a lease.
+-- Advance leases to their next state. Arguments: {'bound', rows of {pod, version that the caller read,
+-- device and fence of its first share ('' and -1 without shares)}} or {'active', rows of {pod}}.
+-- Returns numbers, and leases. Per row: -1 and the lease; or, if the life cycle does not allow it, the
+-- stored version, or 0 without a lease.
 local to, rows = ARGS[1], ARGS[2]
 local to_state = to == 'bound' and BOUND or ACTIVE
 
@@ -10,9 +10,10 @@ for i, row in ipairs(rows) do pods[i] = row[1] end
 fetch('leases', pods)
 
 -- Is this the reservation that the caller read?
-local function is_same_reservation(header, value, version, fence)
-  return header[L_RESERVED_VERSION] == version or header[L_VERSION] == version
-    or grants_of(header, value)[2] == fence
+local function is_same_reservation(header, value, version, device, fence)
+  if header[L_RESERVED_VERSION] == version or header[L_VERSION] == version then return true end
+  local first_device, first_fence = first_grant(demand_of(header, value), grants_of(header, value))
+  return first_device == device and first_fence == fence
 end
 
 -- True: the lease moves. False: it went there before, from the same reservation. Nil: it cannot.
@@ -22,7 +23,7 @@ local function moves(header, value, row)
     return true
   end
   local is_there = header[L_STATE] == to_state
-  if to_state == BOUND then is_there = is_same_reservation(header, value, row[2], row[3]) end
+  if to_state == BOUND then is_there = is_same_reservation(header, value, row[2], row[3], row[4]) end
   if is_there then return false end
 end
 

@@ -1,6 +1,6 @@
--- Read the journal of tenures from where it was last taken over. Arguments: prefix of the budgets; the
--- most entries. Answers {generation, now in ms, generation and cursor as stored, whether the entry at the
--- cursor is gone, whether all was read, rows of {entry, kind, number of leases}}, and the leases.
+-- Read the journal of tenures from the stored cursor. Arguments: prefix of the budgets; maximum number of
+-- entries. Returns {generation, now in ms, generation and cursor as stored, whether the entry at the
+-- cursor is missing, whether all was read, rows of {entry, kind, number of leases}}, and the leases.
 local BUDGETS, most = ARGS[1], ARGS[2]
 local stored = call('HMGET', BUDGETS .. 'journal', 'generation', 'cursor')
 local time = call('TIME')

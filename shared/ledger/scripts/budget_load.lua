@@ -1,5 +1,5 @@
--- Load accounts. Arguments: prefix of the budgets; rows of {namespace, start of the earliest window that
--- is wanted besides the last}. Answers rows of {namespace, revision, tenures, charged, ended, state,
+-- Load accounts. Arguments: prefix of the budgets; rows of {namespace, start of the earliest window to
+-- load besides the last}. Returns rows of {namespace, revision, tenures, charged, ended, state,
 -- windows, budget}, as stored.
 local BUDGETS, rows = ARGS[1], {}
 for i, row in ipairs(ARGS[2]) do

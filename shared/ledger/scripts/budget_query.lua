@@ -1,11 +1,11 @@
--- Answer one question about the budgets. Arguments: prefix of the budgets; then, by the second of them:
---   'revisions'                         answers namespaces, each before its revision
---   'now'                               answers ms
+-- Query budgets. Arguments: prefix of the budgets; then, by the second of them:
+--   'revisions'                         returns namespaces, each before its revision
+--   'now'                               returns ms
 --   'entries', namespace, from (exclusive, '': the first), most
---                                       answers rows of {id, text}
---   'windows', namespace                answers texts
---   'charged', keys                     answers their values, '' without one
---   'lock', name, milliseconds          answers whether the caller is the first within that time
+--                                       returns rows of {id, text}
+--   'windows', namespace                returns texts
+--   'charged', keys                     returns their values, '' without one
+--   'lock', name, milliseconds          returns whether the caller got the lock for that time
 local BUDGETS = ARGS[1]
 local queries = {}
 

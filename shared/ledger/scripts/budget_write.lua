@@ -1,6 +1,6 @@
--- Write a decision, if what it was based on has not changed. Arguments: guards ({key of a hash, field,
+-- Write a decision, if its inputs have not changed. Arguments: guards ({key of a hash, field,
 -- value as read}); commands; and {} or {windows by start, windows, the open one, instant before which the
--- others are deleted}. Answers whether it was written.
+-- others are deleted}. Returns whether it was written.
 local MAX_DELETED = 100
 for _, guard in ipairs(ARGS[1]) do
   if (call('HGET', guard[1], guard[2]) or '') ~= guard[3] then return encode(false) end

@@ -1,12 +1,13 @@
--- Choose waiting pods to be decided again. Arguments: now; how many at most; how many of them may be pods
--- that only a changed cluster can help; seconds after which an unanswered offer is repeated.
--- Answers the capacity number, the records, and whether all that was freed so far has been offered. Each
--- pod is chosen once per capacity number.
+-- Choose waiting pods to which freed capacity is offered: they are placed again; and pods whose verdict
+-- may have other reasons by now. Arguments: now; maximum number; how many of them may be pods that no freed
+-- capacity can help.
+-- Returns the capacity number, the records, and whether all freed capacity has been offered. Each pod is
+-- chosen once per capacity number, and again if it was not decided within OFFER_S.
 --
--- As many pods of each group are chosen as what was freed could hold, in the order of fair_share.lua; each
--- chosen one counts as held by its namespace when the next one is chosen. While there is room left once
--- they have answered, the following pods are chosen, twice as many each time.
-local now, limit, spare, retry_s = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
+-- Of each group, as many pods are chosen as could fit the freed capacity, in the order of fair_share.lua;
+-- each one counts as used by its namespace when the next one is chosen. While capacity is left after their
+-- decisions, the following pods are chosen, twice as many each time.
+local now, limit, spare = ARGS[1], ARGS[2], ARGS[3]
 local MAX_NODES, MAX_PAGES, CHUNK, MAX_SKIPPED, MAX_ROUNDS = 32, 16, 256, 8192, 8
 local QUOTA_CHUNK, FIRST_CHUNK, MAX_QUEUES = 16, 16, 32
 local is_chosen, members, has_open_offers, promised = {}, {}, false, {}
@@ -27,8 +28,8 @@ local function promise(namespace, cores, mib)
   promised[namespace] = {before[1] + cores, before[2] + mib}
 end
 
--- One namespace's queue of a group. `position` is that of its next pod that is to be chosen or has an
--- offer, once it `is_exact`; until then that of its first pod.
+-- One namespace's queue of a group. Once it `is_exact`, `position` is that of the next pod that can be
+-- chosen or has an offer; until then that of its first pod.
 local skipped = 0
 local function queue_of(entry, group)
   local namespace = string.match(entry, '|(.*)$')
@@ -51,7 +52,7 @@ local function read_more(queue)
   end
 end
 
--- Go on to the next pod whose verdict is older than `newest` or that has an offer; false if there is none.
+-- Advance to the next pod whose verdict is older than `newest` or that has an offer; false if none.
 local function advance(queue, newest)
   while skipped < MAX_SKIPPED do
     queue.at = queue.at + 1
@@ -74,7 +75,7 @@ local function advance(queue, newest)
 end
 
 -- Choose up to `count` of the group whose verdict is older than the number `newest`. An offer that was not
--- answered yet counts as one.
+-- decided yet counts as one.
 function choose_from_group(group, count, newest)
   local queues, next_queue, last_entry_read = {}, 0, nil
   local cores, mib = fair.need_of(group)
@@ -109,8 +110,8 @@ function choose_from_group(group, count, newest)
 end
 end
 
--- Nodes on which something was freed after the number `done`, each before the number at which it was, and
--- up to which number this is complete.
+-- Nodes with capacity freed after the number `done`, each followed by its number, and the number up to
+-- which this is complete.
 local function freed_since(done)
   local found = call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. done, '+inf', 'WITHSCORES',
     'LIMIT', 0, MAX_NODES)
@@ -142,10 +143,11 @@ local function offer_freed(freed, round)
   end
 end
 
--- The rounds start anew whenever more is freed.
+-- Rounds start again whenever more is freed.
 local stored =
-  call('HMGET', PREFIX .. 'ledger', 'offered_up_to', 'offer_round', 'offer_round_for', 'inventory_grew')
-local done, grew_at = stored[1] or '0', tonumber(stored[4] or 0)
+  call('HMGET', PREFIX .. 'ledger', 'offered_up_to', 'offer_round', 'offer_round_for', 'inventory_grew',
+    'reasons_changed')
+local done = stored[1] or '0'
 local newest = call('ZREVRANGE', PREFIX .. 'freed-nodes', 0, 0, 'WITHSCORES')[2] or '0'
 local round = stored[3] == newest and tonumber(stored[2]) or 0
 local is_complete = false
@@ -161,8 +163,9 @@ if #members > 0 and not is_awaiting_answers then round = round + 1 end
 if done ~= stored[1] or round ~= tonumber(stored[2] or 0) or newest ~= stored[3] then
   call('HSET', PREFIX .. 'ledger', 'offered_up_to', done, 'offer_round', round, 'offer_round_for', newest)
 end
--- A namespace has more left of its quota: offer it to its first waiting pods, and to the next ones once
--- these have answered.
+-- A namespace's quota has more left: offer it to its first waiting pods, and to the next ones once these
+-- have answered.
+do
 local quota_offers = call('HGETALL', PREFIX .. 'quota-offers')
 for i = 1, #quota_offers, 2 do
   local namespace, times, before = quota_offers[i], tonumber(quota_offers[i + 1]), #members
@@ -179,13 +182,20 @@ for i = 1, #quota_offers, 2 do
   end
   is_complete = false
 end
+end
 if spare > 0 then
   local before = #members
-  choose_from_group('', spare, grew_at)
-  is_complete = is_complete and #members == before
+  has_open_offers = false
+  choose_from_group('', spare, tonumber(stored[4] or 0))
+  -- Those that are offered nothing come after all others.
+  for _, member in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'verdicts', '(0', '(' .. (stored[5] or '0'),
+    'LIMIT', 0, spare)) do choose(member, '3') end
+  is_complete = is_complete and #members == before and not has_open_offers
 end
+-- An offer may be lost on its way. These do not count: a pod that never answers would keep this busy.
+local chosen = #members
 if #members < limit then
-  for _, member in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'offers', '-inf', now - retry_s, 'LIMIT', 0,
+  for _, member in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'offers', '-inf', now - OFFER_S, 'LIMIT', 0,
     math.min(spare, limit - #members))) do choose(member, '2') end
 end
 table.sort(members, function(one, other)
@@ -199,7 +209,13 @@ for i = 1, math.min(#members, limit) do
   if pod then
     records[#records + 1] = decode(pod)[W.RECORD]
     call('ZADD', PREFIX .. 'verdicts', capacity, member)
-    call('ZADD', PREFIX .. 'offers', now, member)
+    if members[i][1] ~= '3' then call('ZADD', PREFIX .. 'offers', now, member) end
   end
 end
-return encode({capacity, records, is_complete and #records == 0})
+-- One pod of a changed gang is enough: the verdicts of all its pods are decided with it.
+for _, gang in ipairs(spare > 0 and call('SPOP', PREFIX .. 'changed-gangs', spare) or {}) do
+  local name = first_of_gang(gang)
+  local pod = name and decode(call('HGET', PREFIX .. 'waiting', name))
+  if pod and not is_chosen[pod[W.ORDER] .. '|' .. name] then records[#records + 1] = pod[W.RECORD] end
+end
+return encode({capacity, records, is_complete and (chosen == 0 or #records == 0)})

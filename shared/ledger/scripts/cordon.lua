@@ -1,5 +1,5 @@
--- Set which nodes are cordoned, so that no pod may be bound to them. Arguments: {node, reason, ...};
--- the reason '' uncordons. Answers the names of all nodes that are cordoned after this.
+-- Cordon nodes: no pod may be bound to them. Arguments: {node, reason, ...}; the reason '' uncordons.
+-- Returns the names of all cordoned nodes.
 local reasons = ARGS[1]
 for i = 1, #reasons, 2 do
   local name, reason = reasons[i], reasons[i + 1]
@@ -12,7 +12,10 @@ for i = 1, #reasons, 2 do
   else
     name = nil
   end
-  if name and node then mark_inventory_changed(name) end
+  if name and node then
+    mark_inventory_changed(name)
+    inventory_changes.reasons = true
+  end
 end
 if next(changed_nodes) then write_changes('nodes cordoned or uncordoned') end
 return encode(call('HKEYS', PREFIX .. 'cordons'))

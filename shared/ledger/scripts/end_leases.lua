@@ -1,6 +1,7 @@
--- End leases and free what they hold. Arguments: {'released', pods, the version that the caller read or
--- false, reason} or {'expired', now, how many groups at most}. A group are the pods of one `reserve`.
--- Answers whether there may be more, and the leases that ended.
+-- End leases and free their capacity. Arguments: {'released', pods, the version that the caller read or
+-- false, reason} or {'expired', now, maximum number of groups}. A group is the pods of one `reserve`.
+-- If a reservation is released of a gang that has no bound pod, all reservations of the gang end.
+-- Returns whether there may be more, and the ended leases.
 local to = ARGS[1]
 local to_state = to == 'expired' and EXPIRED or RELEASED
 local pods, cause, groups = ARGS[2], to, {}
@@ -20,17 +21,35 @@ local function ends(header)
   return not ARGS[3] or header[L_VERSION] == ARGS[3]
 end
 
-local headers, demands, ending, names, uuids = {}, {}, {}, {}, {}
+local headers, demands, ending, names, uuids, short_gangs = {}, {}, {}, {}, {}, {}
+local function end_lease(pod, header, value)
+  local demand = demand_of(header, value)
+  headers[pod], demands[pod] = header, demand
+  ending[#ending + 1] = pod
+  names[#names + 1] = demand[1]
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+end
+
 fetch('leases', pods)
 for _, pod in ipairs(pods) do
   local value = leases[pod]
   local header = value and header_of(value)
   if header and not headers[pod] and ends(header) then
-    local demand = demand_of(header, value)
-    headers[pod], demands[pod] = header, demand
-    ending[#ending + 1] = pod
-    names[#names + 1] = demand[1]
-    for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+    if to_state == RELEASED and header[L_STATE] == RESERVED then
+      local _, _, _, gang = description_of(header, value)
+      if gang ~= '' then short_gangs[gang] = true end
+    end
+    end_lease(pod, header, value)
+  end
+end
+for gang in pairs(short_gangs) do
+  local members, is_bound = gang_pods('gang-leases', gang), false
+  fetch('leases', members)
+  for _, pod in ipairs(members) do
+    is_bound = is_bound or leases[pod] and header_of(leases[pod])[L_STATE] ~= RESERVED
+  end
+  for _, pod in ipairs(is_bound and {} or members) do
+    if leases[pod] and not headers[pod] then end_lease(pod, header_of(leases[pod]), leases[pod]) end
   end
 end
 fetch('nodes', names)
@@ -46,12 +65,12 @@ local function free_lease(pod, header, demand, value)
   add_demand(demand, resources, groups_text, -1)
   for s = last + 1, #demand, 2 do
     local device = devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]]
-    if grants[g] >= 0 then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], grants[g], '0') end
+    if device and grants[g] >= 0 then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], grants[g], '0') end
     g = g + 2
   end
   for d = FIRST_DEVICE, last, DEVICE_FIELDS do
     local device = devices[demand[d]]
-    device[D_SLOT_MAP] = string.gsub(device[D_SLOT_MAP], '0+$', '')
+    if device then device[D_SLOT_MAP] = string.gsub(device[D_SLOT_MAP], '0+$', '') end
   end
   mark_freed(demand[1])
   if quota.on then quota.release(pod) end
@@ -73,7 +92,12 @@ end
 if #ending > 0 then
   write('HDEL', 'leases', ending)
   write('ZREM', 'lease-nodes', ending)
+  write('SREM', 'vanished', ending)
   write('ZREM', 'gang-leases', leaving_gang)
+  for _, entry in ipairs(leaving_gang) do
+    local gang = string.match(entry, '^(.*)|')
+    if first_of_gang(gang) then mark_gang_changed(gang) end
+  end
   delete_removed_nodes()
   claims.reserve_freed(names)
   write_changes(cause)

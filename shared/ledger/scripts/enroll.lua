@@ -1,32 +1,42 @@
--- Enroll pods of a gang among those that wait, and count the gang. Arguments: gang; how many of it run
--- together; rows of {pod, group, order, record, since, namespace}. A pod that waits already is left as it
--- is.
--- Answers {live leases of the gang, pods of it that wait, rows as those of list_waiting.lua}, and leases.
--- The rows are those of all that wait, once the gang can begin. If one of the pods holds a lease, the
--- leases are those of the gang that are not active yet: the answer that named them may have been lost,
--- and with it the decision about the others, so that the rows are there, too.
-local gang, min_members, rows = ARGS[1], ARGS[2], ARGS[3]
+-- Add pods of a gang to the waiting pods, and count the gang. Arguments: gang; its minimum; rows of {pod,
+-- group, order, record, since, namespace}; whether one of the pods was queued again. A pod that waits
+-- already is not changed.
+-- Returns {live leases of the gang, pods of it that wait, rows as those of list_waiting.lua, pods that are
+-- gone}, and leases.
+-- The rows are all its waiting pods once the gang is complete, or if a pod was queued again. If one of the
+-- pods has a lease, the leases are those of the gang that are not active yet, and the rows are included: an
+-- earlier reply, and with it the decision about the other pods, may have been lost.
+local gang, min_members, rows, is_requeued = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
 
 local pods = {}
 for i, row in ipairs(rows) do pods[i] = row[1] end
 fetch('leases', pods)
-local waiting, has_lease = waiting_records(pods), false
+local waiting, has_lease, has_new = waiting_records(pods), false, false
+local gone, is_gone = {}, gone_pods.among(pods)
 for i, row in ipairs(rows) do
   local pod, group, order, record, since, namespace = unpack(row)
-  if leases[pod] then
+  if is_gone[pod] then
+    gone[#gone + 1] = pod
+  elseif leases[pod] then
     has_lease = true
   elseif not waiting[i] or decode(waiting[i])[W.GANG] ~= gang then
     put_waiting(pod, group, order, capacity, record, since, gang, false, namespace)
+    has_new = true
   end
 end
 
 local live_count, waiting_count, waiting_rows = gang_lease_count(gang), gang_waiting_count(gang), {}
-if live_count + waiting_count >= min_members and (live_count < min_members or has_lease) then
+local is_complete = live_count + waiting_count >= min_members and (live_count < min_members or has_lease)
+-- The verdicts of the others name the number of pods, too.
+if has_new and not is_complete and waiting_count > #rows and mark_gang_changed(gang) then
+  raise_capacity('gang changed')
+end
+if is_complete or is_requeued then
   for _, value in ipairs(waiting_records(gang_pods('gang-waiting', gang))) do
     if value then waiting_rows[#waiting_rows + 1] = waiting_row(value) end
   end
 end
-local answer = {encode({live_count, waiting_count, waiting_rows})}
+local answer = {encode({live_count, waiting_count, waiting_rows, gone})}
 if has_lease then
   local members = gang_pods('gang-leases', gang)
   fetch('leases', members)

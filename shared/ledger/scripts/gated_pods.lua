@@ -1,9 +1,9 @@
--- Pods that wait at the scheduling gate of their namespace's budget. Arguments, by the first of them:
+-- Pods with the scheduling gate of their namespace's budget. Arguments, by the first of them:
 --   'save', rows of {namespace, pod, text}
 --   'remove', namespace, pods
---   'namespaces'         answers those that have gated pods, each with the state of its budget ('': unknown)
---   'list', namespace    answers texts
--- Keys beside the ledger's, which a rebuild leaves alone:
+--   'namespaces'         returns those that have gated pods, each with the state of its budget ('': unknown)
+--   'list', namespace    returns texts
+-- Keys that a rebuild does not change:
 --   gated            set    namespaces
 --   gated:NAMESPACE  hash   pod -> text
 --   budgets          see preemptions.lua

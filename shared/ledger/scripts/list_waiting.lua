@@ -1,5 +1,7 @@
--- List waiting pods. Arguments: {'pods', pods} or {'scan', cursor, count}.
--- Answers the next cursor ('0': that was all) and rows of {verdict, since, record, group}.
+-- List waiting pods. Arguments: {'pods', pods}, {'scan', cursor, count} or {'uids'}.
+-- Returns uids; otherwise the next cursor ('0': complete) and rows of {verdict, since, record, group}.
+if ARGS[1] == 'uids' then return encode(call('HKEYS', PREFIX .. 'waiting')) end
+
 local cursor, values = '0', {}
 if ARGS[1] == 'scan' then
   local found = call('HSCAN', PREFIX .. 'waiting', ARGS[2], 'COUNT', ARGS[3])

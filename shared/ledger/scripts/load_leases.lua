@@ -1,10 +1,14 @@
--- Load leases. Arguments: pods; nodes. Answers each pod's lease or '', then all leases of the nodes.
+-- Load leases. Arguments: pods; nodes; gangs. Returns each pod's lease or '', then all leases of the nodes,
+-- then those that count for the gangs.
 local pods = ARGS[1]
 fetch('nodes', ARGS[2])
 for _, name in ipairs(ARGS[2]) do
   if nodes[name] then
     for _, pod in ipairs(pods_on_node(nodes[name])) do pods[#pods + 1] = pod end
   end
+end
+for _, gang in ipairs(ARGS[3]) do
+  for _, pod in ipairs(gang_pods('gang-leases', gang)) do pods[#pods + 1] = pod end
 end
 fetch('leases', pods)
 local answer = {}

@@ -1,20 +1,19 @@
--- Preemptions: what is under way, what was evicted, and the state of namespaces' budgets. Arguments, by
--- the first of them:
+-- Preemptions in progress, evictions, and the state of namespaces' budgets. Arguments, by the first:
 --   'open', id, text, claim ({pod, node, uuids, resources, namespace, demand} or false)
---                                       begin one and claim its devices; answers whether that was done
+--                                       begin one and claim its devices; returns whether that succeeded
 --   'save', id, version read, text, evictions
---                                       the next step; answers whether that was the stored version
+--                                       the next step; returns whether the version was current
 --   'close', id, version read, pod whose claim ends ('': none)
 --                                       the same
---   'read', milliseconds from which on evictions are wanted
---                                       answers preemptions {id, version, text, whether its claim is
---                                       there}, evictions, states of budgets
---   'save_budget', namespace, at, text, whether it is spent, weight, whether its new pods wait
+--   'read', instant in ms of the earliest eviction to return
+--                                       returns preemptions {id, version, text, whether its claim
+--                                       exists}, evictions, states of budgets
+--   'save_budget', namespace, at, text, whether it is exhausted, weight, whether its new pods wait
 --                                       save the newest state of a budget
---   'lead', name, milliseconds          answers whether the caller is the leader for that long
--- Keys beside the ledger's, which a rebuild leaves alone:
+--   'lead', name, milliseconds          returns whether the caller is the leader for that time
+-- Keys that a rebuild does not change:
 --   preemptions  hash    id -> {version, text}
---   evictions    stream  a journal: which pods were evicted, for which pods
+--   evictions    stream  journal of evicted pods, and for which pods
 --   budgets      hash    namespace -> {at, text}
 --   leader       string
 local BESIDE = string.gsub(PREFIX, ':$', '') .. '-preemption:'
@@ -37,7 +36,10 @@ end
 
 local function is_claimable(pod, name, uuids)
   local node = node_of(name)
-  if not node or node[N_STATUS] ~= 1 or lease_of(pod) or claims.of(pod) then return false end
+  if not node or node[N_STATUS] ~= 1 or lease_of(pod) or claims.of(pod)
+    or gone_pods.among({pod})[pod] then
+    return false
+  end
   fetch('devices', uuids)
   for _, uuid in ipairs(uuids) do
     local device = devices[uuid]
@@ -105,7 +107,9 @@ end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
   local known = call('HGET', BESIDE .. 'budgets', namespace)
-  if not known or decode(known)[1] <= at then
+  local time, known_at = call('TIME'), known and decode(known)[1] or 0
+  -- A stored time ahead of ours is of a server whose clock was ahead.
+  if known_at <= at or known_at > time[1] + 1 then
     call('HSET', BESIDE .. 'budgets', namespace, encode({at, text}))
     if is_ready and fair.set_entitlement(namespace, is_spent, weight, must_wait) then
       raise_capacity('budget')

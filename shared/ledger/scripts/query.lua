@@ -1,12 +1,15 @@
--- Answer one question about the ledger, by the first argument:
+-- Query the ledger. Returns, by the first argument:
 --   'position'     {generation, capacity number, highest version}
 --   'by_agent', node
 --                  whether our agent sent the node's latest device report
---   'claimed'      what claims reserve of nodes' ordinary resources: rows of {node, resource, amount}
---   'gangs'        {gang, pod} of every live lease that is counted with its gang
---   'fair_share'   {cores, MiB} of all healthy devices; namespaces, each before the cores that it holds;
---                  the same of MiB; and rows of {namespace, whether its budget is spent, weight, whether
---                  its new pods wait}
+--   'vanished'     pods that are gone and have leases
+--   'claimed'      ordinary resources that claims reserve: rows of {node, resource, amount}
+--   'gangs'        {gang, pod} of every live lease that counts for its gang
+--   'waiting_gangs'
+--                  {gang, pod} of every waiting pod that counts for its gang
+--   'fair_share'   {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use;
+--                  the same for MiB; and rows of {namespace, whether its budget is exhausted, weight,
+--                  whether its new pods wait}
 local queries = {}
 
 function queries.position()
@@ -15,6 +18,10 @@ end
 
 function queries.by_agent()
   return call('HGET', PREFIX .. 'facts:' .. ARGS[2], 'by_agent') == '1'
+end
+
+function queries.vanished()
+  return call('SMEMBERS', PREFIX .. 'vanished')
 end
 
 function queries.claimed()
@@ -35,6 +42,14 @@ function queries.gangs()
   local rows = {}
   for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-leases', 0, -1)) do
     rows[i] = {string.match(entry, '^(.*)|([^|]*)$')}
+  end
+  return rows
+end
+
+function queries.waiting_gangs()
+  local rows = {}
+  for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-waiting', 0, -1)) do
+    rows[i] = {string.match(entry, '^(.*)|[^|]*|([^|]*)$')}
   end
   return rows
 end

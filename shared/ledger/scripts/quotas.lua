@@ -1,5 +1,5 @@
 -- Quotas. Arguments: {'save', rows of {namespace, quota (R_* in quota.lua)}, when they were read} or
--- {'read'}. 'save' replaces all quotas and answers whether anything changed. 'read' answers quotas, what
+-- {'read'}. 'save' replaces all quotas and returns whether anything changed. 'read' returns quotas, what
 -- is used and what is charged, each a flat list of names and packed values.
 if ARGS[1] == 'read' then
   return {call('HGETALL', quota.rules_key), call('HGETALL', PREFIX .. 'quota-used'),
@@ -11,7 +11,9 @@ local read_at_key = quota.rules_key .. '-read-at'
 local time = call('TIME')
 local read_at = math.min(ARGS[3], time[1] + time[2] / 1e6)
 if tonumber(call('GET', read_at_key) or 0) > read_at then return encode(false) end
-call('SET', read_at_key, string.format('%.3f', read_at))
+-- A reading counts although it is older if the stored one is older than two minutes: of another host, whose
+-- clock is behind.
+call('SET', read_at_key, string.format('%.6f', read_at), 'EX', 120)
 
 for _, row in ipairs(ARGS[2]) do row[2] = encode(row[2]) end
 local before, found = {}, call('HGETALL', quota.rules_key)

@@ -1,5 +1,5 @@
--- Read nodes. Arguments: names (none: answer only which nodes there are); whether with their leases.
--- Answers {generation, last feed entry, capacity number, names, rows of {name, node, facts, devices,
+-- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
+-- Returns {generation, last feed entry, capacity number, names, rows of {name, node, facts, devices,
 -- served resources, uuids, device states, number of leases, mismatches}}, and the leases.
 local names, with_leases = ARGS[1], ARGS[2]
 local position = {generation, string.format('%.0f', last_entry), capacity}

@@ -1,5 +1,5 @@
 -- Begin a rebuild, or finish it. Arguments: {'begin', token, now, lock_s, force} or {'finish', token}.
--- Answers whether the caller may rebuild, or has rebuilt, the ledger.
+-- Returns whether the caller may rebuild, or has rebuilt, the ledger.
 local token = ARGS[2]
 
 local function delete_all()
@@ -7,7 +7,9 @@ local function delete_all()
   repeat
     local found = call('SCAN', cursor, 'MATCH', PREFIX .. '*', 'COUNT', 1000)
     cursor = found[1]
-    if #found[2] > 0 then call('UNLINK', unpack(found[2])) end
+    for _, key in ipairs(found[2]) do
+      if key ~= PREFIX .. 'gone' then call('UNLINK', key) end
+    end
   until cursor == '0'
 end
 
@@ -23,10 +25,13 @@ end
 local now, lock_s, force = ARGS[3], ARGS[4], ARGS[5]
 local locked_until = tonumber(call('HGET', PREFIX .. 'ledger', 'rebuild_lock_until') or 0)
 if is_ready and not force then return encode(false) end
-if not is_ready and state[2] and locked_until > now then return encode(false) end
+-- A lock that ends later than a new one would, by more than a second, is of a clock that was ahead.
+local is_locked = locked_until > now and locked_until <= now + lock_s + 1
+if not is_ready and state[2] and is_locked then return encode(false) end
 delete_all()
--- Milliseconds: higher than any number that was given before what is being rebuilt was lost.
-local start = math.floor(now * 1000)
+-- Milliseconds: higher than any number that was given before what is being rebuilt was lost, unless this
+-- clock was behind; then the caller may know a higher one.
+local start = math.max(math.floor(now * 1000), tonumber(ARGV[6]))
 call('HSET', PREFIX .. 'ledger', 'format', state.format, 'generation', token,
   'rebuild_lock_until', now + lock_s, 'version', math.max(last_version, start),
   'capacity', math.max(capacity, start), 'feed_entry', math.max(last_entry, start),

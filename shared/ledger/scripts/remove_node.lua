@@ -1,11 +1,13 @@
--- Remove a node: nothing new goes there; its leases stay until they are released. Argument: name. Answers
--- whether it was there.
+-- Remove a node: it gets no new leases; its leases stay until they are released. Arguments: name; revision
+-- of its deletion, and of its pods. Returns whether it existed and is removed.
 local name = ARGS[1]
+if not raise_node_revision(name, ARGS[2], ARGS[3]) then return encode(false) end
 local node = node_of(name)
 if not node or node[N_STATUS] == -1 then return encode(false) end
 node[N_STATUS] = -1
 for _, at in pairs(resource_positions(node)) do node[at] = 0 end
 mark_changed(name)
+inventory_changes.reasons = true
 changed_inventories[name] = false
 for _, uuid in ipairs(device_uuids(name)) do
   local device = device_of(uuid)
@@ -14,8 +16,8 @@ for _, uuid in ipairs(device_uuids(name)) do
     changed_devices[uuid] = true
   end
 end
-call('HDEL', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'closed_devices', 'devices', 'served',
-  'reported_at', 'by_agent')
+call('HDEL', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'excluded_devices', 'devices', 'served',
+  'reported_at', 'saved_at', 'by_agent')
 call('HDEL', PREFIX .. 'cordons', name)
 delete_removed_nodes()
 write_changes('node removed')

@@ -1,14 +1,15 @@
--- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; where
--- in ARGV[5] each piece begins and ends (per pod the description of its lease, then the demand of each
--- candidate, see LEASE_FORMAT); {gang, how many of it must hold leases after this} for all or nothing, or
--- false; and each pod's rank, as in the order of waiting pods: what is being offered to a pod of a lower
--- rank is reserved for that one.
--- Answers numbers, and the values they refer to, in order. Per pod:
+-- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
+-- and end of each piece in ARGV[5] (per pod the description of its lease, then the demand of each
+-- candidate, see LEASE_FORMAT); {gang, number of its pods that must have leases after this} for all or
+-- nothing, or false; and each pod's rank in the order of waiting pods: capacity that is offered to a pod
+-- of a lower rank is reserved for that pod.
+-- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
---   0   the pod has a lease, which follows
---   -1  no candidate fits; {reason, nodes, devices, excesses of quotas, whether a candidate is reserved
---       for another pod} follows
+--   0   the pod has a lease, which is the value
+--   -1  no candidate fits; the value is {reason, nodes, devices, excesses of quotas, whether a candidate
+--       is reserved for another pod}
 --   -2  it fits, but not all of its gang do
+--   -3  the pod is gone
 local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
 local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
 local gang_needs, ranks = ARGS[6], ARGS[7]
@@ -35,6 +36,7 @@ fetch('leases', pods)
 fetch('nodes', first_nodes)
 fetch('devices', first_devices)
 local pending = fair.pending_offers(now, lowest_ranks)
+local is_gone = gone_pods.among(pods)
 
 local function take_slot(device)
   local slot = lowest_free_slot(device[D_SLOT_MAP])
@@ -88,7 +90,7 @@ local function add_refusal(reasons, first, last)
     reasons.excesses or {}, reasons.reserved_for_other or false})
 end
 
--- The demand of one share, as nearly always: the same as below, without tables in between.
+-- The demand of one share, the usual case: as below, but without intermediate tables.
 local function take_one(name, uuid, memory, cores, slotted, slots, policy, resources, groups_text)
   local node = node_of(name)
   local reason = node_refusal(node, resources)
@@ -172,7 +174,7 @@ local function add_lease(value)
   answer[#answer + 1] = value
 end
 
--- Nothing that was counted above is written: answer with the totals as they are stored.
+-- Nothing that was counted above is written: return the totals as stored.
 local function refuse_gang(leases_before, refused)
   for _, cache in ipairs({nodes, devices}) do
     for name in pairs(cache) do cache[name] = nil end
@@ -182,7 +184,9 @@ local function refuse_gang(leases_before, refused)
   numbers, answer = {}, {''}
   local at = 1
   for i = 1, #pods do
-    if leases_before[i] then
+    if is_gone[pods[i]] then
+      numbers[#numbers + 1] = -3
+    elseif leases_before[i] then
       add_lease(leases_before[i])
     elseif refused[i] then
       add_refusal(refused[i], at + 1, at + counts[i])
@@ -199,12 +203,14 @@ local leases_before, refused = {}, {}
 piece = 1
 for i = 1, #pods do
   local pod = pods[i]
-  if leases[pod] then
+  if is_gone[pod] then
+    numbers[#numbers + 1] = -3
+  elseif leases[pod] then
     leases_before[i] = leases[pod]
     add_lease(leases[pod])
   else
     local claim = claims.suspend(pod)
-    -- What was freed for a pod that claims it is reserved for no other pod, whatever its priority.
+    -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
     local reasons = reserve(pod, not claim and ranks[i], piece + 1, piece + counts[i])
     if claim then claims.resume(pod, claim, not reasons) end
     if not reasons then
@@ -218,7 +224,7 @@ for i = 1, #pods do
   piece = piece + 1 + counts[i]
 end
 if gang_needs
-  and (next(refused) or gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]) then
+  and (next(refused) or next(is_gone) or gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]) then
   return refuse_gang(leases_before, refused)
 end
 if #reserved_pods > 0 then

@@ -1,19 +1,19 @@
--- Change how much of its devices a lease holds. Arguments, by the first of them:
---   'lock', pod, token, ms     from now on, and for so long, only the bearer of the token may shrink this
---                              pod's lease; answers whether the lock was free
---   'unlock', pod, token       ends that
+-- Resize leases. Arguments, by the first of them:
+--   'lock', pod, token, ms     for this time only the owner of the token may shrink the pod's lease;
+--                              returns whether the lock was free
+--   'unlock', pod, token       release the lock
 --   'resize', pod, version read, token or ''
---                              ARGV[5] is the lease with its new shares. Answers {'resized'} and the
---                              lease; or {'stale', the stored version, 0 without a lease}, {'unlocked'}
---                              if the token's time is over, {'refused', reason, devices, excesses of
---                              quotas}; then nothing has changed
---   'unsynced', ms, most       answers the pods of leases that were resized longer ago than that, and
---                              whose node and annotations are not known to have followed
---   'set_synced', pod, version they have, unless the lease was resized again
+--                              ARGV[5] is the lease with its new shares. Returns {'resized'} and the
+--                              lease; or, without a change, {'stale', the stored version, 0 without a
+--                              lease}, {'unlocked'} if the lock has expired, or {'refused', reason,
+--                              devices, excesses of quotas}
+--   'unsynced', ms, most       return the pods of leases that were resized longer ago than that and are
+--                              not marked as synced to node and annotations
+--   'set_synced', pod, version mark as synced, unless the lease was resized again
 --   'set_unsynced', rows of {pod, version}
---                              they may not have
+--                              mark as not synced
 --
---   resize-lock:POD  the token of the only caller that may shrink the lease, for a moment
+--   resize-lock:POD  the token of the lock's owner; expires
 --   unsynced         hash  pod -> {version of its lease, instant in ms}
 local UNSYNCED = PREFIX .. 'unsynced'
 local time = call('TIME')
@@ -40,8 +40,8 @@ local function refused(reason, demand, excess)
   return {encode({'refused', reason, rows, excess and {excess} or {}})}
 end
 
--- The lease with its new shares, as it is stored: its numbers are those of the stored one, and its
--- description ends with when it was resized, later than the time before.
+-- The lease with its new shares: the numbers of the stored one, and a description that ends with the time
+-- of the resize, later than that of the one before.
 local function resized_value(header, value)
   local new = header_of(value)
   for _, at in ipairs({L_STATE, L_RESERVED_VERSION, L_CREATED, L_EXPIRES}) do new[at] = header[at] end
@@ -110,7 +110,8 @@ end
 function actions.unsynced(older_than_ms, most)
   local pods, found = {}, call('HGETALL', UNSYNCED)
   for i = 1, #found, 2 do
-    if #pods < most and decode(found[i + 1])[2] <= now_ms - older_than_ms then
+    local at = decode(found[i + 1])[2]
+    if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then
       pods[#pods + 1] = found[i]
     end
   end

@@ -1,7 +1,9 @@
--- Write leases that the cluster implies, with their slots and fences, unless they would over-commit a
--- device. Arguments: token ('' while ready); now; seconds by which the rebuild's lock is extended; where
--- in ARGV[5] each lease begins and ends. Answers per lease '', or why it was not written.
+-- Restore leases found in the cluster, with their slots and fences, unless they would over-commit a
+-- device. Arguments: token ('' while ready); now; seconds by which the rebuild's lock is extended; start
+-- and end of each lease in ARGV[5]. Returns per lease '', or why it was not written.
 local token, now, lock_s, bounds = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
+local time = call('TIME')
+local newest_s = math.max(now, time[1] + time[2] / 1e6)
 if not is_ready then
   if call('HGET', PREFIX .. 'ledger', 'generation') ~= token then
     return redis.error_reply('STALETOKEN')
@@ -9,13 +11,18 @@ if not is_ready then
   call('HSET', PREFIX .. 'ledger', 'rebuild_lock_until', now + lock_s)
 end
 
-local function add_unknown_device(uuid, node)
-  if not device_of(uuid) then
+-- Add a device that the node has not reported, or that another node has reported, to the lease's node.
+local function add_device(uuid, node)
+  local device = device_of(uuid)
+  if device and device[D_NODE] == node then return end
+  if device then
+    move_device(device, node)
+  else
     new_device(uuid, node, 1, 0)
-    local uuids = device_uuids(node)
-    uuids[#uuids + 1] = uuid
-    call('HSET', PREFIX .. 'facts:' .. node, 'uuids', encode(uuids))
   end
+  local uuids = device_uuids(node)
+  uuids[#uuids + 1] = uuid
+  call('HSET', PREFIX .. 'facts:' .. node, 'uuids', encode(uuids))
 end
 
 -- Why the lease conflicts with those that are there, or nil.
@@ -24,6 +31,7 @@ local function conflict(demand, grants, groups_text)
   for d = FIRST_DEVICE, last, DEVICE_FIELDS do
     local device = device_of(demand[d])
     if device then
+      if device[D_NODE] ~= demand[1] and device[D_SHARES] > 0 then return 'device-moved' end
       local policy, is_reported = demand[d + 5], device[D_MEMORY] > 0
       if is_reported and device[D_MEMORY_USED] + demand[d + 1] > device[D_MEMORY] then return 'memory' end
       if device[D_CORES_USED] + demand[d + 2] > 100 then return 'cores' end
@@ -44,7 +52,7 @@ end
 local function restore(value, header, demand, grants, pod)
   local last = demand[2]
   local node = node_of(demand[1]) or new_node(demand[1])
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do add_unknown_device(demand[d], demand[1]) end
+  for d = FIRST_DEVICE, last, DEVICE_FIELDS do add_device(demand[d], demand[1]) end
   for s = last + 1, #demand, 2 do
     local device = devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]]
     local slot, fence = grants[s - last], grants[s - last + 1]
@@ -52,7 +60,8 @@ local function restore(value, header, demand, grants, pod)
     device[D_FENCE] = math.max(device[D_FENCE], fence)
   end
   last_version = math.max(last_version, header[L_VERSION])
-  put_lease(pod, value)
+  header[L_CREATED] = math.min(header[L_CREATED], newest_s)
+  value = put_header(pod, header, value)
   local groups_text, resources, _, gang, namespace = description_of(header, value)
   fair.add_demand(namespace, demand, 1)
   add_demand(demand, resources, groups_text, 1)
@@ -61,15 +70,18 @@ local function restore(value, header, demand, grants, pod)
   if header[L_STATE] ~= RESERVED then append_tenures('restored', {pod, value}) end
 end
 
--- The pod has a lease already. Move that one on to the state of this one, if the life cycle leads there.
+-- The pod has a lease already: advance it to the state of this one, if the life cycle allows it.
 local function merge(known_value, header, demand, grants, pod)
   local known = header_of(known_value)
-  if demand_of(known, known_value)[1] ~= demand[1] or grants_of(known, known_value)[2] ~= grants[2] then
+  local known_demand = demand_of(known, known_value)
+  local device, fence = first_grant(demand, grants)
+  local known_device, known_fence = first_grant(known_demand, grants_of(known, known_value))
+  if known_demand[1] ~= demand[1] or known_device ~= device or known_fence ~= fence then
     return 'the pod has another lease'
   end
   local state_before, state = known[L_STATE], header[L_STATE]
   if MAY_REACH[state_before][state] then
-    -- It may skip states that nobody saw.
+    -- The lease may skip states.
     known[L_STATE], known[L_EXPIRES] = state, 0
     known[L_VERSION] = math.max(next_version(), header[L_VERSION])
     last_version = known[L_VERSION]
@@ -88,6 +100,8 @@ for i = 1, #bounds - 1 do
   local known = lease_of(pod)
   if known then
     answer[i] = merge(known, header, demand, grants, pod)
+  elseif is_ready and gone_pods.among({pod})[pod] then
+    answer[i] = 'the pod is gone'
   else
     answer[i] = conflict(demand, grants, groups_text) or ''
     if answer[i] == '' then

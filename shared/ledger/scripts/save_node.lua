@@ -1,13 +1,11 @@
 -- Write a node's facts. Arguments: name; facts; the part of them that decides placement, amounts aside
--- (both as text); room ({name, allocatable less occupied, ...}); indices of closed devices; when this
--- was seen (0: unknown). Answers whether anything changed.
-local name, facts, rules, room, closed, seen_at = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGS[6]
+-- (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices; revision of
+-- the node, and of its pods. Returns whether anything changed.
+local name, facts, rules, room, excluded = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5]
+if not raise_node_revision(name, ARGS[6], ARGS[7]) then return encode(false) end
 local node = node_of(name)
-local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'seen_at', 'devices')
+local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'devices')
 local is_known = node and node[N_STATUS] == 1
-local seen_before = tonumber(stored[3] or 0)
-if is_known and seen_at > 0 and seen_at < seen_before then return encode(false) end
-call('HSET', PREFIX .. 'facts:' .. name, 'seen_at', string.format('%.6f', math.max(seen_at, seen_before)))
 if is_known and stored[1] == facts then return encode(false) end
 
 local has_new_rules, has_more_room = not is_known or stored[2] ~= rules, false
@@ -26,20 +24,21 @@ for resource, at in pairs(positions) do
   end
 end
 nodes[name] = changed_node
-call('HSET', PREFIX .. 'facts:' .. name, 'facts', facts, 'rules', rules, 'closed_devices', encode(closed))
+call('HSET', PREFIX .. 'facts:' .. name, 'facts', facts, 'rules', rules, 'excluded_devices', encode(excluded))
 mark_inventory_changed(name)
 
--- The node's annotations may have closed devices, or opened them again.
-local is_closed = {}
-for _, index in ipairs(closed) do is_closed[index] = true end
-for _, reported in ipairs(stored[4] and parse_json(stored[4]) or {}) do
+-- The node's annotations may have excluded devices, or included them again.
+local is_excluded = {}
+for _, index in ipairs(excluded) do is_excluded[index] = true end
+for _, reported in ipairs(stored[3] and parse_json(stored[3]) or {}) do
   local device = device_of(reported.uuid)
   if device and device[D_NODE] == name and device[D_STATUS] > 0 then
-    device[D_STATUS] = is_closed[reported.index] and 2 or 1
+    device[D_STATUS] = is_excluded[reported.index] and 2 or 1
   end
 end
 if has_new_rules then
   mark_grown(name)
+  inventory_changes.reasons = true
 elseif has_more_room then
   mark_freed(name)
 end

@@ -1,15 +1,14 @@
--- What several binders collect together, stored beside the ledger until a rebuild begins or it is too old
--- to matter. Arguments, by the first of them:
---   'save_chunk', listing, chunk, chunks, listed_at, text
---                                       save a chunk of a listing; answers all texts once all chunks are
---                                       there, else false
+-- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires.
+-- Arguments, by the first of them:
+--   'save_chunk', listing, chunk, chunks, request_ids, text
+--                                       save a chunk of a listing; returns all texts once it is complete,
+--                                       else false
 --   'save_reports', rows of {node, reported_at, text}
 --                                       save each node's newest report
---   'reports'                           answers a flat list of nodes and texts
---   'listing', since                    answers the texts of the newest complete listing that began at or
---                                       after that instant
+--   'reports'                           returns a flat list of nodes and texts
+--   'listing', request_id               returns the texts of a complete listing with that ID, or false
 --   'extend_rebuild', token, now, lock_s
---                                       extends the lock of the rebuild with that token; answers whether
+--                                       extends the lock of the rebuild with that token; returns whether
 --                                       the token is still valid
 --   'clear'                             deletes listings and reports
 local LISTINGS, REPORTS, TTL_S = PREFIX .. 'stage:listings', PREFIX .. 'stage:reports', 600
@@ -22,25 +21,28 @@ end
 
 local actions = {}
 
-function actions.save_chunk(listing, chunk, chunks, at, text)
+function actions.save_chunk(listing, chunk, chunks, request_ids, text)
   local key = PREFIX .. 'stage:listing:' .. listing
   call('HSET', key, chunk, text)
   call('EXPIRE', key, TTL_S)
-  call('HSET', LISTINGS, listing, encode({at, chunks}))
+  for _, known in ipairs(call('HKEYS', LISTINGS)) do
+    if call('EXISTS', PREFIX .. 'stage:listing:' .. known) == 0 then call('HDEL', LISTINGS, known) end
+  end
+  call('HSET', LISTINGS, listing, encode({request_ids, chunks}))
   call('EXPIRE', LISTINGS, TTL_S)
   return complete_texts(listing, chunks)
 end
 
-function actions.listing(since)
-  local found, newest_texts, newest_at = call('HGETALL', LISTINGS), false, since
+function actions.listing(request_id)
+  local found = call('HGETALL', LISTINGS)
   for i = 1, #found, 2 do
-    local at, chunks = unpack(decode(found[i + 1]))
-    if at >= newest_at then
-      local texts = complete_texts(found[i], chunks)
-      if texts then newest_texts, newest_at = texts, at end
+    local request_ids, chunks = unpack(decode(found[i + 1]))
+    for _, answered in ipairs(request_ids) do
+      local texts = answered == request_id and complete_texts(found[i], chunks)
+      if texts then return texts end
     end
   end
-  return newest_texts
+  return false
 end
 
 function actions.save_reports(rows)

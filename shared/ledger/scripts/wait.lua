@@ -1,29 +1,46 @@
--- Remember pods that fit nowhere, or forget them. Arguments: {'forget', pods} or {'wait', rows of {pod,
--- group of its need ('': no freed capacity can help), order, capacity number of the verdict, record,
--- since, gang ('': none), whether freed capacity is offered to it, fewer of its gang than this are here
--- (0: that is not the verdict), namespace}}. A capacity number of -1: what it would have taken is
--- reserved for another pod, and is offered to it after that one.
--- Answers the pods for which what was freed since their verdict may be enough, to be decided again; and
--- those that hold a lease and need not wait.
+-- Add waiting pods, or remove them. Arguments: {'forget', pods} or {'wait', rows of {pod, group of its
+-- need ('': no freed capacity can help), order, capacity number of the verdict, record, since, gang ('':
+-- none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer of its
+-- pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for another
+-- pod, and is offered to this one after that.
+-- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
+-- lease and need not wait; and those that are gone.
 if ARGS[1] == 'forget' then
+  gone_pods.add(ARGS[2])
+  -- A lease may outlive its pod until the containers have ended. Its gang does not count it any more.
+  local leaving_gang, has_changed = {}, false
+  fetch('leases', ARGS[2])
+  for _, pod in ipairs(ARGS[2]) do
+    if leases[pod] then
+      call('SADD', PREFIX .. 'vanished', pod)
+      local _, _, _, gang = description_of(header_of(leases[pod]), leases[pod])
+      if gang ~= '' then
+        leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod
+        if first_of_gang(gang) then has_changed = mark_gang_changed(gang) or has_changed end
+      end
+    end
+  end
+  write('ZREM', 'gang-leases', leaving_gang)
   -- A pod that received the offers of its gang is replaced by the gang's next pod.
-  local gangs = {}
+  local verdicts = {}
   for _, value in ipairs(waiting_records(ARGS[2])) do
     local pod = value and decode(value)
-    if pod and pod[W.GANG] ~= '' and pod[W.GROUP] ~= NO_OFFERS then gangs[pod[W.GANG]] = pod[W.VERDICT] end
+    if pod and pod[W.GANG] ~= '' then
+      has_changed = mark_gang_changed(pod[W.GANG]) or has_changed
+      if pod[W.GROUP] ~= NO_OFFERS then verdicts[pod[W.GANG]] = pod[W.VERDICT] end
+    end
   end
   remove_waiting(ARGS[2])
-  for gang, verdict in pairs(gangs) do
-    local from, to = gang_range(gang)
-    local first = call('ZRANGEBYLEX', PREFIX .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
-    local name = first and string.match(first, '([^|]*)$')
+  for gang, verdict in pairs(verdicts) do
+    local name = first_of_gang(gang)
     if name then
       local pod = decode(call('HGET', PREFIX .. 'waiting', name))
       put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
         pod[W.NAMESPACE])
     end
   end
-  return encode({{}, {}})
+  if has_changed then raise_capacity('gang changed') end
+  return encode({{}, {}, {}})
 end
 
 local MAX_NODES = 64
@@ -43,7 +60,7 @@ local function is_stale(group, verdict)
   return false
 end
 
--- Is there freed capacity still to be offered that a pod of the group may fit?
+-- Return whether a pod of the group may fit freed capacity that was not offered yet.
 local function has_pending_offers(group)
   local done = call('HGET', PREFIX .. 'ledger', 'offered_up_to') or '0'
   local names =
@@ -63,18 +80,23 @@ local pods = {}
 for i, row in ipairs(ARGS[2]) do pods[i] = row[1] end
 fetch('leases', pods)
 
-local stale, with_lease = {}, {}
+local reasons_changed_at = tonumber(call('HGET', PREFIX .. 'ledger', 'reasons_changed') or 0)
+local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
 for _, row in ipairs(ARGS[2]) do
   local pod, group, order, verdict, record, since, gang, receives_offers, min_members, namespace =
     unpack(row)
-  if leases[pod] then
+  if is_gone[pod] then
+    gone[#gone + 1] = pod
+  elseif leases[pod] then
     with_lease[#with_lease + 1] = pod
   elseif verdict < 0 and has_pending_offers(group) then
     put_waiting(pod, group, order, 0, record, since, gang, true, namespace)
   elseif verdict < 0 or is_outdated(group, verdict, gang, receives_offers, min_members) then
     stale[#stale + 1] = pod
   else
-    put_waiting(pod, group, order, capacity, record, since, gang, receives_offers, namespace)
+    -- The placer may not have seen the last change of the reasons yet: the pod is offered again.
+    local decided_at = verdict < reasons_changed_at and verdict or capacity
+    put_waiting(pod, group, order, decided_at, record, since, gang, receives_offers, namespace)
   end
 end
-return encode({stale, with_lease})
+return encode({stale, with_lease, gone})

@@ -19,7 +19,7 @@ _TRACEPARENT = re.compile(
 
 
 class Delivery(StrEnum):
-    """How an event travels."""
+    """The delivery of an event."""
 
     WORK = "work"
     """JetStream work queue: stored until one replica has acknowledged it."""
@@ -48,6 +48,11 @@ class Event:
     def follows_wait(self) -> bool:
         """Time has passed since its cause; its spans link to the cause instead of following it."""
         return False
+
+
+def is_work(kind: type[Event]) -> bool:
+    """Return whether events of this type are work; requests and broadcasts are not."""
+    return getattr(kind, "delivery", None) is Delivery.WORK
 
 
 def is_traceparent(text: str) -> bool:

@@ -12,7 +12,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What the node agent returned to the kubelet for one container, as in its checkpoint."""
+    """One container's allocation by the node agent, as in its checkpoint."""
 
     pod: PodUid
     namespace: Namespace

@@ -6,7 +6,7 @@ from typing import ClassVar
 from shared.model.events.event import Delivery, Event
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.placement import Refusal
 from shared.model.quota import Quota
 from shared.model.request import PodRequest
@@ -27,11 +27,9 @@ class PodQueued(Event):
     trace: str = ""
     created_at: float = 0.0
     """Creation time of the pod, Unix seconds."""
-    offer: int = 0
-    """0 from the watcher; otherwise the ledger's capacity number that it is offered again for.
-
-    Negative: the number of a resync that repeats what the watcher published before.
-    """
+    requeue_number: int = 0
+    """0: queued for the first time; positive: the ledger's capacity number for which it is queued
+    again; negative: the number of the resync."""
     unexplained: bool = False
     """The pod has waited for a while without a condition: its verdict may have been lost."""
     admitted: str = ""
@@ -39,11 +37,11 @@ class PodQueued(Event):
 
     @property
     def event_id(self) -> str:
-        return f"{self.pod}:{self.resource_version}:{self.offer}"
+        return f"{self.pod}:{self.resource_version}:{self.requeue_number}"
 
     @property
     def follows_wait(self) -> bool:
-        return self.offer != 0
+        return self.requeue_number != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +78,12 @@ class PodGated(Event):
     resource_version: str
     priority: int = 0
     created_at: float = 0.0
-    offer: int = 0
-    """Counts repetitions of the same state."""
+    requeue_number: int = 0
+    """0, or the negative number of the resync that repeats it."""
 
     @property
     def event_id(self) -> str:
-        return f"{self.pod}:{self.resource_version}:gated:{self.offer}"
+        return f"{self.pod}:{self.resource_version}:gated:{self.requeue_number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +117,20 @@ class NodeChanged(Event):
 
     node: NodeFacts
     deleted: bool = False
-    observed_at: float = 0.0
-    """When the watcher observed it, Unix seconds. Older observations are ignored; 0: unknown."""
+    revision: NodeRevision = UNKNOWN_REVISION
+    """Lower revisions than a recent one are ignored; of equal ones the later event counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesListed(Event):
+    """The names of all nodes, published with every complete list of pods."""
+
+    subject: ClassVar[str] = "nodes.listed.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    nodes: tuple[NodeName, ...]
+    revision: int = 0
+    """Highest resource version of the watch of nodes; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +146,18 @@ class BoundPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodsListed(Event):
-    """A complete list of the bound pods that have not terminated, in chunks.
+class ListedPods:
+    """All pods with one of our scheduler names that have not terminated."""
 
-    The binder compares it with the leases, and rebuilds an empty ledger from it.
+    bound: tuple[BoundPod, ...] = ()
+    unbound: tuple[PodUid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsListed(Event):
+    """A complete list of the pods that have not terminated, in chunks.
+
+    The binder compares it with leases and waiting pods, and rebuilds an empty ledger from it.
     """
 
     subject: ClassVar[str] = "pods.listed.v1"
@@ -149,8 +167,11 @@ class PodsListed(Event):
     """ID of the list, the same for all its chunks."""
     chunk: int
     chunks: int
-    pods: tuple[BoundPod, ...]
-    listed_at: float = 0.0
+    pods: ListedPods
+    request_ids: tuple[str, ...] = ()
+    """Those of the `ResyncRequested` that had arrived when the list began."""
+    age_s: float = 0.0
+    """Seconds from the beginning of the list to this event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +258,7 @@ class LeaseResized(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event):
-    """The ledger was rebuilt. Services that know of waiting pods publish them again."""
+    """The ledger was rebuilt. Watchers publish the waiting pods again."""
 
     subject: ClassVar[str] = "ledger.rebuilt.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -253,6 +274,19 @@ class ResyncRequested(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     reason: str
+    request_id: str = ""
+    """Returned in the `PodsListed` of lists that begin after this; empty: not needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecovered(Event):
+    """JetStream has stored this event, so it stores work. Watchers resync: some may be lost."""
+
+    subject: ClassVar[str] = "stream.recovered.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    service: str
+    """Name of the service that found it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,8 +334,6 @@ class LargestDeviceReported(Event):
     memory_units: int
     """The most units of any device; the unit is a setting of its node (Volcano:
     `gpuMemoryFactor`)."""
-    reported_at: float = 0.0
-    """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +346,7 @@ class BudgetChanged(Event):
     namespace: Namespace
     state: str
     """ok, warning, exhausted or overdrawn."""
-    previous: str
+    previous_state: str
     """The state before; equal to `state` in a repetition."""
     lease_class: str
     """The class of all leases of the namespace: guaranteed, reclaimable or expired."""
@@ -323,10 +355,12 @@ class BudgetChanged(Event):
     evict_after_minutes: int | None = None
     """Minutes after `since` at which running pods are evicted; None: they are not."""
     warned_percent: int = 0
-    share: int = 1
-    since: float = 0.0
-    """When the state was entered, Unix seconds."""
-    at: float = 0.0
+    weight: int = 1
+    """Of the namespace in the fair order."""
+    state_since: float = 0.0
+    """Unix seconds."""
+    reported_at: float = 0.0
+    """Unix seconds."""
     window: str = ""
     used_units: int = 0
     """Milli-GPU-milliseconds."""

@@ -36,7 +36,7 @@ class LeasesReply(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(Event):
-    """The binder asks a node agent whether these pods may be bound to its node now."""
+    """A binder's request to a node agent: may these pods be bound to its node now?"""
 
     subject: ClassVar[str] = "bind.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -66,11 +66,17 @@ class BindReply(Event):
     """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
     """No pod may be bound to the node now."""
+    unserved_pods: tuple[PodUid, ...] = ()
+    """More pods that are deferred: the kubelet cannot allocate a resource that they request."""
+    unserved_reason: str = ""
+    """Why these are deferred."""
+    unserved_s: float = 0.0
+    """For how long the kubelet has been unable to allocate each of their resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(Event):
-    """The binder asks a node agent whether the last container of a pod has terminated."""
+    """A binder's request to a node agent: has the last container of a pod terminated?"""
 
     subject: ClassVar[str] = "termination.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -99,7 +105,7 @@ class TerminationReply(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsRequest(Event):
-    """The binder asks a node agent to apply the limits of a lease to running containers.
+    """A binder's request to a node agent: apply the limits of a lease to running containers.
 
     Without `resize_id`, `lease` is the lease in the ledger, whose limits are applied. With it,
     `lease` is a smaller size that the lease may get: its limits hold until the lease changes, the
@@ -160,7 +166,7 @@ class ResizeReply(Event):
     reason: str = ""
     """Why it was refused or unavailable, with numbers."""
     hint: str = ""
-    """What to try next."""
+    """Advice for the user."""
     container: str = ""
     node: str = ""
     devices: tuple[int, ...] = ()

@@ -21,7 +21,7 @@ class WebhookAddress:
 
 
 def resolve_address(config: Json, store: ObjectStore) -> WebhookAddress:
-    """Return the address of a `clientConfig`; `LookupError` says why there is none."""
+    """Return the address of a `clientConfig`; raises `LookupError` with the reason."""
     if config.get("url"):
         parts = urlsplit(config["url"])
         url = config["url"].rstrip("?")

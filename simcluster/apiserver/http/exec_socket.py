@@ -107,7 +107,7 @@ async def serve_exec(
             running.cancel()
             receiving.cancel()
     except* ConnectionError:
-        log.debug("the client of an exec session left")
+        log.debug("the client of an exec session disconnected")
     await socket.close()
     return socket
 

@@ -92,7 +92,7 @@ class MetadataView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """Rows and columns for people; `include` says which part of each object is added."""
+    """Tables of rows and columns; `include` is the part of each object to add."""
 
     kind: Resource
     version: str

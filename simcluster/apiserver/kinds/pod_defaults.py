@@ -42,7 +42,7 @@ def admit_pod(pod: Json, priority_classes: Iterable[Json]) -> None:
 def begin_pod(pod: Json) -> None:
     """Set a new pod's initial status: Pending, with its QoS class.
 
-    A pod with scheduling gates gets a condition that says so, which a scheduler replaces later.
+    A pod with scheduling gates gets a condition for it, which a scheduler replaces later.
     """
     pod["status"] = {"phase": "Pending"}
     spec = pod.get("spec")

@@ -42,7 +42,7 @@ def is_extended(name: str) -> bool:
 
 
 def pod_usage(pod: Json) -> Amounts:
-    """Return what a pod uses; a finished pod counts as an object only."""
+    """Return the usage of a pod; a finished pod counts as an object only."""
     total: Amounts = {"count/pods": _ONE}
     if at_path(pod, "status.phase") in _FINISHED:
         return total

@@ -1,4 +1,4 @@
-"""ResourceQuotas: validation, refusal of what exceeds them, and their status."""
+"""ResourceQuotas: validation, enforcement, and status."""
 
 from collections.abc import Iterator
 
@@ -107,7 +107,7 @@ class QuotaController:
                 self._write_status(account)
 
     def _on_quota(self, change: ObjectChange) -> QuotaAccount | None:
-        """Handle a change of a quota; return its account if it was counted anew."""
+        """Handle a change of a quota; return its account if it was recounted."""
         quota = change.latest.obj
         accounts = self._accounts.setdefault(namespace_of(quota), {})
         if change.after is None:

@@ -36,7 +36,7 @@ _INVALIDATED = "service account token has been invalidated"
 
 
 class TokenError(Exception):
-    """The token is invalid; the message says why, and may be empty."""
+    """The token is invalid; the message is the reason, and may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Requests: what they target and ask for, and how lists, patches and writes are carried out."""
+"""Requests: their targets and parameters, lists, patches and writes."""

@@ -49,7 +49,7 @@ class InMemoryBackend:
         return iter(())
 
     def last_version(self) -> int:
-        """Return 0: each process begins anew."""
+        """Return 0: each process starts empty."""
         return 0
 
     def write(self, resource: str, key: str, version: int, body: bytes | None) -> None:

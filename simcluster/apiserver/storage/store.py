@@ -263,7 +263,7 @@ class ObjectStore:
     ) -> Json:  # fmt: skip
         """Delete an object, or mark it if its kubelet or a finalizer must act first.
 
-        Returns the marked object, or the last state of the deleted one; `is_gone` tells which.
+        Returns the marked object, or the last state of the deleted one; see `is_gone`.
         """
         kind = self.kinds[resource]
         old = self.record(resource, namespace, name)

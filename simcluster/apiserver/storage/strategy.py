@@ -1,4 +1,4 @@
-"""The strategy of a kind: what the store does for it when its objects are written; pure."""
+"""The strategy of a kind: the hooks that the store calls when its objects are written; pure."""
 
 from typing import Protocol
 

@@ -81,7 +81,7 @@ def normalize_type(obj: Json, kind: Resource) -> Json:
 
 
 def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
-    """Return what is stored when `new` replaces `old`, or a subresource of it."""
+    """Return the object to store when `new` replaces `old`, or a subresource of it."""
     if subresource == "status":
         return _merge_status(kind, new, old)
     for field in _SYSTEM_FIELDS:

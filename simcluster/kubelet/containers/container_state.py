@@ -14,7 +14,7 @@ class ContainerPhase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerTermination:
-    """How a container ended."""
+    """The termination of a container."""
 
     exit_code: int
     reason: str

@@ -21,7 +21,7 @@ class PodRejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletNodeFacts:
-    """What the predicates read of a node; cpu in thousandths, other resources in units."""
+    """The facts of a node that predicates use; cpu in thousandths, other resources in units."""
 
     name: str
     labels: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""The status manager: keeps pod statuses and writes each change once to the API server."""
+"""The status manager: writes each change of a pod's status once to the API server."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ COALESCE_S = 0.02
 
 
 class StatusManager:
-    """Keeps the latest status of each pod and writes those that have changed.
+    """Stores the latest status of each pod and writes those that have changed.
 
     `save` runs before each write, so the saved state of a pod is never older than its written
     status.

@@ -22,11 +22,12 @@ from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
-from shared.nats.system_account import reload_servers
+from shared.nats.servers import reload_servers
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 A, B = NodeName("node-a"), NodeName("node.b")
 USERS = {user.name: user for user in all_users([A, B])}
@@ -55,8 +56,8 @@ async def test_an_agent_publishes_requests_and_subscribes_as_the_node_that_its_t
     binder = world.credentials(world.cluster.issue_token("binder"), "binder")
 
     async with (
-        Bus.connect(world.url, name="binder", keys=binder) as binder_bus,
-        Bus.connect(world.url, name="agent", keys=keys, keeps_stream=False) as agent,
+        Bus.connect(world.url, name="binder", credentials=binder) as binder_bus,
+        Bus.connect(world.url, name="agent", credentials=keys, creates_stream=False) as agent,
     ):
         inbox = await binder_bus.subscribe([DeviceReported], durable="binder-save-devices")
         await binder_bus.reply(LeasesRequest, "binder", "", _no_leases)
@@ -160,7 +161,7 @@ async def test_no_other_client_is_authorized(world: AuthWorld) -> None:
     before = cluster.reviews
     with pytest.raises(UnavailableError, match="rejects the token in"):
         async with Bus.connect(
-            world.url, name="x", keys=world.credentials("guessed", "placer"), patience_s=3
+            world.url, name="x", credentials=world.credentials("guessed", "placer"), patience_s=3
         ):
             pass
     assert cluster.reviews == before + 1  # a client that retries is not reviewed each time
@@ -171,14 +172,12 @@ async def test_a_connection_that_has_expired_is_authorized_again_with_the_curren
 ) -> None:
     world.auth.timing = AuthTiming(connection_s=1)
     keys = world.credentials(world.cluster.issue_token("placer"), "placer")
-    async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+    async with Bus.connect(world.url, name="placer", credentials=keys) as bus:
         before = world.cluster.reviews
         world.auth.timing = AuthTiming(connection_s=600)
         world.credentials(world.cluster.issue_token("placer"), "placer")
 
-        async with asyncio.timeout(20):
-            while world.cluster.reviews == before or not bus.connected:
-                await asyncio.sleep(0.05)
+        await until(lambda: world.cluster.reviews != before and bus.connected, limit_s=20)
 
     assert world.cluster.reviews == before + 1
 
@@ -220,7 +219,7 @@ async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconne
 ) -> None:
     token = world.cluster.issue_token("placer")
     async with Bus.connect(
-        world.url, name="placer", keys=world.credentials(token, "placer")
+        world.url, name="placer", credentials=world.credentials(token, "placer")
     ) as bus:
         root = world.cluster.objects["secrets", "auth"]
         before = root["server.crt"]
@@ -231,11 +230,9 @@ async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconne
         await world.servers.reload()
 
         assert root["server.crt"] != before
-        async with asyncio.timeout(20):
-            while await _shown(world) != base64.b64decode(root["server.crt"]):
-                await asyncio.sleep(0.05)
-            while not bus.connected:
-                await asyncio.sleep(0.05)
+        issued = base64.b64decode(root["server.crt"])
+        await until(lambda: _shown(world), lambda shown: shown == issued)
+        await until(lambda: bus.connected)
 
 
 async def _shown(world: AuthWorld) -> bytes:
@@ -291,9 +288,7 @@ async def test_a_redis_that_takes_over_without_our_users_gets_them(
         bare.write_text(f"user default off\nuser {admin} on >{secret} ~* &* +@all\n")
         for _ in range(2):
             valkey.start("--aclfile", str(bare))
-            async with asyncio.timeout(20):
-                while not await _pings(valkey, made["redis.binder"]):
-                    await asyncio.sleep(0.02)
+            await until(lambda: _pings(valkey, made["redis.binder"]))
             valkey.kill()
         updating.cancel()
 
@@ -329,12 +324,10 @@ async def test_servers_of_a_cluster_accept_each_other_by_certificate_and_no_serv
             worlds[2].start_nats(str(bare), *flags[2])
             system = replace(
                 worlds[0].servers.nats_credentials,
-                credentials=worlds[0].folder / "run" / "nats-system",
+                login_file=worlds[0].folder / "run" / "nats-system",
             )
 
-            async with asyncio.timeout(30):
-                while await reload_servers(worlds[0].url, system) < 2:
-                    await asyncio.sleep(0.1)
+            await until(lambda: reload_servers(worlds[0].url, system), lambda count: count >= 2)
             assert await reload_servers(worlds[0].url, system) == 2
             async with worlds[0].authorizing():  # the other server sends requests, too
                 token = cluster.issue_token("placer")
@@ -372,16 +365,14 @@ async def test_the_process_makes_all_secrets_waits_for_its_servers_and_authorize
         )
         try:
             async with asyncio.timeout(60):
-                while not cluster.objects["secrets", "redis-placer"]:
-                    await asyncio.sleep(0.05)
+                await until(lambda: cluster.objects["secrets", "redis-placer"])
                 world.mount("auth-redis", tmp_path / "etc-redis")
                 valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
                 world.start_nats()
-                while not (tmp_path / "ready").exists():
-                    await asyncio.sleep(0.05)
+                await until((tmp_path / "ready").exists)
             token = cluster.issue_token("placer")
             keys = world.credentials(token, "placer")
-            async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+            async with Bus.connect(world.url, name="placer", credentials=keys) as bus:
                 assert bus.connected
         finally:
             world.stop_nats()

@@ -37,10 +37,13 @@ from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.servers.nats import free_port, nats_binary
 from tests.support.servers.valkey import valkey_binary
+from tests.support.waiting import until
 
 NODES = [NodeName("node-a"), NodeName("node.b")]
 USERS = {user.name: user for user in all_users(NODES)}
-SAID = sorted({subjects.publish_subject(edge.event, "") for edge in edges() if not edge.is_request})
+PUBLISHED = sorted(
+    {subjects.publish_subject(edge.event, "") for edge in edges() if not edge.is_request}
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +66,12 @@ def nats_url(written: CredentialFiles) -> Iterator[str]:
 
 @asynccontextmanager
 async def bus_of(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Bus]:
-    keeps = not user.startswith("node-agent")
+    is_service = not user.startswith("node-agent")
     async with Bus.connect(
-        url, name=user, keys=ClientCredentials(credentials=written.nats(user)), keeps_stream=keeps
+        url,
+        name=user,
+        credentials=ClientCredentials(login_file=written.nats(user)),
+        creates_stream=is_service,
     ) as bus:
         yield bus
 
@@ -126,7 +132,11 @@ async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
     nats_url: str, written: CredentialFiles, user: NatsUser
 ) -> None:
     everything = [
-        *(name for said in SAID for name in (said, f"{said}.node-z", f"{said}.node-a")),
+        *(
+            name
+            for own_subject in PUBLISHED
+            for name in (own_subject, f"{own_subject}.node-z", f"{own_subject}.node-a")
+        ),
         *(
             f"leasehold.request.{kind.subject}.node-z"
             for kind in (LeasesRequest, TerminationRequest)
@@ -142,7 +152,7 @@ async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
 
     async with raw(nats_url, written, user.name) as connection:
         found = {name: await connection.is_refused(name, publish=True) for name in everything}
-        heard = {
+        received = {
             each: await connection.is_refused(subject, publish=False, queue=queue)
             for each in {*foreign, *user.subscribe}
             for subject, _, queue in (each.partition(" "),)
@@ -150,15 +160,15 @@ async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
 
     assert found == {name: not is_open(name, user.publish) for name in everything}
     plain = tuple(each for each in user.subscribe if " " not in each)
-    assert heard == {
+    assert received == {
         each: each not in user.subscribe and not is_open(each.partition(" ")[0], plain)
-        for each in heard
+        for each in received
     }
     assert any(found.values())
-    assert any(heard.values())
+    assert any(received.values())
 
 
-async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
+async def test_a_login_without_a_user_or_with_a_wrong_secret_is_refused_with_the_reason(
     nats_url: str, written: CredentialFiles, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "placer"
@@ -169,7 +179,7 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
             pass
     with pytest.raises(UnavailableError, match="rejects the user in") as refused:
         async with Bus.connect(
-            nats_url, name="test", keys=ClientCredentials(credentials=wrong), patience_s=3
+            nats_url, name="test", credentials=ClientCredentials(login_file=wrong), patience_s=3
         ):
             pass
     assert "guessed" not in str(refused.value)
@@ -190,7 +200,7 @@ async def test_work_requests_and_replies_pass_between_users(
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
         await delivered.ack()
-        told = await agent.request(
+        reply = await agent.request(
             LeasesRequest(node=NodeName("node.b")), LeasesReply, timeout_s=10
         )
         ended = await binder.request(
@@ -200,11 +210,11 @@ async def test_work_requests_and_replies_pass_between_users(
         )
 
     assert delivered.events[0].node == "node.b"
-    assert told.leases == ()
+    assert reply.leases == ()
     assert ended.terminated
 
 
-async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_heard(
+async def test_an_agents_event_about_another_node_is_ignored(
     nats_url: str, written: CredentialFiles
 ) -> None:
     async with (
@@ -214,10 +224,10 @@ async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_he
         inbox = await binder.subscribe([DeviceReported], durable="binder-save-devices")
         forged = DeviceReported(node=NodeName("node.b"), devices=(), served=())
         own = DeviceReported(node=NodeName("node-a"), devices=(), served=())
-        said = subjects.publish_subject(DeviceReported, "node-a")
+        own_subject = subjects.publish_subject(DeviceReported, "node-a")
 
-        await agent.stream.publish(said, _encoded(forged), stream=subjects.STREAM)
-        await agent.stream.publish(said, _encoded(own), stream=subjects.STREAM)
+        await agent.work.stream.publish(own_subject, _encoded(forged), stream=subjects.STREAM)
+        await agent.work.stream.publish(own_subject, _encoded(own), stream=subjects.STREAM)
 
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
@@ -225,7 +235,7 @@ async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_he
         assert delivered.events == [own]
 
 
-async def test_publishing_what_is_not_ours_raises_for_work_and_reaches_nobody_as_news(
+async def test_publishing_without_permission_raises_for_work_and_is_dropped_for_broadcasts(
     nats_url: str, written: CredentialFiles
 ) -> None:
     async with raw(nats_url, written, "placer") as placer:
@@ -265,14 +275,12 @@ def redis_url(written: CredentialFiles) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def known_as(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Any]:
+async def logged_in(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Any]:
     login = load_login(written.redis(user))
     async with redis.asyncio.Redis.from_url(
         url, username=login.user, password=login.secret
     ) as client:
-        async with asyncio.timeout(20):
-            while not await _answers(client):
-                await asyncio.sleep(0.02)
+        await until(lambda: _answers(client))
         yield client
 
 
@@ -293,22 +301,22 @@ READERS = {"dashboard": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper
 
 
 @pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "dashboard", "operator"])
-async def test_no_service_may_do_what_only_an_administrator_does(
+async def test_no_service_has_the_permissions_of_an_administrator(
     redis_url: str, written: CredentialFiles, user: str
 ) -> None:
-    async with known_as(redis_url, written, user) as client:
-        for words in FORBIDDEN:
+    async with logged_in(redis_url, written, user) as client:
+        for arguments in FORBIDDEN:
             with pytest.raises(NoPermissionError):
-                await client.execute_command(*words)
+                await client.execute_command(*arguments)
         with pytest.raises(ResponseError, match="ACL failure"):
             await client.eval("return redis.call('GET', 'elsewhere')", 0)
 
 
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
-async def test_who_only_reads_changes_nothing_by_a_script_either(
+async def test_a_read_only_user_cannot_write_through_a_script(
     redis_url: str, written: CredentialFiles, user: str, prefix: str
 ) -> None:
-    async with known_as(redis_url, written, user) as client:
+    async with logged_in(redis_url, written, user) as client:
         await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
             await client.hset(f"{prefix}ledger", "generation", "forged")
@@ -316,60 +324,60 @@ async def test_who_only_reads_changes_nothing_by_a_script_either(
             await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
 
 
-async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(
+async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(
     redis_url: str, written: CredentialFiles
 ) -> None:
-    async with known_as(redis_url, written, "placer") as placer:
+    async with logged_in(redis_url, written, "placer") as placer:
         with pytest.raises(NoPermissionError):
             await placer.hgetall("lh-budget:meta")
-    async with known_as(redis_url, written, "timekeeper") as timekeeper:
+    async with logged_in(redis_url, written, "timekeeper") as timekeeper:
         with pytest.raises(NoPermissionError):
             await timekeeper.hdel("lh:leases", "pod")
 
 
-async def test_who_names_no_user_may_nothing_and_health_checks_ask_whether_it_answers(
+async def test_clients_without_a_user_have_no_permission_and_the_probe_user_may_ping(
     redis_url: str, written: CredentialFiles
 ) -> None:
     probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
-    async with known_as(redis_url, written, "admin"), probing as probe:
-        for asked in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
-            assert (await answer_of(redis_url, asked)).startswith((b"-NOAUTH", b"-WRONGPASS"))
+    async with logged_in(redis_url, written, "admin"), probing as probe:
+        for command_line in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
+            assert (await reply_to(redis_url, command_line)).startswith((b"-NOAUTH", b"-WRONGPASS"))
         assert await probe.ping()
-        for words in FORBIDDEN:
+        for arguments in FORBIDDEN:
             with pytest.raises(NoPermissionError):
-                await probe.execute_command(*words)
+                await probe.execute_command(*arguments)
     async with RedisLeases.connect(redis_url) as ledger:
         with pytest.raises(UnavailableError, match="--redis-credentials"):
             await ledger.generation()
 
 
-async def answer_of(url: str, words: str) -> bytes:
-    """Say one line as nobody."""
+async def reply_to(url: str, arguments: str) -> bytes:
+    """Send one command line without a login; return the reply."""
     reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
-    writer.write(f"{words}\r\n".encode())
+    writer.write(f"{arguments}\r\n".encode())
     answer = await reader.readline()
     writer.close()
     return answer
 
 
-async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
+async def test_the_server_replays_the_transactions_of_every_user(
     redis_url: str, written: CredentialFiles
 ) -> None:
     """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
-    async with known_as(redis_url, written, "admin") as admin:
+    async with logged_in(redis_url, written, "admin") as admin:
         for key in KEYS:
             assert await allowed(admin, "default", "HSET", key, "field", "value")
 
 
 def keys_at(written: CredentialFiles, user: str) -> ClientCredentials:
-    return ClientCredentials(credentials=written.redis(user))
+    return ClientCredentials(login_file=written.redis(user))
 
 
 async def test_each_client_does_its_work_as_its_own_user(
     redis_url: str, written: CredentialFiles
 ) -> None:
     async with (
-        known_as(redis_url, written, "admin"),
+        logged_in(redis_url, written, "admin"),
         RedisLeases.connect(redis_url, credentials=keys_at(written, "binder")) as binder,
         RedisLeases.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
         Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
@@ -384,12 +392,12 @@ async def test_each_client_does_its_work_as_its_own_user(
         assert await accounts.acquire_lock("count", every_ms=60_000)
 
 
-async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
+async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(
     redis_url: str, written: CredentialFiles
 ) -> None:
     from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
 
-    async with known_as(redis_url, written, "admin") as admin:
+    async with logged_in(redis_url, written, "admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
 
     assert script_commands().isdisjoint(dangerous)
@@ -402,7 +410,7 @@ KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", 
 async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
     redis_url: str, written: CredentialFiles, user: RedisUser
 ) -> None:
-    async with known_as(redis_url, written, "admin") as admin:
+    async with logged_in(redis_url, written, "admin") as admin:
         for key in KEYS:
             writes = any(fnmatch(key, pattern) for pattern in user.writes)
             reads = writes or any(fnmatch(key, pattern) for pattern in user.reads)
@@ -417,12 +425,12 @@ async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other
 ) -> None:
     line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
     granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}
-    async with known_as(redis_url, written, "admin") as admin:
+    async with logged_in(redis_url, written, "admin") as admin:
         commands = await admin.execute_command("COMMAND")
         may = {
             name
-            for name, told in commands.items()
-            if await allowed(admin, user.name, *_called(name, told["arity"]))
+            for name, reply in commands.items()
+            if await allowed(admin, user.name, *_called(name, reply["arity"]))
         }
 
     assert may <= granted | {"auth", "hello", "quit", "reset"}  # what everybody may
@@ -433,9 +441,9 @@ def _called(name: str, arity: int) -> list[str]:
     return [name.upper(), *["lh:leases"] * (abs(arity) - 1)]
 
 
-async def allowed(admin: Any, user: str, *words: str) -> bool:
+async def allowed(admin: Any, user: str, *arguments: str) -> bool:
     """Ask the server whether a user could call this; no call is made."""
     try:
-        return await admin.execute_command("ACL", "DRYRUN", user, *words) in {b"OK", "OK"}
+        return await admin.execute_command("ACL", "DRYRUN", user, *arguments) in {b"OK", "OK"}
     except ResponseError:
         return False

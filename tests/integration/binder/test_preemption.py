@@ -239,7 +239,7 @@ async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> N
     await assert_sound(at.ledger)
 
 
-async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_them(
+async def test_gpusharing_30_a_waiting_pod_of_higher_priority_does_not_get_the_freed_devices(
     at: Scene,
 ) -> None:
     old = await at.running("old", mib=16_000)
@@ -410,7 +410,7 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     assert at.reports.evictions == [("a", "expired", "b")]
 
 
-async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> None:
+async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene) -> None:
     old = await at.running("old", mib=16_000)
     await at.waiting("same", priority=0)
     binder = at.binder()
@@ -452,7 +452,7 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
 
 async def test_a_budget_policy_evicts_without_a_pending_pod(at: Scene) -> None:
     await at.running("old", mib=16_000)
-    await at.save_budget("a", evict_after_minutes=1, since=at.clock.now())
+    await at.save_budget("a", evict_after_minutes=1, state_since=at.clock.now())
     binder = at.binder()
     await binder.step()
     assert await at.announced_for("old") is None

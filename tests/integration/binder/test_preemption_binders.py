@@ -65,6 +65,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
                 publish=bus.publish,
                 metrics=PrometheusMetrics(),
                 clock=SystemClock(),
+                host_clock=SystemClock(),
             ),
             preemptor,
         )
@@ -95,7 +96,7 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         await at.waiting("new")
 
         async with binder(at, nats.url, server.url):
-            await bus.publish([budget("a", at=time.time())])
+            await bus.publish([budget("a", reported_at=time.time())])
             await until(lambda: at.announced_for("old"))
         assert not await at.is_deleting("old")
         async with binder(at, nats.url, server.url):

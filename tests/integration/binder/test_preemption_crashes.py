@@ -67,15 +67,15 @@ async def test_another_binder_continues_wherever_one_is_killed(
     pod = await at.waiting("new", mib=16_000)
     binder = at.binder(evictions=Mortal(at.kube, at=call, after=after))
     with pytest.raises(KilledError):
-        await _told_and_evicted(at, binder)
-    heir = at.binder()
-    assert await heir.step() == []  # the dead one's turn is not over
+        await _announce_and_evict(at, binder)
+    successor = at.binder()
+    assert await successor.step() == []  # the dead one's turn is not over
     await _turn_over(at)
 
-    await _told_and_evicted(at, heir)
+    await _announce_and_evict(at, successor)
     await at.terminate(one)
     await at.terminate(two)
-    [chosen] = await heir.step()
+    [chosen] = await successor.step()
 
     assert chosen.lease.pod == pod
     for name in ("one", "two"):
@@ -149,7 +149,7 @@ async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     assert not (await at.preemptions.state(now=at.clock.now())).open
 
 
-async def _told_and_evicted(at: Scene, binder: PreemptionController) -> None:
+async def _announce_and_evict(at: Scene, binder: PreemptionController) -> None:
     await binder.step()
     at.clock.advance(30)
     await binder.step()

@@ -39,7 +39,7 @@ def seen(
     return ViolationFound(**(facts | changes))
 
 
-async def open_takings(at: Scene) -> list[PreemptionStage]:
+async def open_preemptions(at: Scene) -> list[PreemptionStage]:
     return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
@@ -50,7 +50,7 @@ async def test_by_default_no_violator_is_evicted(at: Scene) -> None:
     await binder.evict_violators([seen(at, lease, rule) for rule in ViolationReason])
     await at.steps(binder, 2)
 
-    assert await open_takings(at) == []
+    assert await open_preemptions(at) == []
     assert await at.announced_for("bad") is None
 
 
@@ -72,7 +72,7 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
     assert not early
     assert await at.is_deleting("bad")
     assert at.writes("bad")["delete/eviction"] == 1
-    assert await open_takings(at) == []
+    assert await open_preemptions(at) == []
     (line,) = (await at.preemptions.state(now=at.clock.now())).evictions
     assert (line.cause, line.outcome, line.for_pod) == (
         PreemptionCause.VIOLATION,
@@ -109,7 +109,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     ],
     ids=["another rule", "another uid", "another node", "long ago", "gone"],
 )
-async def test_reports_that_are_no_reason_or_not_trusted_evict_no_pod(
+async def test_untrusted_or_irrelevant_reports_evict_no_pod(
     at: Scene, changes: dict[str, Any]
 ) -> None:
     lease = await at.running("good")
@@ -117,16 +117,16 @@ async def test_reports_that_are_no_reason_or_not_trusted_evict_no_pod(
 
     await binder.evict_violators([seen(at, lease, **changes)])
 
-    assert await open_takings(at) == []
+    assert await open_preemptions(at) == []
 
 
-async def test_pods_of_spared_namespaces_stay(at: Scene) -> None:
+async def test_pods_of_exempt_namespaces_are_not_evicted(at: Scene) -> None:
     lease = await at.running("system")
     binder = at.binder(**EVICTED, spared_namespaces=frozenset({"a"}))
 
     await binder.evict_violators([seen(at, lease)])
 
-    assert await open_takings(at) == []
+    assert await open_preemptions(at) == []
 
 
 async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scene) -> None:
@@ -137,7 +137,7 @@ async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scen
     await binder.evict_violators([seen(at, lease)])
     await binder.step()
 
-    assert await open_takings(at) == []
+    assert await open_preemptions(at) == []
     assert not await at.is_deleting("bad")
     assert await at.announced_for("bad") is None
     assert "not evicted after all" in at.reports.of("bad")[-1]

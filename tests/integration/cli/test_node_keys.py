@@ -18,12 +18,12 @@ from services.auth.wiring import token_reviewer
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes
-from services.cli.doctor.findings import Outcome, SkipError
 from shared.credentials.logins import NO_CREDENTIALS
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
+from shared.model.findings import Outcome, SkipError
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
@@ -67,6 +67,8 @@ class Hosts:
         try:
             async with self.world.raw(token, user):
                 return False
+        except nats.errors.TimeoutError:
+            raise
         except nats.errors.Error:
             return True
 
@@ -94,11 +96,11 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
 ) -> None:
     out = await hosts.issue(B)
     user = "node-agent.node.b"
-    keys = replace(hosts.world.credentials("", user), token=out / NATS_TOKEN)
+    keys = replace(hosts.world.credentials("", user), token_file=out / NATS_TOKEN)
 
     async with (
-        Bus.connect(hosts.world.url, name="agent", keys=keys, keeps_stream=False) as agent,
-        hosts.world.raw((out / NATS_TOKEN).read_text(), "node-agent.node-a") as (client, said),
+        Bus.connect(hosts.world.url, name="agent", credentials=keys, creates_stream=False) as agent,
+        hosts.world.raw((out / NATS_TOKEN).read_text(), "node-agent.node-a") as (client, errors),
         KubernetesClient(load_credentials(out / KUBECONFIG)) as kube,
     ):
         await agent.client.subscribe(subjects.subscribe_subject(DeviceReported, B))
@@ -110,7 +112,7 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
             await client.flush(timeout=10)
         found = await kube.read(f"/api/v1/nodes/{B}", dict[str, Any])
 
-    assert len([text for text in said if "permissions violation" in text]) >= 4
+    assert len([text for text in errors if "permissions violation" in text]) >= 4
     assert found["metadata"]["name"] == B
     assert {
         path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()

@@ -23,8 +23,8 @@ async def world() -> AsyncIterator[AuthWorld]:
             yield made
 
 
-async def answer(asked: ResizeRequest) -> ResizeReply:
-    after = ShareSize(memory_mib=asked.memory_mib or 0, cores_percent=0)
+async def answer(request: ResizeRequest) -> ResizeReply:
+    after = ShareSize(memory_mib=request.memory_mib or 0, cores_percent=0)
     before = ShareSize(memory_mib=3000, cores_percent=0)
     return ResizeReply(
         outcome="resized", container="c", node="node-a", devices=(0,), before=before, after=after
@@ -53,7 +53,7 @@ async def resize(world: AuthWorld, token: str) -> Done:
 
 async def test_a_command_with_the_operators_token_reaches_a_binder(world: AuthWorld) -> None:
     keys = world.credentials(world.cluster.issue_token("binder"), "binder")
-    async with Bus.connect(world.url, name="binder", keys=keys) as binder:
+    async with Bus.connect(world.url, name="binder", credentials=keys) as binder:
         await binder.reply(ResizeRequest, "binder", "", answer)
         await binder.client.flush()
 

@@ -1,4 +1,4 @@
-"""NATS and Redis under TLS: who is believed, who is refused and in which words, and new files."""
+"""NATS and Redis under TLS: trusted and refused certificates, error messages, and new files."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 
 class CoveredNats:
-    """A nats-server that shows a certificate, asks for one if told so, and knows one user."""
+    """A nats-server with a certificate and one user; it can require a client certificate."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,18 +36,18 @@ class CoveredNats:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(
-        self, files: tuple[Path, Path], *, asks: Path | None = None, word: str = "first"
+        self, files: tuple[Path, Path], *, client_ca: Path | None = None, value: str = "first"
     ) -> None:
         self.stop()
         tls: dict[str, object] = {"cert_file": str(files[0]), "key_file": str(files[1])}
-        if asks is not None:
-            tls |= {"ca_file": str(asks), "verify": True}
+        if client_ca is not None:
+            tls |= {"ca_file": str(client_ca), "verify": True}
         config = self.folder / "nats.conf"
         config.write_text(
             "tls {"
             + "\n".join(f"{name}: {json.dumps(value)}" for name, value in tls.items())
             + "}\nauthorization { users = [{ user: someone, password: "
-            + word
+            + value
             + " }] }\n"
         )
         command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js"]
@@ -74,48 +74,48 @@ def ours(tmp_path: Path) -> Made:
     return Made(tmp_path)
 
 
-def login(folder: Path, word: str = "first") -> Path:
+def login(folder: Path, value: str = "first") -> Path:
     path = folder / "login"
-    path.write_text(f"someone:{word}")
+    path.write_text(f"someone:{value}")
     return path
 
 
 def keys(tmp_path: Path, ca: Path, shown: tuple[Path, Path] | None = None) -> ClientCredentials:
     certificate, key = shown or (None, None)
     return ClientCredentials(
-        credentials=login(tmp_path), tls=TlsFiles(ca=ca, certificate=certificate, key=key)
+        login_file=login(tmp_path), tls=TlsFiles(ca=ca, certificate=certificate, key=key)
     )
 
 
 async def fault_at_nats(url: str, shown: ClientCredentials) -> str:
     with pytest.raises(UnavailableError) as refused:
-        async with Bus.connect(url, name="test", keys=shown, patience_s=2):
+        async with Bus.connect(url, name="test", credentials=shown, patience_s=2):
             pass
     assert "first" not in str(refused.value)
     return str(refused.value)
 
 
-async def test_a_server_of_our_authority_is_believed_under_its_name(
+async def test_a_server_of_our_authority_is_trusted_under_its_name(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
     server.start(ours.issue("server"))
 
-    async with Bus.connect(server.url, name="test", keys=keys(tmp_path, ours.ca)) as bus:
+    async with Bus.connect(server.url, name="test", credentials=keys(tmp_path, ours.ca)) as bus:
         assert bus.connected
 
 
-async def test_a_server_of_another_authority_is_not(
+async def test_a_nats_server_of_another_authority_is_refused(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
     server.start(ours.issue("server"))
 
     fault = await fault_at_nats(server.url, keys(tmp_path, Made(tmp_path, "another").ca))
 
-    assert "of an authority that we do not know" in fault
-    assert "--nats-ca-file must hold that authority" in fault
+    assert "not issued by a trusted CA" in fault
+    assert "set --nats-ca-file to its CA" in fault
 
 
-async def test_an_expired_certificate_and_one_for_another_name_are_told_apart(
+async def test_an_expired_certificate_and_one_for_another_name_have_errors_of_their_own(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
     server.start(ours.issue("old", made_days_ago=40))
@@ -127,40 +127,38 @@ async def test_an_expired_certificate_and_one_for_another_name_are_told_apart(
     assert "--nats-url" in fault
 
 
-async def test_a_server_that_asks_for_a_certificate_gets_ours_and_refuses_whoever_has_none(
+async def test_a_server_that_requires_a_client_certificate_refuses_clients_without_one(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
-    server.start(ours.issue("server"), asks=ours.ca)
+    server.start(ours.issue("server"), client_ca=ours.ca)
 
     refused = await fault_at_nats(server.url, keys(tmp_path, ours.ca))
 
     assert "--nats-certificate-file and --nats-key-file must be valid now" in refused
     shown = keys(tmp_path, ours.ca, ours.issue("client", "somebody"))
-    async with Bus.connect(server.url, name="test", keys=shown) as bus:
+    async with Bus.connect(server.url, name="test", credentials=shown) as bus:
         assert bus.connected
 
 
-async def test_no_secret_is_given_to_a_server_that_offers_no_tls(
-    ours: Made, tmp_path: Path
-) -> None:
-    heard = bytearray()
+async def test_no_secret_is_sent_to_a_server_without_tls(ours: Made, tmp_path: Path) -> None:
+    received = bytearray()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = {"server_id": "x", "version": "2.11.0", "auth_required": True, "max_payload": 1024}
         writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
         with contextlib.suppress(OSError):
-            heard.extend(await reader.read(4096))
+            received.extend(await reader.read(4096))
         writer.close()
 
     async with await asyncio.start_server(pretend, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         fault = await fault_at_nats(f"nats://127.0.0.1:{port}", keys(tmp_path, ours.ca))
 
-    assert "offers no TLS" in fault
-    assert heard == b""
+    assert "does not offer TLS" in fault
+    assert received == b""
 
 
-async def test_new_files_are_taken_when_the_connection_is_made_anew(
+async def test_new_files_are_read_at_the_next_connection(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
     server.start(ours.issue("server"))
@@ -168,8 +166,8 @@ async def test_new_files_are_taken_when_the_connection_is_made_anew(
     trusted.write_bytes(ours.ca.read_bytes())
     later = Made(tmp_path, "later")
 
-    async with Bus.connect(server.url, name="test", keys=keys(tmp_path, trusted)) as bus:
-        server.start(later.issue("server"), word="second")
+    async with Bus.connect(server.url, name="test", credentials=keys(tmp_path, trusted)) as bus:
+        server.start(later.issue("server"), value="second")
         await until(lambda: not bus.connected)
         trusted.write_bytes(later.ca.read_bytes())
         login(tmp_path, "second")
@@ -177,12 +175,12 @@ async def test_new_files_are_taken_when_the_connection_is_made_anew(
         await until(lambda: bus.connected)
 
 
-async def test_a_server_that_hangs_is_not_waited_for_at_the_end(
+async def test_a_server_that_hangs_does_not_delay_the_shutdown(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
     server.start(ours.issue("server"))
     known = keys(tmp_path, ours.ca)
-    client = await connected(server.url, name="test", keys=known, patience_s=20)
+    client = await connected(server.url, name="test", credentials=known, patience_s=20)
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)
 
@@ -190,18 +188,18 @@ async def test_a_server_that_hangs_is_not_waited_for_at_the_end(
         await client.close()
 
 
-async def test_files_that_are_none_are_named(tmp_path: Path, ours: Made) -> None:
+async def test_invalid_certificate_files_are_named_in_the_error(tmp_path: Path, ours: Made) -> None:
     broken = tmp_path / "broken.crt"
     broken.write_text("no PEM")
 
     for files, named in (
-        (TlsFiles(ca=tmp_path / "missing"), "missing, by which .* cannot be read"),
-        (TlsFiles(ca=broken), "broken.crt, by which .* does not hold what it should"),
-        (TlsFiles(ca=ours.ca, certificate=broken), "broken.crt, which we show"),
+        (TlsFiles(ca=tmp_path / "missing"), "the CA file .*missing cannot be read"),
+        (TlsFiles(ca=broken), "broken.crt is invalid"),
+        (TlsFiles(ca=ours.ca, certificate=broken), "broken.crt is invalid"),
     ):
         with pytest.raises(RequestError, match=named):
             async with Bus.connect(
-                "nats://127.0.0.1:1", name="test", keys=ClientCredentials(tls=files)
+                "nats://127.0.0.1:1", name="test", credentials=ClientCredentials(tls=files)
             ):
                 pass
 
@@ -253,15 +251,15 @@ async def test_a_ledger_of_another_authority_an_expired_one_and_a_wrong_name_are
     cover.show(ours.issue("elsewhere", "elsewhere.example"))
     elsewhere = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
 
-    assert "--redis-ca-file must hold that authority" in another
+    assert "set --redis-ca-file to its CA" in another
     assert "has expired" in old
     assert "is for another name" in elsewhere
 
 
-async def test_a_ledger_that_asks_for_a_certificate_refuses_whoever_has_none(
+async def test_a_ledger_that_requires_a_client_certificate_refuses_clients_without_one(
     cover: Cover, ours: Made
 ) -> None:
-    cover.show(ours.issue("server"), asks=ours.ca)
+    cover.show(ours.issue("server"), client_ca=ours.ca)
     certificate, key = ours.issue("client", "somebody")
 
     refused = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
@@ -272,7 +270,7 @@ async def test_a_ledger_that_asks_for_a_certificate_refuses_whoever_has_none(
     assert "--redis-certificate-file" in refused
 
 
-async def test_the_ledger_takes_new_files_at_its_next_connection(
+async def test_the_ledger_reads_new_files_at_its_next_connection(
     cover: Cover, ours: Made, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "trusted.crt"
@@ -293,7 +291,7 @@ async def test_the_ledger_takes_new_files_at_its_next_connection(
         await ledger.generation()
 
 
-async def test_files_for_a_ledger_that_speaks_no_tls_are_a_mistake(ours: Made) -> None:
+async def test_certificate_files_for_a_ledger_without_tls_are_refused(ours: Made) -> None:
     with pytest.raises(RequestError, match="write rediss://"):
         async with RedisLeases.connect(
             "redis://127.0.0.1:1", credentials=ClientCredentials(tls=TlsFiles(ca=ours.ca))
@@ -301,7 +299,9 @@ async def test_files_for_a_ledger_that_speaks_no_tls_are_a_mistake(ours: Made) -
             pass
 
 
-async def test_a_port_without_tls_is_told_from_a_server_that_is_away(ours: Made) -> None:
+async def test_a_port_without_tls_and_an_unreachable_server_have_errors_of_their_own(
+    ours: Made,
+) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)
         writer.write(b"-ERR unknown command\r\n")
@@ -313,4 +313,4 @@ async def test_a_port_without_tls_is_told_from_a_server_that_is_away(ours: Made)
         port = listening.sockets[0].getsockname()[1]
         fault = await fault_at_redis(f"rediss://127.0.0.1:{port}/0", TlsFiles(ca=ours.ca))
 
-    assert "speaks no TLS on this port" in fault
+    assert "the port does not use TLS" in fault

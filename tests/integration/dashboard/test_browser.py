@@ -170,7 +170,7 @@ async def test_with_scripts_the_table_is_not_laid_out_unless_requested(
         await expect(page.locator("table").first).to_be_visible()
 
 
-async def test_a_devices_share_in_use_can_be_read_beside_a_long_name(browser: Browser) -> None:
+async def test_the_share_in_use_is_readable_beside_a_long_device_name(browser: Browser) -> None:
     async with dashboard() as shown:
         long = replace(device("a", 0), model="NVIDIA A100-SXM4-40GB of a very long name")
         await shown.ledger.save_devices(report("a", [long]))
@@ -189,7 +189,7 @@ async def test_a_devices_share_in_use_can_be_read_beside_a_long_name(browser: Br
         assert on_top
 
 
-async def test_names_that_are_code_do_not_run(browser: Browser) -> None:
+async def test_names_with_scripts_are_escaped(browser: Browser) -> None:
     async with dashboard() as shown:
         page = await opened(browser, shown)
         await expect(page.locator(".dev")).to_have_count(2)
@@ -205,7 +205,7 @@ async def test_names_that_are_code_do_not_run(browser: Browser) -> None:
         assert await page.locator("img").count() == 0
 
 
-async def test_of_a_namespace_that_is_forbidden_only_in_use_is_shown(
+async def test_leases_of_a_forbidden_namespace_are_shown_as_in_use(
     browser: Browser, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"

@@ -31,6 +31,7 @@ from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reser
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.placer.ledger import queued, verdict
 from tests.support.servers.nats import nats_server
+from tests.support.waiting import until
 
 
 class Stream:
@@ -89,9 +90,7 @@ async def test_leases_are_shown_until_they_end() -> None:
 
         await shown.ledger.bind([lease])
         await shown.publish(PodBound(lease=lease))
-        async with asyncio.timeout(20):
-            while (await shown.shares())[0]["state"] != "bound":
-                await asyncio.sleep(0.02)
+        await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
         await shown.ledger.release([lease.pod], reason="test")
         await shown.until_shares(0)
 
@@ -141,9 +140,7 @@ async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves()
 
         await shown.ledger.waiting_pods.remove([event.pod])
         await shown.publish(event)
-        async with asyncio.timeout(20):
-            while (await shown.state())["waiting"]["total"]:
-                await asyncio.sleep(0.05)
+        await until(shown.state, lambda state: not state["waiting"]["total"])
 
 
 async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> None:
@@ -153,10 +150,11 @@ async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> Non
 
         await shown.publish(queued("p1"), PlacementChosen(lease=lease))
 
-        async with asyncio.timeout(20):
-            while [one["kind"] for one in (await shown.state())["events"]] != ["queued", "placed"]:
-                await asyncio.sleep(0.02)
-            (work,) = await placed.batch()
+        await until(
+            shown.state,
+            lambda state: [one["kind"] for one in state["events"]] == ["queued", "placed"],
+        )
+        (work,) = await placed.batch()
         assert work.events == [PlacementChosen(lease=lease)]
         await work.ack()
 
@@ -170,23 +168,21 @@ async def test_a_lease_without_an_event_is_found_by_its_change() -> None:
         await shown.ledger.activate([lease.pod])
         await shown.publish(LeaseChanged(lease=lease))
 
-        async with asyncio.timeout(20):
-            while (await shown.shares())[0]["state"] != "active":
-                await asyncio.sleep(0.02)
+        await until(shown.shares, lambda shares: shares[0]["state"] == "active")
 
 
 async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="test") as bus:
-        heard = await bus.observe([Heartbeat])
+        heartbeats = await bus.observe([Heartbeat])
         probes = {"ledger": lambda: "not read yet"}
 
         async with (
             asyncio.timeout(20),
             sending_heartbeats(bus, probes, service="s", instance="s-1", node="n", every_s=0.01),
         ):
-            (first, *_) = await heard.batch()
-            (second, *_) = await heard.batch()
-        last = [event for one in await heard.batch() for event in one.events][-1]
+            (first, *_) = await heartbeats.batch()
+            (second, *_) = await heartbeats.batch()
+        last = [event for one in await heartbeats.batch() for event in one.events][-1]
 
         assert (first.events[0].instance, first.events[0].node) == ("s-1", "n")
         assert second.events[0].unready_reasons == ("ledger: not read yet",)
@@ -245,9 +241,7 @@ async def test_a_token_shows_its_own_namespace_and_of_others_only_the_use(
     tokens.write_text("everything *\nfor-b b\nfor-default default\n")
     async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         await reserve_lease(shown)
-        async with asyncio.timeout(20):
-            while not await shown.shares("everything"):
-                await asyncio.sleep(0.02)
+        await until(lambda: shown.shares("everything"))
 
         (full,), (hidden,) = await shown.shares("for-default"), await shown.shares("for-b")
 
@@ -300,17 +294,15 @@ async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use() -> Non
     reviews = Reviews()
     async with reviewed(reviews, FakeClock()) as authenticator, dashboard(authenticator) as shown:
         await reserve_lease(shown)
-        async with asyncio.timeout(20):
-            while not await shown.shares("token-of-root"):
-                await asyncio.sleep(0.02)
+        await until(lambda: shown.shares("token-of-root"))
 
-        (member,), (stranger,) = (
+        (member,), (outsider,) = (
             await shown.shares("token-of-member"),
             await shown.shares("token-of-stranger"),
         )
 
         assert member["name"] == "name-of-p1"
-        assert "name" not in stranger
+        assert "name" not in outsider
         assert (await shown.get("/api/v1/state", "token-of-nobody"))[0] == 401
         assert (await shown.get("/api/v1/state"))[0] == 401
         assert "in use" in (await shown.get("/?view=table", "token-of-stranger"))[1]
@@ -323,7 +315,7 @@ async def test_a_revoked_right_ends_the_view() -> None:
         assert viewer is not None
         assert await viewer.visible(where) == frozenset(where)
         assert await viewer.visible(where) == frozenset(where)
-        assert reviews.asked == ["member:", "member:default"]
+        assert reviews.requests == ["member:", "member:default"]
 
         reviews.rights["member"].clear()
         clock.advance(31)
@@ -363,6 +355,6 @@ async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> N
 
 
 @pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])
-async def test_nothing_else_is_served(path: str) -> None:
+async def test_unknown_paths_are_not_found(path: str) -> None:
     async with dashboard() as shown:
         assert (await shown.get(path))[0] == 404

@@ -19,12 +19,13 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
 from tests.support.placer.ledger import queued, verdict
+from tests.support.waiting import until
 
 THEIRS = ("p1", "w1", "default", "reason-of-theirs", "window-of-theirs")
 """Words of a namespace, its pods, and their messages."""
 
 
-async def streamed_until(shown: RunningDashboard, after: str, token: str, word: str) -> str:
+async def streamed_until(shown: RunningDashboard, after: str, token: str, expected: str) -> str:
     """Return everything that is streamed for a token until a word arrives."""
     found = ""
     async with shown.client.get(
@@ -34,7 +35,7 @@ async def streamed_until(shown: RunningDashboard, after: str, token: str, word: 
         timeout=aiohttp.ClientTimeout(total=None),
     ) as answer:
         async with asyncio.timeout(20):
-            while word not in found:
+            while expected not in found:
                 found += (await answer.content.readline()).decode()
     return found
 
@@ -78,7 +79,7 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
             BudgetChanged(
                 namespace=Namespace("default"),
                 state="ok",
-                previous="ok",
+                previous_state="ok",
                 lease_class="guaranteed",
                 window="window-of-theirs",
             ),
@@ -88,9 +89,7 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
             streamed_until(shown, begin, "for-default", "name-of-p1"),
             streamed_until(shown, begin, "for-b", "name-of-mine"),
         )
-        async with asyncio.timeout(20):
-            while (await shown.state("for-b"))["waiting"]["hidden"] < 1:
-                await asyncio.sleep(0.02)
+        await until(lambda: shown.state("for-b"), lambda state: state["waiting"]["hidden"] >= 1)
         device = DeviceUuid("GPU-a-0")
         answers = [
             others,
@@ -103,7 +102,7 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
 
         assert "name-of-p1" in theirs
         for text in answers:
-            assert [word for word in THEIRS if word in text] == []
+            assert [expected for expected in THEIRS if expected in text] == []
         assert "in use" in answers[-1]
         for path in ("/api/v1/leases/p1", "/api/v1/leases/w1", "/api/v1/namespaces/default"):
             assert (await shown.get(path, "for-b"))[0] == 404

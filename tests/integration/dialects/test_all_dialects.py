@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -29,12 +30,13 @@ from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
 from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.waiting import until
 
 PLACERS = 2
 TTL_S = 600.0
 
 
-class Uncounted:
+class Uncounted(PrometheusPlacerMetrics):
     def count(self, outcome: str, amount: int = 1) -> None:
         """Do nothing."""
 
@@ -65,9 +67,7 @@ class MixMachine(RuleBasedStateMachine):
             await self.leases.save_node(facts(name, labels=LABELS))
             await self.report(name)
         self.following = [asyncio.create_task(placer.follow_ledger()) for placer in self.placers]
-        async with asyncio.timeout(20):
-            while any(placer.unready_reason() for placer in self.placers):
-                await asyncio.sleep(0.001)
+        await until(lambda: not any(placer.unready_reason() for placer in self.placers))
 
     async def report(self, name: NodeName) -> None:
         devices = [replace(d, healthy=d.uuid not in self.recount.ill) for d in NODES[name]]
@@ -103,24 +103,24 @@ class MixMachine(RuleBasedStateMachine):
         self.place(batches)
 
     def place(self, batches: list[list[ExpectedPod]]) -> None:
-        wishes: dict[PodUid, ExpectedPod] = {}
-        queued = [[self.queued(wish, wishes) for wish in batch] for batch in batches]
+        expected_pods: dict[PodUid, ExpectedPod] = {}
+        queued = [[self.queued(expected, expected_pods) for expected in batch] for batch in batches]
 
-        said = self.run(self.place_all(queued))
+        replies = self.run(self.place_all(queued))
 
-        for answer in said:
-            wish = wishes.pop(_pod_of(answer))
+        for answer in replies:
+            expected = expected_pods.pop(_pod_of(answer))
             if isinstance(answer, PlacementChosen):
-                self.recount.add(answer.lease.pod, wish, answer.lease)
-                assert_environment(wish, answer.lease, NODES[answer.lease.node])
+                self.recount.add(answer.lease.pod, expected, answer.lease)
+                assert_environment(expected, answer.lease, NODES[answer.lease.node])
 
-    def queued(self, wish: ExpectedPod, wishes: dict[PodUid, ExpectedPod]) -> PodQueued:
+    def queued(self, expected: ExpectedPod, expected_pods: dict[PodUid, ExpectedPod]) -> PodQueued:
         self.pods += 1
         request: PodRequest = replace(
-            parse_pod_request(wish.asks, self.spoken), resources={"pods": 1}
+            parse_pod_request(expected.manifest, self.spoken), resources={"pods": 1}
         )
         event = pod_queued(f"uid-{self.pods}", request)
-        wishes[event.pod] = wish
+        expected_pods[event.pod] = expected
         return event
 
     async def place_all(

@@ -39,7 +39,7 @@ from tests.support.kubernetes.scripted_apiserver import (
 
 
 @asynccontextmanager
-async def talking(
+async def client_and_server(
     *steps: Step, timeout_s: float = 5, token_file: Path | None = None, token: str | None = None
 ) -> AsyncIterator[tuple[KubernetesClient, ScriptedApiserver]]:
     async with ScriptedApiserver(*steps) as server:
@@ -49,7 +49,7 @@ async def talking(
 
 
 async def test_binding_is_one_post_with_node_uid_and_annotations() -> None:
-    async with talking(answers(201)) as (kube, server):
+    async with client_and_server(answers(201)) as (kube, server):
         await kube.bind_pod("team", "a", "u-1", "n-1", {"x/y": "z"}, traceparent="00-1-2-01")
 
     (request,) = server.requests
@@ -71,7 +71,7 @@ async def test_binding_is_one_post_with_node_uid_and_annotations() -> None:
 
 
 async def test_a_binding_carries_labels_where_there_are_some() -> None:
-    async with talking(answers(201)) as (kube, server):
+    async with client_and_server(answers(201)) as (kube, server):
         await kube.bind_pod("team", "a", "u-1", "n-1", {}, {"held": "yes"})
 
     body = server.requests[0].json()
@@ -80,20 +80,20 @@ async def test_a_binding_carries_labels_where_there_are_some() -> None:
 
 
 async def test_a_second_binding_is_a_conflict_that_names_the_request() -> None:
-    said = 'Operation cannot be fulfilled on pods/binding "a": already assigned to node "n-2"'
-    async with talking(refuses(409, "Conflict", said)) as (kube, server):
+    message = 'Operation cannot be fulfilled on pods/binding "a": already assigned to node "n-2"'
+    async with client_and_server(refuses(409, "Conflict", message)) as (kube, server):
         with pytest.raises(KubernetesConflictError) as caught:
             await kube.bind_pod("team", "a", "u-1", "n-1", {})
 
     assert len(server.requests) == 1
     assert isinstance(caught.value, ConflictError)
     assert str(caught.value) == (
-        f"POST /api/v1/namespaces/team/pods/a/binding was answered 409 Conflict: {said}"
+        f"POST /api/v1/namespaces/team/pods/a/binding failed: 409 Conflict: {message}"
     )
 
 
-async def test_a_binding_is_never_sent_twice_by_itself() -> None:
-    async with talking(answers(200), resets, answers(201)) as (kube, server):
+async def test_a_binding_is_never_retried_by_the_client() -> None:
+    async with client_and_server(answers(200), resets, answers(201)) as (kube, server):
         await kube.read("/x")
         with pytest.raises(UnreachableError):
             await kube.bind_pod("team", "a", "u-1", "n-1", {})
@@ -101,8 +101,8 @@ async def test_a_binding_is_never_sent_twice_by_itself() -> None:
     assert [request.method for request in server.requests] == ["GET", "POST"]
 
 
-async def test_bindings_share_a_few_kept_connections() -> None:
-    async with talking(*[answers(201)] * 200) as (kube, server):
+async def test_bindings_share_a_few_persistent_connections() -> None:
+    async with client_and_server(*[answers(201)] * 200) as (kube, server):
         for _ in range(2):
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 for n in range(100):
@@ -129,59 +129,59 @@ REFUSALS: Mapping[int, tuple[type[KubernetesError], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-async def test_each_refusal_says_what_to_do_next_by_its_class(code: int) -> None:
+async def test_each_status_code_is_raised_as_its_error_class(code: int) -> None:
     kind, parent = REFUSALS[code]
-    async with talking(refuses(code, "Why", "because")) as (kube, _):
-        with pytest.raises(kind, match=f"GET /api/v1/x was answered {code} Why: because") as caught:
+    async with client_and_server(refuses(code, "Why", "because")) as (kube, _):
+        with pytest.raises(kind, match=f"GET /api/v1/x failed: {code} Why: because") as caught:
             await kube.read("/api/v1/x")
 
     assert isinstance(caught.value, parent)
 
 
-async def test_a_refusal_that_is_no_status_is_quoted() -> None:
-    async with talking(answers(502, b"<html>bad gateway</html>")) as (kube, _):
+async def test_an_error_response_that_is_not_a_status_is_quoted() -> None:
+    async with client_and_server(answers(502, b"<html>bad gateway</html>")) as (kube, _):
         with pytest.raises(OverloadedError, match="502: <html>bad gateway</html>"):
             await kube.read("/x")
 
 
-async def test_a_missing_permission_says_how_to_get_it() -> None:
-    async with talking(refuses(403, "Forbidden", "cannot get x")) as (kube, _):
+async def test_the_error_for_a_missing_permission_names_the_remedy() -> None:
+    async with client_and_server(refuses(403, "Forbidden", "cannot get x")) as (kube, _):
         with pytest.raises(ForbiddenError, match=r"cannot get x\. .*Role or ClusterRole"):
             await kube.read("/x")
 
 
-async def test_the_wish_for_a_pause_is_passed_on() -> None:
-    async with talking(refuses(429, "TooManyRequests", Retry_After="7")) as (kube, _):
+async def test_the_retry_after_header_is_passed_on() -> None:
+    async with client_and_server(refuses(429, "TooManyRequests", Retry_After="7")) as (kube, _):
         with pytest.raises(OverloadedError) as caught:
             await kube.read("/x")
 
-    assert caught.value.answer.retry_after_s == 7
+    assert caught.value.response.retry_after_s == 7
 
 
-async def test_a_server_that_does_not_answer_is_given_up() -> None:
-    async with talking(hang, timeout_s=0.2) as (kube, _):
+async def test_a_request_without_a_response_times_out() -> None:
+    async with client_and_server(hang, timeout_s=0.2) as (kube, _):
         with pytest.raises(UnreachableError, match="longer than the timeout"):
             await kube.read("/x")
 
 
-async def test_a_watch_that_is_not_opened_in_time_is_given_up() -> None:
-    async with talking(hang, timeout_s=0.2) as (kube, _):
+async def test_a_watch_that_is_not_opened_in_time_times_out() -> None:
+    async with client_and_server(hang, timeout_s=0.2) as (kube, _):
         with pytest.raises(UnreachableError, match="longer than the timeout"):
             async with kube.watch("/x", query={}):
                 pass
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
+async def test_an_unreachable_server_is_unavailable() -> None:
     async with ScriptedApiserver() as server:
         url = server.url
     async with KubernetesClient(ClusterCredentials(server=url)) as kube:
-        with pytest.raises(UnavailableError, match="GET /x got no answer"):
+        with pytest.raises(UnavailableError, match="GET /x received no response"):
             await kube.read("/x")
 
 
 async def test_objects_are_decoded_where_a_type_is_given() -> None:
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8", "pods": 110}}}
-    async with talking(answers(200, node), answers(200, b"raw")) as (kube, _):
+    async with client_and_server(answers(200, node), answers(200, b"raw")) as (kube, _):
         decoded = await kube.read("/api/v1/nodes/n", ApiNode)
         raw = await kube.read("/api/v1/nodes/n")
 
@@ -189,16 +189,16 @@ async def test_objects_are_decoded_where_a_type_is_given() -> None:
     assert raw == b"raw"
 
 
-async def test_an_answer_of_another_shape_is_no_reason_to_ask_again() -> None:
-    async with talking(answers(200, {"metadata": []}), answers(200, b"{")) as (kube, _):
+async def test_a_response_of_another_shape_is_not_retried() -> None:
+    async with client_and_server(answers(200, {"metadata": []}), answers(200, b"{")) as (kube, _):
         with pytest.raises(UnexpectedResponseError):
             await kube.read("/x", ApiPod)
         with pytest.raises(UnavailableError):
             await kube.read("/x", ApiPod)
 
 
-async def test_objects_are_created_and_patched_each_in_their_own_way() -> None:
-    async with talking(*[answers(200, pod("a", 1))] * 4) as (kube, server):
+async def test_creates_and_patches_have_their_method_and_content_type() -> None:
+    async with client_and_server(*[answers(200, pod("a", 1))] * 4) as (kube, server):
         created = await kube.create("/api/v1/namespaces/d/pods", {"kind": "Pod"}, ApiPod)
         await kube.patch_merge("/p", {"metadata": {"labels": {"x": None}}})
         await kube.patch_json("/p", [{"op": "remove", "path": "/x"}])
@@ -215,7 +215,7 @@ async def test_objects_are_created_and_patched_each_in_their_own_way() -> None:
 
 
 async def test_a_delete_may_be_tied_to_one_uid_and_a_grace_period() -> None:
-    async with talking(answers(200), answers(200)) as (kube, server):
+    async with client_and_server(answers(200), answers(200)) as (kube, server):
         await kube.delete(pod_path("d", "a"), uid="u-1", grace_s=0)
         await kube.delete(pod_path("d", "a"))
 
@@ -228,9 +228,9 @@ async def test_a_delete_may_be_tied_to_one_uid_and_a_grace_period() -> None:
     )
 
 
-async def test_an_eviction_forbidden_by_a_disruption_budget_is_told_apart() -> None:
+async def test_an_eviction_forbidden_by_a_disruption_budget_has_its_own_error() -> None:
     blocked = refuses(429, "TooManyRequests", "budget needs 2 pods", causes=["DisruptionBudget"])
-    async with talking(answers(201), blocked) as (kube, server):
+    async with client_and_server(answers(201), blocked) as (kube, server):
         await kube.evict("d", "a", uid="u-1", grace_s=30)
         with pytest.raises(EvictionBlockedError, match="budget needs 2 pods"):
             await kube.evict("d", "b", uid="u-2")
@@ -244,16 +244,16 @@ async def test_an_eviction_forbidden_by_a_disruption_budget_is_told_apart() -> N
     }
 
 
-async def test_names_cannot_leave_their_place_in_the_path() -> None:
-    async with talking(answers(201)) as (kube, server):
+async def test_names_are_escaped_in_paths() -> None:
+    async with client_and_server(answers(201)) as (kube, server):
         await kube.evict("d", "../x?y", uid="u")
 
     assert server.requests[0].path == "/api/v1/namespaces/d/pods/..%2Fx%3Fy/eviction"
 
 
-async def test_a_page_holds_its_items_undecoded_and_the_way_on() -> None:
+async def test_a_page_has_undecoded_items_and_a_continue_token() -> None:
     selector, before = {"fieldSelector": "spec.nodeName=n"}, "p"
-    async with talking(lists(pod("a", 1), version=7, next_page="t/1=")) as (kube, server):
+    async with client_and_server(lists(pod("a", 1), version=7, next_page="t/1=")) as (kube, server):
         page = await kube.list_page("/api/v1/pods", query=selector, limit=5, continue_token=before)
 
     assert page.items is not None
@@ -271,7 +271,10 @@ async def test_a_rotated_token_is_read_at_once_after_a_refusal(tmp_path: Path) -
         file.write_text("new\n")
         await exchange.answer(401, {"message": "expired"})
 
-    async with talking(answers(200), rotates, answers(200), token_file=file) as (kube, server):
+    async with client_and_server(answers(200), rotates, answers(200), token_file=file) as (
+        kube,
+        server,
+    ):
         await kube.read("/one")
         await kube.read("/two")
 
@@ -283,14 +286,14 @@ async def test_a_refused_token_that_did_not_change_is_not_sent_again(tmp_path: P
     file = tmp_path / "token"
     file.write_text("same")
     refusal = refuses(401, "Unauthorized")
-    async with talking(refusal, token_file=file) as (kube, server):
+    async with client_and_server(refusal, token_file=file) as (kube, server):
         with pytest.raises(UnauthorizedError, match="service account"):
             await kube.read("/one")
 
     assert len(server.requests) == 1
 
 
-async def test_a_refused_token_is_tried_anew_only_once(tmp_path: Path) -> None:
+async def test_a_refused_token_is_retried_only_once(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("0")
 
@@ -298,7 +301,7 @@ async def test_a_refused_token_is_tried_anew_only_once(tmp_path: Path) -> None:
         file.write_text(file.read_text() + "0")
         await exchange.answer(401, {"message": "expired"})
 
-    async with talking(rotates, rotates, token_file=file) as (kube, server):
+    async with client_and_server(rotates, rotates, token_file=file) as (kube, server):
         with pytest.raises(UnauthorizedError):
             await kube.read("/one")
 

@@ -62,7 +62,9 @@ async def test_a_binding_for_another_uid_is_a_conflict(kube: KubernetesClient) -
         await kube.bind_pod("default", "a", "another-uid", "node-1", {})
 
 
-async def test_refusals_come_as_our_errors(kube: KubernetesClient, server: ApiUnderTest) -> None:
+async def test_status_codes_are_raised_as_our_errors(
+    kube: KubernetesClient, server: ApiUnderTest
+) -> None:
     with pytest.raises(NotFoundError):
         await kube.read(pod_path("default", "absent"))
     with pytest.raises(NotFoundError):
@@ -73,18 +75,18 @@ async def test_refusals_come_as_our_errors(kube: KubernetesClient, server: ApiUn
     with pytest.raises(KubernetesConflictError):
         await kube.delete(pod_path("default", "a"), uid="another-uid")
     ca = load_credentials(server.kubeconfig).ca_pem
-    async with KubernetesClient(ClusterCredentials(server=server.url, ca_pem=ca)) as nobody:
+    async with KubernetesClient(ClusterCredentials(server=server.url, ca_pem=ca)) as anonymous:
         with pytest.raises(UnauthorizedError):
-            await nobody.read(PODS)
+            await anonymous.read(PODS)
 
 
 async def test_changes_are_followed_from_list_to_deletion(kube: KubernetesClient) -> None:
     pod = await create(kube, "a")
-    told: list[Change[ApiPod]] = []
+    yielded: list[Change[ApiPod]] = []
 
     async with asyncio.timeout(30), aclosing(Reflector(kube, PODS, ApiPod).batches()) as batches:
         async for batch in batches:
-            told += batch
+            yielded += batch
             match batch[-1]:
                 case ListSynced():
                     await kube.bind_pod("default", "a", pod.metadata.uid, "node-1", {})
@@ -95,7 +97,7 @@ async def test_changes_are_followed_from_list_to_deletion(kube: KubernetesClient
                 case ObjectDeleted():
                     break
 
-    assert [type(change) for change in (told[0], told[1], told[2], told[-1])] == [
+    assert [type(change) for change in (yielded[0], yielded[1], yielded[2], yielded[-1])] == [
         ObjectAdded,
         ListSynced,
         ObjectUpdated,
@@ -111,10 +113,10 @@ async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() 
         for name in ("a", "b", "c"):
             await create(kube, name)
         reflector = Reflector(kube, PODS, ApiPod)
-        told: set[str] = set()
+        yielded: set[str] = set()
         async with asyncio.timeout(30), aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                told |= {c.item.metadata.name for c in batch if isinstance(c, ObjectAdded)}
+                yielded |= {c.item.metadata.name for c in batch if isinstance(c, ObjectAdded)}
                 if isinstance(batch[-1], ListSynced):
                     break
         await kube.delete(pod_path("default", "b"), grace_s=0)
@@ -128,6 +130,6 @@ async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() 
                 if isinstance(batch[-1], ListSynced):
                     break
 
-    assert told == {"a", "b", "c"}
+    assert yielded == {"a", "b", "c"}
     assert [c.item.metadata.name for c in changes if isinstance(c, ObjectDeleted)] == ["b"]
     assert [c.item.metadata.name for c in changes if isinstance(c, ObjectAdded)] == list("defgh")

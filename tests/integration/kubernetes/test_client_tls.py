@@ -93,7 +93,7 @@ async def test_a_server_of_the_named_authority_is_trusted(
     assert len(server.requests) == 1
 
 
-async def test_a_server_of_another_authority_is_refused_and_the_error_says_where_to_look(
+async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_setting(
     tmp_path: Path, authority: Issued
 ) -> None:
     tls = serving(tmp_path, issue("api", by=issue("stranger"), sans=(LOCAL,)))
@@ -131,7 +131,7 @@ async def test_a_certificate_may_carry_another_name_than_the_address(
     assert len(server.requests) == 1
 
 
-async def test_a_client_certificate_is_shown(tmp_path: Path, authority: Issued) -> None:
+async def test_a_client_certificate_is_sent(tmp_path: Path, authority: Issued) -> None:
     client = issue("system:scheduler", by=authority)
     tls = serving(tmp_path, issue("api", by=authority, sans=(LOCAL,)), clients_of=authority)
     async with ScriptedApiserver(answers(200), tls=tls) as server:
@@ -145,9 +145,9 @@ async def test_a_client_certificate_is_shown(tmp_path: Path, authority: Issued) 
             await kube.read("/x")
         async with KubernetesClient(
             ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)
-        ) as nobody:
+        ) as anonymous:
             with pytest.raises(UnavailableError):
-                await nobody.read("/x")
+                await anonymous.read("/x")
 
     assert len(server.requests) == 1
 

@@ -1,4 +1,4 @@
-"""The reflector against an API server that does everything a real one does on a bad day."""
+"""The reflector against a scripted API server: lists, watches, bookmarks, 410 and reconnects."""
 
 from shared.kubernetes.reflector import BATCH
 from tests.support.kubernetes.followed import PODS, following, has
@@ -16,13 +16,13 @@ from tests.support.kubernetes.scripted_apiserver import (
 )
 
 
-async def test_a_list_is_told_and_then_the_watch_goes_on_from_its_version() -> None:
+async def test_a_list_is_yielded_and_the_watch_starts_from_its_version() -> None:
     steps = (lists(pod("a", 1), version=7), streams(added(pod("b", 8)), then="silence"))
     async with following(*steps) as followed:
-        told = await followed.told_until(has("+b@8"))
+        changes = await followed.changes_until(has("+b@8"))
 
     listed, watched = followed.server.requests
-    assert told == ["+a@1", "=7", "+b@8"]
+    assert changes == ["+a@1", "=7", "+b@8"]
     assert (listed.path, listed.query) == (PODS, {"labelSelector": "app=x", "limit": "500"})
     assert watched.query == {
         "labelSelector": "app=x",
@@ -36,9 +36,9 @@ async def test_a_list_is_told_and_then_the_watch_goes_on_from_its_version() -> N
 async def test_all_pages_of_a_list_are_read() -> None:
     pages = (lists(pod("a", 1), version=7, next_page="p2"), lists(pod("b", 2), version=7))
     async with following(*pages) as followed:
-        told = await followed.told_until(has("=7"))
+        changes = await followed.changes_until(has("=7"))
 
-    assert told == ["+a@1", "+b@2", "=7"]
+    assert changes == ["+a@1", "+b@2", "=7"]
     assert followed.server.requests[1].query["continue"] == "p2"
 
 
@@ -49,13 +49,13 @@ async def test_an_expired_continue_token_starts_the_list_again() -> None:
         lists(pod("a", 1), pod("b", 2), version=9),
     )
     async with following(*steps) as followed:
-        told = await followed.told_until(has("=9"))
+        changes = await followed.changes_until(has("=9"))
 
-    assert told == ["+a@1", "+b@2", "=9"]
+    assert changes == ["+a@1", "+b@2", "=9"]
     assert "continue" not in followed.server.requests[2].query
 
 
-async def test_a_list_that_breaks_off_midway_is_begun_again_and_repeats_nothing() -> None:
+async def test_an_interrupted_list_is_started_again_and_repeats_no_change() -> None:
     steps = (
         lists(pod("a", 1), pod("b", 2), version=7, next_page="p2"),
         refuses(500, "InternalError"),
@@ -63,33 +63,33 @@ async def test_a_list_that_breaks_off_midway_is_begun_again_and_repeats_nothing(
         lists(pod("c", 8), version=9),
     )
     async with following(*steps) as followed:
-        told = await followed.told_until(has("=9"))
+        changes = await followed.changes_until(has("=9"))
 
-    assert told == ["+a@1", "+b@2", "+c@8", "-b@9", "=9"]
+    assert changes == ["+a@1", "+b@2", "+c@8", "-b@9", "=9"]
     assert "continue" not in followed.server.requests[2].query
 
 
-async def test_events_become_changes_with_what_was_before() -> None:
+async def test_watch_events_become_changes_with_the_previous_object() -> None:
     events = streams(modified(pod("a", 8)), deleted(pod("a", 9)), then="silence")
     async with following(lists(pod("a", 1), version=7), events) as followed:
-        told = await followed.told_until(has("-a@9"))
+        changes = await followed.changes_until(has("-a@9"))
 
-    assert told == ["+a@1", "=7", "~a@1>8", "-a@9"]
+    assert changes == ["+a@1", "=7", "~a@1>8", "-a@9"]
 
 
 async def test_a_watch_that_ends_regularly_is_resumed_without_a_pause() -> None:
     steps = (lists(version=7), streams(added(pod("a", 8))), streams(added(pod("b", 9)), then=""))
     async with following(*steps) as followed:
-        told = await followed.told_until(has("+b@9"))
+        changes = await followed.changes_until(has("+b@9"))
 
-    assert told == ["=7", "+a@8", "+b@9"]
+    assert changes == ["=7", "+a@8", "+b@9"]
     assert followed.watched_from() == ["7", "8"]
     assert followed.pauses == []
 
 
-async def test_a_server_that_hangs_up_at_once_is_not_hammered() -> None:
+async def test_a_watch_that_ends_at_once_is_resumed_after_a_pause() -> None:
     async with following(lists(version=7), *[streams()] * 4) as followed:
-        await followed.told_by_request(6)
+        await followed.changes_by_request(6)
 
     assert followed.pauses == [0.2, 0.4, 0.8, 1.6]
 
@@ -97,19 +97,19 @@ async def test_a_server_that_hangs_up_at_once_is_not_hammered() -> None:
 async def test_a_bookmark_advances_the_version() -> None:
     steps = (lists(version=7), streams(bookmark(42)), streams(added(pod("a", 43)), then="silence"))
     async with following(*steps) as followed:
-        told = await followed.told_until(has("+a@43"))
+        changes = await followed.changes_until(has("+a@43"))
 
-    assert told == ["=7", "+a@43"]
+    assert changes == ["=7", "+a@43"]
     assert followed.watched_from() == ["7", "42"]
 
 
-async def test_an_hour_of_bookmarks_tells_nothing_and_advances_the_version() -> None:
+async def test_an_hour_of_bookmarks_yields_no_change_and_advances_the_version() -> None:
     hour = [bookmark(100 + minute) for minute in range(60)]
     steps = (lists(version=7), streams(*hour), hang)
     async with following(*steps) as followed:
-        told = await followed.told_by_request(3)
+        changes = await followed.changes_by_request(3)
 
-    assert told == ["=7"]
+    assert changes == ["=7"]
     assert followed.watched_from() == ["7", "159"]
     assert followed.reflector.resource_version == "159"
     assert followed.reflector.counts.undecodable == 0
@@ -124,26 +124,26 @@ BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
 AFTER_GAP = ["~moved@2>12", "+new@11", "-ended@20", "=20"]
 
 
-async def test_410_at_connect_lists_again_and_tells_only_the_difference() -> None:
+async def test_410_at_connect_lists_again_and_yields_only_the_difference() -> None:
     async with following(BEFORE_GAP, refuses(410, "Expired"), GAP) as followed:
-        told = await followed.told_until(has("=20"))
+        changes = await followed.changes_until(has("=20"))
 
-    assert told[4:] == AFTER_GAP
+    assert changes[4:] == AFTER_GAP
     assert followed.pauses == []
 
 
-async def test_410_mid_stream_lists_again_and_tells_only_the_difference() -> None:
+async def test_410_mid_stream_lists_again_and_yields_only_the_difference() -> None:
     broken = streams(modified(pod("ended", 9)), failed(410, "Expired"))
     async with following(BEFORE_GAP, broken, GAP) as followed:
-        told = await followed.told_until(has("=20"))
+        changes = await followed.changes_until(has("=20"))
 
-    assert told[4:] == ["~ended@3>9", *AFTER_GAP]
+    assert changes[4:] == ["~ended@3>9", *AFTER_GAP]
 
 
-async def test_410_again_and_again_is_paused_between_lists() -> None:
-    gone = (refuses(410, "Expired"), lists(version=7))
-    async with following(lists(version=7), *gone, *gone, *gone) as followed:
-        await followed.told_by_request(7)
+async def test_repeated_410_responses_pause_between_lists() -> None:
+    expired = (refuses(410, "Expired"), lists(version=7))
+    async with following(lists(version=7), *expired, *expired, *expired) as followed:
+        await followed.changes_by_request(7)
 
     assert followed.pauses[:2] == [0.4, 0.8]
 
@@ -152,24 +152,24 @@ async def test_a_server_whose_store_was_emptied_is_listed_again() -> None:
     future = refuses(504, "Timeout", causes=["ResourceVersionTooLarge"])
     steps = (lists(pod("a", 90), version=90), future, lists(pod("a", 2, uid="other"), version=3))
     async with following(*steps, streams(modified(pod("a", 4, uid="other")), then="")) as followed:
-        told = await followed.told_until(has("~a@2>4"))
+        changes = await followed.changes_until(has("~a@2>4"))
 
-    assert told == ["+a@90", "=90", "-a@2", "+a@2", "=3", "~a@2>4"]
+    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3", "~a@2>4"]
 
 
-async def test_a_pod_replaced_under_its_name_during_a_gap_ends_before_it_appears() -> None:
+async def test_a_pod_replaced_under_its_name_during_a_gap_is_removed_before_it_is_added() -> None:
     steps = (
         lists(pod("a", 1, uid="first"), version=7),
         refuses(410, "Expired"),
         lists(pod("a", 15, uid="second"), version=20),
     )
     async with following(*steps) as followed:
-        told = await followed.told_until(has("=20"))
+        changes = await followed.changes_until(has("=20"))
 
-    assert told == ["+a@1", "=7", "-a@15", "+a@15", "=20"]
+    assert changes == ["+a@1", "=7", "-a@15", "+a@15", "=20"]
 
 
-async def test_duplicates_and_overtaken_events_are_ignored() -> None:
+async def test_duplicate_and_outdated_events_are_ignored() -> None:
     events = streams(
         modified(pod("a", 12)),
         modified(pod("a", 12)),
@@ -181,9 +181,9 @@ async def test_duplicates_and_overtaken_events_are_ignored() -> None:
         then="silence",
     )
     async with following(lists(pod("a", 1), version=7), events) as followed:
-        told = await followed.told_until(has("+c@13"))
+        changes = await followed.changes_until(has("+c@13"))
 
-    assert told == ["+a@1", "=7", "~a@1>12", "+b@11", "+c@13"]
+    assert changes == ["+a@1", "=7", "~a@1>12", "+b@11", "+c@13"]
     assert followed.reflector.ignored == 4
 
 
@@ -192,9 +192,9 @@ async def test_a_late_event_does_not_bring_a_deleted_pod_back() -> None:
         deleted(pod("a", 9)), modified(pod("a", 8)), added(pod("c", 10)), then="silence"
     )
     async with following(lists(pod("a", 1), version=7), events) as followed:
-        told = await followed.told_until(has("+c@10"))
+        changes = await followed.changes_until(has("+c@10"))
 
-    assert told == ["+a@1", "=7", "-a@9", "+c@10"]
+    assert changes == ["+a@1", "=7", "-a@9", "+c@10"]
 
 
 async def test_versions_that_are_not_numbers_pass_through() -> None:
@@ -203,9 +203,9 @@ async def test_versions_that_are_not_numbers_pass_through() -> None:
     later = {**opaque, "metadata": {"name": "a", "uid": "u", "resourceVersion": "w9"}}
     events = streams(added(opaque), added(opaque), modified(later), then="silence")
     async with following(lists(version=7), events) as followed:
-        told = await followed.told_until(has("~a@x1>w9"))
+        changes = await followed.changes_until(has("~a@x1>w9"))
 
-    assert told == ["=7", "+a@x1", "~a@x1>w9"]
+    assert changes == ["=7", "+a@x1", "~a@x1>w9"]
 
 
 BURST = b"".join(
@@ -216,21 +216,21 @@ BURST = b"".join(
 
 async def test_many_events_at_once_come_in_batches_of_at_most_256() -> None:
     async with following(lists(version=7), streams(BURST, then="silence")) as followed:
-        told = await followed.told_until(has("+p999@1007"))
+        changes = await followed.changes_until(has("+p999@1007"))
 
-    assert len(told) == 1001
+    assert len(changes) == 1001
     assert max(map(len, followed.batches)) == BATCH
     assert len(followed.batches) < 30
 
 
-async def test_who_stops_listening_midway_misses_nothing_when_listening_again() -> None:
+async def test_a_consumer_that_stops_and_resumes_misses_no_change() -> None:
     items = [pod(f"old{n}", 1) for n in range(300)]
     steps = (lists(*items, version=7), streams(BURST, then="silence"), hang)
     async with following(*steps) as followed:
-        await followed.told_until(lambda _: True)
+        await followed.changes_until(lambda _: True)
         assert len(followed.batches) == 1
-        await followed.told_until(has("+p0@8"))
-        await followed.told_until(has("+p999@1007"))
+        await followed.changes_until(has("+p0@8"))
+        await followed.changes_until(has("+p999@1007"))
 
-    assert sorted(followed.told()) == sorted(set(followed.told()))
-    assert len(followed.told()) == 1301
+    assert sorted(followed.changes()) == sorted(set(followed.changes()))
+    assert len(followed.changes()) == 1301

@@ -1,4 +1,4 @@
-"""Claims in the ledger: for everybody else as if held alone, and never lost or counted twice."""
+"""Claims in the ledger: exclusive for all other pods, and never lost or counted twice."""
 
 import asyncio
 import random
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -16,8 +17,9 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
-from tests.support.placer.ledger import NOW, ledger, reserve, share, uuid, wish
+from tests.support.placer.ledger import NOW, ledger, reservation, reserve, share, uuid
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -35,11 +37,13 @@ async def preemptions(server: ValkeyServer, leases: RedisLeases) -> AsyncIterato
 
 def preemption(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemption:
     return Preemption(
-        id=pod, victims=(), wanted=wish(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu)
+        id=pod,
+        victims=(),
+        wanted=reservation(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu),
     )
 
 
-class Uncounted:
+class Uncounted(PrometheusPlacerMetrics):
     def count(self, outcome: str, amount: int = 1) -> None:
         """Forget it."""
 
@@ -52,10 +56,10 @@ async def test_a_pod_and_a_device_are_claimed_once(
     assert not await preemptions.open(preemption("p", 2))
     assert not await preemptions.open(preemption("q", 1, 2))
     assert await preemptions.open(preemption("q", 2))
-    [refused] = await leases.reserve([wish("r", share("a", 0))], now=NOW, ttl_s=30)
+    [refused] = await leases.reserve([reservation("r", share("a", 0))], now=NOW, ttl_s=30)
     assert isinstance(refused, NoCapacity)
-    await reserve(leases, wish("p", share("a", 0), share("a", 1)))
-    await reserve(leases, wish("r", share("a", 0)))
+    await reserve(leases, reservation("p", share("a", 0), share("a", 1)))
+    await reserve(leases, reservation("r", share("a", 0)))
 
 
 async def test_placers_refuse_claimed_devices_with_the_reason(
@@ -66,9 +70,7 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
     placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
     following = asyncio.create_task(placer.follow_ledger())
     try:
-        async with asyncio.timeout(30):
-            while placer.unready_reason():
-                await asyncio.sleep(0.01)
+        await until(lambda: not placer.unready_reason(), limit_s=30)
         other = pod_queued("other", request(gpu(memory=1_000), resources={"cpu": 100, "pods": 1}))
 
         [answer] = await placer.place_pods([other])
@@ -77,11 +79,10 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
 
         affairs = await preemptions.state(now=NOW)
         assert await preemptions.close(affairs.open[0])
-        async with asyncio.timeout(30):
-            while not isinstance(answer, PlacementChosen):
-                answers = await placer.place_pods([other])
-                answer = answers[0] if answers else answer
-                await asyncio.sleep(0.01)
+        (answer,) = await until(
+            lambda: placer.place_pods([other]),
+            lambda answers: answers and isinstance(answers[0], PlacementChosen),
+        )
         assert answer.lease.shares[0].device == uuid("a", 0)
     finally:
         following.cancel()
@@ -104,7 +105,7 @@ async def test_totals_are_always_the_sum_of_leases_and_claims(
                 assert not mine & set(gpus)
                 claims[pod] = gpus
         elif what == 1:
-            wanted = wish(pod, *(share("a", n, mib=6_000) for n in gpus), cpu=20_000)
+            wanted = reservation(pod, *(share("a", n, mib=6_000) for n in gpus), cpu=20_000)
             [outcome] = await leases.reserve([wanted], now=float(now), ttl_s=20)
             if isinstance(outcome, Reserved):
                 assert not mine & set(gpus)

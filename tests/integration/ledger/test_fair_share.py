@@ -1,4 +1,4 @@
-"""Whose turn it is: namespaces that wait are offered what is freed by what they hold already."""
+"""Fair share: freed capacity is offered first to the waiting namespace that holds least."""
 
 import asyncio
 import random
@@ -25,7 +25,16 @@ from shared.model.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang
 from tests.support.build import gpu, pod_queued, request
-from tests.support.placer.ledger import NOW, ledger, queued, reserve, share, uses, verdict, wish
+from tests.support.placer.ledger import (
+    NOW,
+    ledger,
+    queued,
+    reservation,
+    reserve,
+    share,
+    uses,
+    verdict,
+)
 from tests.support.placer.placers import placers
 from tests.support.servers.valkey import ValkeyServer
 
@@ -33,11 +42,11 @@ A, B, C = (Namespace(f"team-{letter}") for letter in "abc")
 
 
 def held(pod: str, namespace: Namespace, gpu: int, mib: int = 4_000, cores: int = 0) -> Reservation:
-    return replace(wish(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace)
+    return replace(reservation(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace)
 
 
-def waits(pod: str, namespace: Namespace, at: float = 0.0, **asked: int) -> PodQueued:
-    return replace(queued(pod, **asked), namespace=namespace, created_at=NOW + at)
+def waits(pod: str, namespace: Namespace, at: float = 0.0, **amounts: int) -> PodQueued:
+    return replace(queued(pod, **amounts), namespace=namespace, created_at=NOW + at)
 
 
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
@@ -45,7 +54,7 @@ async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
     await leases.waiting_pods.enqueue([verdict(event, await leases.capacity()) for event in events])
 
 
-async def tell(
+async def save_budget(
     leases: RedisLeases,
     namespace: Namespace,
     *,
@@ -58,11 +67,11 @@ async def tell(
     standing = BudgetChanged(
         namespace=namespace,
         state="exhausted" if out else "ok",
-        previous="ok",
+        previous_state="ok",
         lease_class="reclaimable" if out else "guaranteed",
         new_pods=new_pods,
-        share=share,
-        at=at,
+        weight=share,
+        reported_at=at,
     )
     await Preemptions(leases._connection).save_budget(standing)
 
@@ -82,7 +91,7 @@ async def order(leases: RedisLeases, *full: str) -> list[str]:
     return found
 
 
-async def test_freed_capacity_goes_to_the_namespace_that_holds_least(url: str) -> None:
+async def test_freed_capacity_goes_to_the_namespace_with_the_least_usage(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
         await reserve(leases, held("a-0", A, 1, 8_000), held("b-0", B, 1), held("rest", C, 1))
@@ -113,7 +122,7 @@ async def test_a_namespace_of_weight_two_may_hold_twice_as_much(url: str) -> Non
         await reserve(leases, held("rest", C, 1), held("more", C, 2, 8_000))
         await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
 
-        await tell(leases, A, share=2)
+        await save_budget(leases, A, share=2)
 
         assert await order(leases, "full-0") == ["a-1"]
         assert (await leases.totals.fair_share()).entitlements == {A: Entitlement(weight=2)}
@@ -126,7 +135,7 @@ async def test_priority_comes_before_fair_share_and_budget_before_priority(url: 
         await let_wait(leases, waits("b-low", B), waits("a-high", A, priority=5))
         await let_wait(leases, waits("c-highest", C, priority=9))
 
-        await tell(leases, C, out=True)
+        await save_budget(leases, C, out=True)
 
         full = [f"full-{n}" for n in range(3)]
         assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
@@ -193,7 +202,7 @@ async def test_the_use_of_namespaces_follows_every_lease(url: str) -> None:
 async def test_a_rebuilt_ledger_has_the_same_use_and_weights(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
-        await tell(leases, A, share=3)
+        await save_budget(leases, A, share=3)
         before = await leases.totals.fair_share()
 
         token = await leases.begin_rebuild(now=NOW + 1, force=True)
@@ -230,7 +239,7 @@ def test_the_ledger_offers_in_the_order_that_explain_shows(
             for n, (namespace, quarters) in enumerate(holds):
                 await reserve(leases, held(f"h-{n}", namespace, n, 4_000 * quarters))
             for namespace, (weight, out) in rights.items():
-                await tell(leases, namespace, share=weight, out=out)
+                await save_budget(leases, namespace, share=weight, out=out)
             full = [held(f"full-{n}", C, n, 16_000) for n in range(4, 16)]
             await reserve(leases, *full)
             events = [
@@ -238,25 +247,25 @@ def test_the_ledger_offers_in_the_order_that_explain_shows(
                 for n, (namespace, priority, at) in enumerate(pods)
             ]
             await let_wait(leases, *events)
-            told = fair_order(events, await leases.totals.fair_share())
+            explained = fair_order(events, await leases.totals.fair_share())
             await leases.release([each.pod for each in full[: len(pods)]], reason="test")
             offers = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
-            return [event.pod for event in offers.pods], [event.pod for event in told]
+            return [event.pod for event in offers.pods], [event.pod for event in explained]
 
-    offered, told = asyncio.run(both())
+    offered, explained = asyncio.run(both())
 
-    assert offered == told
+    assert offered == explained
 
 
 async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]:
     """End leases by chance while two namespaces want ever more; yield all leases at each step."""
     draw, numbers = random.Random(34), iter(range(10_000))  # noqa: S311
-    asked = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+    amounts = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
 
     def fresh(namespace: Namespace) -> PodQueued:
         number = next(numbers)
         at = NOW + number
-        return pod_queued(f"p-{number:05d}", asked, namespace=namespace, created_at=at)
+        return pod_queued(f"p-{number:05d}", amounts, namespace=namespace, created_at=at)
 
     async with placers(leases, 2) as (one, other):
         for namespace in (A, B):
@@ -279,7 +288,7 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
     url: str,
 ) -> None:
     async with ledger(url, {"a": 6}) as leases:
-        await tell(leases, A, share=2)
+        await save_budget(leases, A, share=2)
         seen: Counter[Namespace] = Counter()
         number = 0
         async for live in endless(leases, 140):
@@ -303,14 +312,14 @@ async def test_a_budget_keeps_new_pods_waiting_even_if_they_were_admitted(
     url: str, new_pods: str
 ) -> None:
     async with ledger(url, {"a": 2}) as leases, placers(leases, 2) as (one, other):
-        asked = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
-        pods = [pod_queued(f"p-{n}", asked, namespace=A) for n in range(20)]
-        await tell(leases, A, out=True, new_pods=new_pods)
+        amounts = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+        pods = [pod_queued(f"p-{n}", amounts, namespace=A) for n in range(20)]
+        await save_budget(leases, A, out=True, new_pods=new_pods)
 
         refused = await one.place_pods(pods)
-        free = await other.place_pods([pod_queued("free", asked, namespace=B)])
+        free = await other.place_pods([pod_queued("free", amounts, namespace=B)])
         before = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
-        await tell(leases, A, at=2.0)
+        await save_budget(leases, A, at=2.0)
         offered: list[str] = []
         async with asyncio.timeout(20):
             while not (found := await leases.waiting_pods.choose_offers(now=NOW, spare=0)).complete:

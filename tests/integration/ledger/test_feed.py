@@ -17,10 +17,10 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     report,
+    reservation,
+    reservation_among,
     reserve,
     share,
-    wish,
-    wish_among,
 )
 
 
@@ -32,7 +32,7 @@ class Replica:
         self.capacity = snapshot.capacity
         self.nodes = {node.facts.name: node for node in snapshot.nodes}
 
-    def hear(self, change: LedgerChange) -> None:
+    def apply(self, change: LedgerChange) -> None:
         self.position, self.capacity = change.position, change.capacity
         for node in change.nodes:
             self.nodes[node.facts.name] = node
@@ -53,7 +53,7 @@ class Replica:
             changes = leases.changes(self.position)
             while self.position != until:
                 for change in await anext(changes):
-                    self.hear(change)
+                    self.apply(change)
             await aclose(changes)
 
 
@@ -71,8 +71,8 @@ async def disturb(leases: RedisLeases, seed: int) -> None:
         match chance.randrange(6):
             case 0 | 1 | 2:
                 where = [(node, [share(node, chance.randrange(2), 500)]) for node in "ab"]
-                wishes = [wish_among(f"{seed}-{step}-{n}", where) for n in range(3)]
-                await leases.reserve(wishes, now=NOW + step, ttl_s=5)
+                reservations = [reservation_among(f"{seed}-{step}-{n}", where) for n in range(3)]
+                await leases.reserve(reservations, now=NOW + step, ttl_s=5)
             case 3:
                 await leases.expire(NOW + step)
             case 4:
@@ -104,7 +104,7 @@ async def test_a_snapshot_read_amid_changes_is_completed_by_the_changes_after_it
 
         async def write() -> None:
             for n in range(150):
-                await reserve(leases, wish(f"p{n}", share(f"n{n:03d}"), node=f"n{n:03d}"))
+                await reserve(leases, reservation(f"p{n}", share(f"n{n:03d}"), node=f"n{n:03d}"))
 
         taken, _ = await asyncio.gather(leases.snapshot(), write())
         replica = Replica(taken)
@@ -117,7 +117,7 @@ async def test_a_snapshot_read_amid_changes_is_completed_by_the_changes_after_it
 async def test_a_change_carries_totals_and_its_cause(url: str) -> None:
     async with ledger(url) as leases:
         position = (await leases.snapshot()).position
-        [lease] = await reserve(leases, wish("p", share("a", 0, 700), tag="red"))
+        [lease] = await reserve(leases, reservation("p", share("a", 0, 700), tag="red"))
         await leases.release([PodUid("p")], reason="the pod is gone")
 
         changes = leases.changes(position)
@@ -143,11 +143,11 @@ async def test_a_change_is_received_as_soon_as_it_happens(url: str) -> None:
     async with ledger(url) as leases:
         changes = leases.changes((await leases.snapshot()).position)
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            heard = tasks.create_task(first_of(changes))
+            received = tasks.create_task(first_of(changes))
             await asyncio.sleep(0)
-            await reserve(leases, wish("p", share("a")))
+            await reserve(leases, reservation("p", share("a")))
 
-        assert heard.result()[0].cause == "reserved"
+        assert received.result()[0].cause == "reserved"
         await aclose(changes)
 
 
@@ -155,7 +155,7 @@ async def test_a_trimmed_feed_cannot_be_continued(url: str) -> None:
     async with ledger(url, feed_length=10) as leases:
         position = (await leases.snapshot()).position
         for n in range(300):
-            await reserve(leases, wish(f"p{n}", cpu=1, node="a"))
+            await reserve(leases, reservation(f"p{n}", cpu=1, node="a"))
             await leases.release([PodUid(f"p{n}")], reason="test")
 
         with pytest.raises(FeedTruncatedError, match="it begins at"):

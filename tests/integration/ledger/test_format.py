@@ -21,7 +21,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, MigPlacement, RequestedUnits
+from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits
 from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
 from shared.model.request import SharingPolicy
@@ -32,10 +32,10 @@ from tests.support.placer.ledger import (
     facts,
     queued,
     report,
+    reservation,
     reserve,
     share,
     verdict,
-    wish,
 )
 from tests.support.recorded import put_back, recorded
 from tests.support.servers.valkey import ValkeyServer, valkey_server
@@ -77,18 +77,18 @@ async def rows_of(url: str) -> dict[str, Any]:
         terms = RequestedUnits(memory_mib=900, device_mib=16_000, memory_bytes=943_718_401)
         bound, *_ = await reserve(
             leases,
-            wish("plain", share("a", 0, cores=20)),
-            wish("tagged", share("a", 1), tag="default/group"),
-            wish("whole", share("a", 2, 16_000, 100, whole=True)),
-            wish("pair", share("a", 0), share("a", 1, container="side", init=True)),
-            wish("instance", share("a", 3, 5_000, slot=1, mig=instance)),
-            wish(
+            reservation("plain", share("a", 0, cores=20)),
+            reservation("tagged", share("a", 1), tag="default/group"),
+            reservation("whole", share("a", 2, 16_000, 100, whole=True)),
+            reservation("pair", share("a", 0), share("a", 1, container="side", init=True)),
+            reservation("instance", share("a", 3, 5_000, slot=1, mig=instance)),
+            reservation(
                 "terms",
                 share(
                     "a", 4, 901, requested_units=terms, slots=100, sharing=SharingPolicy.BEST_EFFORT
                 ),
             ),
-            replace(wish("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"),
+            replace(reservation("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"),
         )
         await leases.bind([bound])
         waiting = queued("waits", units=16_000, priority=5)
@@ -147,7 +147,9 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         assert ended.shares == kept["two"].shares
         node, uuid = kept["two"].node, kept["two"].shares[0].device
         [lease] = await reserve(
-            leases, wish("next", structs.replace(share("a"), device=uuid), node=node), now=LATER
+            leases,
+            reservation("next", structs.replace(share("a"), device=uuid), node=node),
+            now=LATER,
         )
         assert lease.shares[0].fence > kept["two"].shares[0].fence
         await assert_sound(leases)
@@ -160,7 +162,7 @@ async def test_a_ledger_of_an_older_format_is_rebuilt_by_one_caller(
     await store.hset("lh:ledger", "format", 0)
     async with RedisLeases.connect(server.url) as one, RedisLeases.connect(server.url) as other:
         with pytest.raises(UnavailableError, match=r"has format 0 and is being rebuilt in format"):
-            await one.reserve([wish("p", share("a"))], now=LATER, ttl_s=30)
+            await one.reserve([reservation("p", share("a"))], now=LATER, ttl_s=30)
         assert await one.generation() is None
 
         tokens = [await each.begin_rebuild(now=LATER) for each in (one, other)]
@@ -170,6 +172,29 @@ async def test_a_ledger_of_an_older_format_is_rebuilt_by_one_caller(
         assert await one.finish_rebuild(tokens[0])
         assert await other.generation() == tokens[0]
         assert [page async for page in one.load_all()] == []
+
+
+async def test_leases_survive_the_rebuild_of_a_ledger_of_an_older_format(
+    store: Any, server: ValkeyServer
+) -> None:
+    before = recorded("version-1")
+    await put_back(before.ledger, store)
+    await store.hset("lh:ledger", "format", 0)
+    copies = _leases(before.copies)
+    async with RedisLeases.connect(server.url) as leases:
+        with pytest.raises(UnavailableError, match="is being rebuilt"):
+            await leases.load([copies[0].pod])
+
+        token = await leases.begin_rebuild(now=LATER)
+        assert token is not None
+        assert await leases.restore(copies, now=LATER, token=token) == []
+        assert await leases.finish_rebuild(token)
+
+        live = {lease.pod: lease for lease in await assert_sound(leases)}
+        assert {pod: lease.shares for pod, lease in live.items()} == {
+            lease.pod: lease.shares for lease in copies
+        }
+        assert {lease.state for lease in live.values()} == {LeaseState.BOUND}
 
 
 async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: ValkeyServer) -> None:
@@ -184,7 +209,7 @@ async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: Valk
         with newer:
             await leases.generation()
         with newer:
-            await leases.reserve([wish("p", share("a"))], now=LATER, ttl_s=30)
+            await leases.reserve([reservation("p", share("a"))], now=LATER, ttl_s=30)
         with newer:
             await leases.begin_rebuild(now=LATER, force=True)
         with newer:
@@ -204,7 +229,7 @@ async def _write_ledger(url: str) -> None:
         await leases.save_node(facts("a"))
         await leases.save_devices(report("a", [device("a", 0)]))
         assert await leases.finish_rebuild(token)
-        await reserve(leases, wish("p", share("a")))
+        await reserve(leases, reservation("p", share("a")))
 
 
 def _leases(copies: dict[str, str]) -> list[Lease]:

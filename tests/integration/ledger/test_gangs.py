@@ -23,17 +23,17 @@ from tests.support.placer.ledger import (
     assert_sound,
     ledger,
     queued,
+    reservation,
     reserve,
     share,
     verdict,
-    wish,
 )
 
 GANG = Gang(name="default/g", min_member=3)
 
 
 def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
-    return replace(wish(pod, share("a", gpu, mib)), gang=GANG.name)
+    return replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
 
 
 def waits(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
@@ -59,9 +59,9 @@ async def enroll(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[
 
 async def test_a_gang_that_fits_is_reserved_as_a_whole(url: str) -> None:
     async with ledger(url) as leases:
-        said = await reserve_gang(leases, member("p", 0), member("q", 1), member("r", 1))
+        refused = await reserve_gang(leases, member("p", 0), member("q", 1), member("r", 1))
 
-        assert said == [Reserved] * 3
+        assert refused == [Reserved] * 3
         assert {lease.gang for lease in await assert_sound(leases)} == {GANG.name}
         assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
@@ -70,7 +70,7 @@ async def test_a_gang_of_which_one_pod_does_not_fit_reserves_nothing_and_gets_th
     url: str,
 ) -> None:
     async with ledger(url) as leases:
-        await reserve(leases, wish("other", share("a", 1, 14_000)))
+        await reserve(leases, reservation("other", share("a", 1, 14_000)))
         before = await leases.capacity()
 
         outcomes = await leases.reserve_gang(
@@ -97,6 +97,7 @@ async def test_a_gang_that_would_be_too_small_is_not_reserved_even_if_its_pods_f
     async with ledger(url) as leases:
         assert await reserve_gang(leases, member("p"), member("q")) == [GangIncomplete] * 2
         assert await reserve_gang(leases, *map(member, ("p", "q", "r"))) == [Reserved] * 3
+        await leases.bind([lease for lease in await leases.load([PodUid("p")]) if lease])
         await leases.release([PodUid("q")], reason="died")
 
         assert await reserve_gang(leases, member("replacement")) == [Reserved]
@@ -122,7 +123,10 @@ async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> No
     async with ledger(url, {f"n{n}": 8 for n in range(32)}) as leases:
         gang = Gang(name="default/g", min_member=1_000)
         wanted = [
-            replace(wish(f"p{n}", share(f"n{n % 32}", n // 128), node=f"n{n % 32}"), gang=gang.name)
+            replace(
+                reservation(f"p{n}", share(f"n{n % 32}", n // 128), node=f"n{n % 32}"),
+                gang=gang.name,
+            )
             for n in range(1_000)
         ]
 
@@ -212,7 +216,7 @@ async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
 
 async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
     async with ledger(url) as leases:
-        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
+        await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4)) for n in range(8)))
         await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
 
         await leases.release([PodUid(f"full-{n}") for n in range(6)], reason="test")
@@ -225,7 +229,7 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
 
 async def test_a_gang_whose_leader_is_gone_gets_another_leader(url: str) -> None:
     async with ledger(url) as leases:
-        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
+        await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4)) for n in range(8)))
         await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
         await leases.waiting_pods.remove([PodUid("p0")])
 

@@ -1,9 +1,12 @@
-"""What the API server says of nodes, as the ledger takes it in."""
+"""Node facts and device reports in the ledger."""
 
 from dataclasses import replace
 
+import redis.asyncio
+
 from shared.model.ledger import NoCapacity, Reserved
-from shared.model.node import cordon_reason
+from shared.model.names import NodeName, PodUid
+from shared.model.node import NodeRevision, cordon_reason
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -11,48 +14,88 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     report,
+    reservation,
     reserve,
     share,
     uuid,
-    wish,
 )
 
 
-async def test_facts_that_were_seen_earlier_are_ignored(url: str) -> None:
+async def test_facts_of_a_lower_revision_are_ignored(url: str) -> None:
+    first, second, third, fourth = (
+        NodeRevision(1),
+        NodeRevision(2),
+        NodeRevision(2, 5),
+        NodeRevision(3, 4),
+    )
     async with ledger(url) as leases:
-        assert await leases.save_node(facts("a", memory=2), seen_at=NOW + 2)
-        assert not await leases.save_node(facts("a", memory=1), seen_at=NOW + 1)
-        assert not await leases.save_node(facts("a", memory=2), seen_at=NOW + 4)
-        assert not await leases.save_node(facts("a", memory=3), seen_at=NOW + 3)
+        assert await leases.save_node(facts("a", memory=2), revision=third)
+        assert not await leases.save_node(facts("a", memory=1), revision=first)
+        assert not await leases.save_node(facts("a", memory=3), revision=second)
+        assert not await leases.save_node(facts("a", memory=2), revision=fourth)
+        assert not await leases.save_node(facts("a", memory=3), revision=third)
 
         [node] = (await leases.snapshot()).nodes
         assert node.facts.allocatable["memory"] == 2
-        assert await leases.save_node(facts("a", memory=5), seen_at=NOW + 5)
+        assert await leases.save_node(facts("a", memory=5), revision=fourth), "the later event"
+        assert await leases.save_node(facts("a", memory=6)), "an opaque version is not compared"
 
 
-async def test_a_closed_device_takes_no_shares_until_it_is_opened_again(url: str) -> None:
+async def test_a_deletion_of_a_lower_revision_does_not_remove_the_node_that_came_back(
+    url: str,
+) -> None:
+    name = NodeName("a")
+    async with ledger(url) as leases:
+        await leases.save_node(facts("a"), revision=NodeRevision(1, 9))
+        assert await leases.remove_node(name, revision=NodeRevision(2))
+        assert not await leases.save_node(facts("a"), revision=NodeRevision(1, 9)), "deleted since"
+        assert (await leases.snapshot()).nodes == ()
+        assert await leases.save_node(facts("a"), revision=NodeRevision(3, 9))
+
+        assert not await leases.remove_node(name, revision=NodeRevision(2))
+
+        assert [node.facts.name for node in (await leases.snapshot()).nodes] == [name]
+        assert await leases.remove_node(name, revision=NodeRevision(4))
+
+
+async def test_an_api_server_restored_from_a_backup_is_followed_within_two_minutes(
+    url: str,
+) -> None:
+    restored, name = NodeRevision(5, 5), NodeName("a")
+    async with ledger(url) as leases, redis.asyncio.from_url(url) as client:
+        await leases.save_node(facts("a"), revision=NodeRevision(1_000, 1_000))
+        assert not await leases.save_node(facts("a", memory=1), revision=restored)
+
+        [key] = await client.keys(f"{leases._connection.prefix}node-revision:{name}")
+        assert 0 < await client.ttl(key) <= 120
+        await client.expire(key, 0)
+
+        assert await leases.save_node(facts("a", memory=1), revision=restored)
+
+
+async def test_a_cordoned_device_gets_no_shares_until_it_is_uncordoned(url: str) -> None:
     closed = replace(facts("a"), excluded_devices=(1,))
     async with ledger(url) as leases:
         await leases.save_node(closed)
         capacity = await leases.capacity()
 
         [refused, other] = await leases.reserve(
-            [wish("p", share("a", 1)), wish("q", share("a", 0))], now=NOW, ttl_s=30
+            [reservation("p", share("a", 1)), reservation("q", share("a", 0))], now=NOW, ttl_s=30
         )
         assert isinstance(refused, NoCapacity)
-        assert refused.reason == f"a: device-closed of {uuid('a', 1)}"
+        assert refused.reason == f"a: device-excluded of {uuid('a', 1)}"
         assert isinstance(other, Reserved)
 
         more = [device("a", gpu, slots=5) for gpu in range(3)]
         await leases.save_devices(report("a", more, at=NOW))
-        [still] = await leases.reserve([wish("p", share("a", 1))], now=NOW, ttl_s=30)
+        [still] = await leases.reserve([reservation("p", share("a", 1))], now=NOW, ttl_s=30)
         assert isinstance(still, NoCapacity), "a new report does not open it"
-        [third] = await leases.reserve([wish("p", share("a", 2))], now=NOW, ttl_s=30)
+        [third] = await leases.reserve([reservation("p", share("a", 2))], now=NOW, ttl_s=30)
         assert isinstance(third, Reserved), "devices that are not closed are open"
 
         await leases.save_node(facts("a"))
         assert await leases.capacity() > capacity
-        await reserve(leases, wish("r", share("a", 1)))
+        await reserve(leases, reservation("r", share("a", 1)))
         await assert_sound(leases)
 
 
@@ -63,14 +106,14 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
     async with ledger(url) as leases:
         await leases.save_node(facts("a"))
         await leases.save_devices(served)
-        [held] = await leases.reserve([wish("p", share("a", 0))], now=NOW, ttl_s=30)
+        [held] = await leases.reserve([reservation("p", share("a", 0))], now=NOW, ttl_s=30)
         start = await leases.snapshot()
         name = start.nodes[0].facts.name
         feed = leases.changes(start.position)
 
         assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
         assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
-        [[shut]] = [await anext(feed)]
+        [[cordoned]] = [await anext(feed)]
         [seen] = (await leases.snapshot()).nodes
         before = await leases.capacity()
         assert await leases.set_cordoned({}) == {name}
@@ -79,8 +122,8 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
         assert await leases.set_cordoned({name: ""}) == set()
         [*_, opened] = await anext(feed)
 
-        assert cordon_reason(shut.nodes[0].serving) == "its agent is silent"
-        assert seen.serving == shut.nodes[0].serving
+        assert cordon_reason(cordoned.nodes[0].serving) == "its agent is silent"
+        assert seen.serving == cordoned.nodes[0].serving
         assert [use for _, use in seen.devices] == [use for _, use in start.nodes[0].devices]
         assert opened.nodes[0].serving == {"volcano.sh/vgpu-number"}
         assert await leases.capacity() > before, "who waits is told"
@@ -119,7 +162,97 @@ async def test_a_report_of_an_agent_whose_clock_was_set_back_counts(url: str) ->
         await leases.save_devices(report("a", one, at=NOW + 3600))
 
         assert not await leases.save_devices(report("a", two, at=NOW + 3590)), "it came late"
-        assert await leases.save_devices(report("a", two, at=NOW))
+        assert await leases.save_devices(report("a", two, at=NOW)) is not None
 
         [node] = (await leases.snapshot()).nodes
         assert [found.index for found, _ in node.devices] == [0, 1]
+
+
+async def test_a_device_with_leases_stays_with_its_node_when_another_node_reports_it(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        await reserve(leases, reservation("p", share("a")))
+        both = [device("b", 0), replace(device("a", 0), index=1)]
+
+        await leases.save_devices(report("b", both, at=NOW))
+        [refused] = await leases.reserve(
+            [reservation("q", share("a", index=1), node="b")], now=NOW, ttl_s=30
+        )
+        assert isinstance(refused, NoCapacity)
+        assert refused.reason == f"b: device-moved of {uuid('a', 0)}"
+
+        await leases.remove_node(NodeName("b"))
+        await reserve(leases, reservation("r", share("a")))
+        assert [
+            each.pod for each in await leases.release([PodUid("p"), PodUid("r")], reason="test")
+        ] == ["p", "r"]
+        await assert_sound(leases)
+
+
+async def test_a_device_moves_to_another_node_once_its_leases_have_ended(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 0}) as leases:
+        await reserve(leases, reservation("p", share("a")))
+        moved = report("b", [device("a", 0)], at=NOW)
+        await leases.save_devices(moved)
+        await leases.release([PodUid("p")], reason="test")
+
+        assert await leases.save_devices(replace(moved, reported_at=NOW + 10)) is not None
+
+        await reserve(leases, reservation("q", share("a"), node="b"))
+        await assert_sound(leases)
+
+
+async def test_reservations_expire_although_a_device_moved_and_its_node_was_removed(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        await reserve(leases, reservation("p", share("a")), reservation("q", share("b"), node="b"))
+        await leases.save_devices(report("b", [device("b", 0), device("a", 0)], at=NOW))
+        await leases.remove_node(NodeName("b"))
+        await leases.release([PodUid("q")], reason="test")
+
+        assert [each.pod for each in await leases.expire(NOW + 60)] == ["p"]
+        await assert_sound(leases)
+
+
+async def test_a_restored_lease_takes_its_device_back_from_another_node(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        [lease] = await reserve(leases, reservation("p", share("a")))
+        token = await leases.begin_rebuild(now=NOW, force=True)
+        assert token is not None
+        for name in ("a", "b"):
+            await leases.save_node(facts(name))
+        await leases.save_devices(report("b", [device("b", 0), device("a", 0)], at=NOW))
+        assert await leases.restore([lease], now=NOW, token=token) == []
+        assert await leases.finish_rebuild(token)
+
+        await leases.remove_node(NodeName("b"))
+
+        assert [each.pod for each in await leases.release([PodUid("p")], reason="test")] == ["p"]
+        await assert_sound(leases)
+
+
+async def test_leases_end_and_expire_although_the_record_of_their_device_is_missing(
+    url: str,
+) -> None:
+    async with ledger(url) as leases, redis.asyncio.Redis.from_url(url) as client:
+        await reserve(leases, reservation("p", share("a", 0)), reservation("q", share("a", 1)))
+        await client.hdel(f"{leases._connection.prefix}devices", uuid("a", 0))
+
+        assert [each.pod for each in await leases.release([PodUid("p")], reason="test")] == ["p"]
+        assert [each.pod for each in await leases.expire(NOW + 60)] == ["q"]
+
+
+async def test_a_node_that_remembers_a_device_of_another_node_does_not_take_it(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        moved = device("a", 0)
+        await leases.save_devices(report("b", [device("b", 0), moved], at=NOW + 1))
+        remembered = replace(moved, healthy=False, fault="NotListed")
+
+        await leases.save_devices(report("a", [moved], at=NOW + 2))
+        await leases.save_devices(report("b", [device("b", 0), remembered], at=NOW + 3))
+
+        await reserve(leases, reservation("p", share("a", 0)))
+        totals = await leases.totals.of_nodes([NodeName("a"), NodeName("b")])
+        assert [each.reported for each in totals] == [(uuid("a", 0),), (uuid("b", 0),)]

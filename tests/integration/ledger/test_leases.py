@@ -1,4 +1,4 @@
-"""The ledger on a real server: what a lease holds, when it ends, and what is asked twice."""
+"""The ledger on a real server: what a lease holds, when it ends, and repeated calls."""
 
 import pytest
 
@@ -14,22 +14,22 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     report,
+    reservation,
+    reservation_among,
     reserve,
     share,
     uses,
     uuid,
-    wish,
-    wish_among,
 )
 from tests.support.servers.valkey import valkey_server
 
 
 async def test_a_reservation_takes_the_first_candidate_that_fits(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        await reserve(leases, wish("first", share("a", mib=15_000)))
+        await reserve(leases, reservation("first", share("a", mib=15_000)))
 
         [lease] = await reserve(
-            leases, wish_among("second", [("a", [share("a")]), ("b", [share("b")])])
+            leases, reservation_among("second", [("a", [share("a")]), ("b", [share("b")])])
         )
 
         assert lease.node == "b"
@@ -41,12 +41,12 @@ async def test_a_reservation_takes_the_first_candidate_that_fits(url: str) -> No
         await assert_sound(leases)
 
 
-async def test_a_pod_that_holds_a_lease_keeps_it(url: str) -> None:
+async def test_a_pod_that_has_a_lease_gets_the_same_lease_again(url: str) -> None:
     async with ledger(url) as leases:
-        [lease] = await reserve(leases, wish("p", share("a")))
+        [lease] = await reserve(leases, reservation("p", share("a")))
 
         again = await leases.reserve(
-            [wish("p", share("a", 1)), wish("p", share("a"))], now=NOW + 5, ttl_s=30
+            [reservation("p", share("a", 1)), reservation("p", share("a"))], now=NOW + 5, ttl_s=30
         )
 
         assert again == [AlreadyLeased(lease=lease), AlreadyLeased(lease=lease)]
@@ -55,9 +55,9 @@ async def test_a_pod_that_holds_a_lease_keeps_it(url: str) -> None:
 
 async def test_a_refusal_carries_the_totals_of_the_candidates(url: str) -> None:
     async with ledger(url, {"a": 1}) as leases:
-        await reserve(leases, wish("p", share("a", mib=10_000, cores=40)))
+        await reserve(leases, reservation("p", share("a", mib=10_000, cores=40)))
 
-        [full] = await leases.reserve([wish("q", share("a", mib=10_000))], now=NOW, ttl_s=30)
+        [full] = await leases.reserve([reservation("q", share("a", mib=10_000))], now=NOW, ttl_s=30)
 
         assert isinstance(full, NoCapacity)
         assert full.reason == f"a: memory of {uuid('a', 0)}"
@@ -79,10 +79,10 @@ async def test_what_does_not_fit_is_refused(
     url: str, held: object, wanted: object, reason: str
 ) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        await reserve(leases, wish("p", held))  # type: ignore[arg-type]
+        await reserve(leases, reservation("p", held))  # type: ignore[arg-type]
 
         [full] = await leases.reserve(
-            [wish("q", wanted)],  # type: ignore[arg-type]
+            [reservation("q", wanted)],  # type: ignore[arg-type]
             now=NOW,
             ttl_s=30,
         )
@@ -93,14 +93,14 @@ async def test_what_does_not_fit_is_refused(
 
 async def test_slots_anti_affinity_and_node_resources_are_limits_too(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        await reserve(leases, *(wish(f"p{n}", share("a", mib=1)) for n in range(4)))
-        await reserve(leases, wish("tagged", share("b"), node="b", tag="red"))
+        await reserve(leases, *(reservation(f"p{n}", share("a", mib=1)) for n in range(4)))
+        await reserve(leases, reservation("tagged", share("b"), node="b", tag="red"))
 
         refused = await leases.reserve(
             [
-                wish("slot", share("a", mib=1)),
-                wish("tag", share("b"), node="b", tag="red"),
-                wish("cpu", share("b"), node="b", cpu=64_000),
+                reservation("slot", share("a", mib=1)),
+                reservation("tag", share("b"), node="b", tag="red"),
+                reservation("cpu", share("b"), node="b", cpu=64_000),
             ],
             now=NOW,
             ttl_s=30,
@@ -111,7 +111,7 @@ async def test_slots_anti_affinity_and_node_resources_are_limits_too(url: str) -
             f"b: anti-affinity of {uuid('b', 0)}",
             "b: resource:cpu",
         ]
-        unslotted = wish("unslotted", share("a", mib=1, slotted=False))
+        unslotted = reservation("unslotted", share("a", mib=1, slotted=False))
         [lease] = await reserve(leases, unslotted)
         assert lease.shares[0].slot is None
 
@@ -122,7 +122,7 @@ async def test_containers_are_added_up_and_init_containers_use_what_the_others_u
     async with ledger(url, {"a": 1}) as leases:
         [lease] = await reserve(
             leases,
-            wish(
+            reservation(
                 "p",
                 share("a", mib=9_000, container="init", init=True),
                 share("a", mib=4_000, container="one"),
@@ -141,8 +141,8 @@ async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
         before = await leases.capacity()
         taken = await reserve(
             leases,
-            wish("p", share("a", 0, cores=10), share("a", 1, mib=5), tag="red"),
-            wish("q", share("a", 0)),
+            reservation("p", share("a", 0, cores=10), share("a", 1, mib=5), tag="red"),
+            reservation("q", share("a", 0)),
         )
 
         ended = await leases.release([PodUid("p"), PodUid("none")], reason="gone")
@@ -152,7 +152,7 @@ async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
         assert await leases.release([PodUid("p")], reason="gone") == []
         [left] = await assert_sound(leases)
         assert left == taken[1]
-        [again] = await reserve(leases, wish("p", share("a", 0), tag="red"))
+        [again] = await reserve(leases, reservation("p", share("a", 0), tag="red"))
         assert again.shares[0].slot == 0
         assert again.shares[0].fence > taken[1].shares[0].fence > taken[0].shares[0].fence
         assert again.version > ended[0].version
@@ -160,7 +160,7 @@ async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
 
 async def test_a_lease_goes_from_reserved_to_bound_to_active(url: str) -> None:
     async with ledger(url) as leases:
-        [lease] = await reserve(leases, wish("p", share("a")))
+        [lease] = await reserve(leases, reservation("p", share("a")))
         assert await leases.activate([lease.pod]) == [None]
 
         [bound] = await leases.bind([lease])
@@ -178,10 +178,10 @@ async def test_a_lease_goes_from_reserved_to_bound_to_active(url: str) -> None:
 
 async def test_a_lease_of_an_earlier_reservation_is_stale(url: str) -> None:
     async with ledger(url) as leases:
-        [lease] = await reserve(leases, wish("p", share("a")))
+        [lease] = await reserve(leases, reservation("p", share("a")))
         await leases.release([lease.pod], reason="test")
         [gone] = await leases.bind([lease])
-        [second] = await reserve(leases, wish("p", share("a")))
+        [second] = await reserve(leases, reservation("p", share("a")))
 
         [stale] = await leases.bind([lease])
 
@@ -195,9 +195,11 @@ async def test_a_lease_of_an_earlier_reservation_is_stale(url: str) -> None:
 
 async def test_only_reservations_past_their_time_expire(url: str) -> None:
     async with ledger(url) as leases:
-        early = [wish(f"p{n:03d}", share("a", n % 2, mib=1, slotted=False)) for n in range(100)]
+        early = [
+            reservation(f"p{n:03d}", share("a", n % 2, mib=1, slotted=False)) for n in range(100)
+        ]
         await reserve(leases, *early)
-        await reserve(leases, wish("late", share("a", slotted=False)), now=NOW + 10)
+        await reserve(leases, reservation("late", share("a", slotted=False)), now=NOW + 10)
 
         expired = await leases.expire(NOW + 30)
 
@@ -208,7 +210,7 @@ async def test_only_reservations_past_their_time_expire(url: str) -> None:
 
 async def test_a_pod_without_gpu_takes_ordinary_resources_only(url: str) -> None:
     async with ledger(url) as leases:
-        [lease] = await reserve(leases, wish("p"))
+        [lease] = await reserve(leases, reservation("p"))
 
         assert lease.shares == ()
         assert isinstance((await leases.bind([lease]))[0], Lease)
@@ -217,7 +219,7 @@ async def test_a_pod_without_gpu_takes_ordinary_resources_only(url: str) -> None
 
 async def test_all_leases_are_read_page_by_page(url: str) -> None:
     async with ledger(url) as leases:
-        wanted = [wish(f"p{n}", share("a", mib=1, slotted=False), cpu=1) for n in range(109)]
+        wanted = [reservation(f"p{n}", share("a", mib=1, slotted=False), cpu=1) for n in range(109)]
         await reserve(leases, *wanted)
 
         found = [lease.pod async for page in leases.load_all() for lease in page]
@@ -225,14 +227,16 @@ async def test_all_leases_are_read_page_by_page(url: str) -> None:
         assert sorted(found) == sorted(w.pod for w in wanted)
 
 
-async def test_a_missing_or_shrunk_device_keeps_its_leases_and_takes_no_more(url: str) -> None:
+async def test_a_missing_or_shrunk_device_keeps_its_leases_and_gets_no_more(url: str) -> None:
     async with ledger(url) as leases:
-        await reserve(leases, wish("p", share("a", 0)), wish("q", share("a", 1)))
+        await reserve(leases, reservation("p", share("a", 0)), reservation("q", share("a", 1)))
 
         await leases.save_devices(report("a", [device("a", 1, memory_mib=1_000)]))
 
         refused = await leases.reserve(
-            [wish("r", share("a", 0)), wish("s", share("a", 1, mib=1))], now=NOW, ttl_s=30
+            [reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1))],
+            now=NOW,
+            ttl_s=30,
         )
         assert [r.reason for r in refused if isinstance(r, NoCapacity)] == [
             f"a: device-unhealthy of {uuid('a', 0)}",
@@ -240,42 +244,45 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_takes_no_more(url
         ]
         await assert_sound(leases)
         await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
-        await reserve(leases, wish("r", share("a", 0)), wish("s", share("a", 1, mib=1)))
+        await reserve(
+            leases, reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1))
+        )
         await assert_sound(leases)
 
 
 async def test_a_report_older_than_the_stored_one_is_ignored(url: str) -> None:
     async with ledger(url) as leases:
-        assert await leases.save_devices(report("a", [device("a", 0)], at=5.0))
+        assert await leases.save_devices(report("a", [device("a", 0)], at=5.0)) is not None
 
         assert not await leases.save_devices(report("a", [device("a", 1)], at=4.0))
 
         assert list(await uses(leases)) == [uuid("a", 0)]
 
 
-async def test_only_more_room_raises_the_capacity_number(url: str) -> None:
+async def test_only_more_room_and_other_reasons_raise_the_capacity_number(url: str) -> None:
     async with ledger(url) as leases:
         start = await leases.capacity()
         assert not await leases.save_node(facts("a"))
         assert await leases.save_node(facts("a", cpu=1))
-        sick = [device("a", 0, healthy=False), device("a", 1)]
-        assert await leases.save_devices(report("a", sick))
         assert await leases.capacity() == start
 
         await leases.save_node(facts("a", cpu=2))
         more = await leases.capacity()
+        unhealthy = [device("a", 0, healthy=False), device("a", 1)]
+        assert await leases.save_devices(report("a", unhealthy)) is not None
+        other_reasons = await leases.capacity()
         await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
 
-        assert start < more < await leases.capacity()
+        assert start < more < other_reasons < await leases.capacity()
 
 
 async def test_a_removed_node_is_deleted_with_its_last_lease(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
-        [lease] = await reserve(leases, wish("p", share("a")))
+        [lease] = await reserve(leases, reservation("p", share("a")))
 
         assert await leases.remove_node(NodeName("a"))
 
-        [full] = await leases.reserve([wish("q", share("a"))], now=NOW, ttl_s=30)
+        [full] = await leases.reserve([reservation("q", share("a"))], now=NOW, ttl_s=30)
         assert isinstance(full, NoCapacity)
         assert [node.facts.name for node in (await leases.snapshot()).nodes] == ["b"]
         await assert_sound(leases)
@@ -283,13 +290,13 @@ async def test_a_removed_node_is_deleted_with_its_last_lease(url: str) -> None:
         assert list(await uses(leases)) == [uuid("b", 0)]
         await leases.save_node(facts("a"))
         await leases.save_devices(report("a", [device("a", 0)]))
-        [later] = await reserve(leases, wish("q", share("a")))
+        [later] = await reserve(leases, reservation("q", share("a")))
         assert later.shares[0].fence > lease.shares[0].fence
 
 
 async def test_a_server_that_does_not_run_is_unavailable() -> None:
     async with RedisLeases.connect("redis://:secret@127.0.0.1:1/0") as leases:
-        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1/0 did not") as caught:
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1/0 failed") as caught:
             await leases.capacity()
 
         assert "secret" not in str(caught.value)
@@ -302,9 +309,27 @@ async def test_a_server_without_memory_is_unavailable_and_nothing_is_written(url
             await small.command("CONFIG", "SET", "maxmemory", "1")
 
             with pytest.raises(UnavailableError, match="maxmemory"):
-                await leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30)
+                await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
 
             await small.command("CONFIG", "SET", "maxmemory", "0")
             assert await assert_sound(leases) == []
-            outcomes = await leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30)
+            outcomes = await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
             assert isinstance(outcomes[0], Reserved)
+
+
+async def test_an_expired_reservation_is_not_taken_for_a_later_one_of_the_same_fence(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        [first] = await reserve(leases, reservation("p", share("a", 0)))
+        await leases.expire(NOW + 60)
+        [second] = await reserve(leases, reservation("p", share("a", 1)))
+        assert first.shares[0].fence == second.shares[0].fence
+        [bound] = await leases.bind([second])
+        assert isinstance(bound, Lease)
+
+        [late] = await leases.bind([first])
+        [[_, reason]] = await leases.restore([first], now=NOW)
+
+        assert isinstance(late, StaleLeaseError)
+        assert reason == "the pod has another lease"

@@ -9,7 +9,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.script_sources import reachable
 from shared.model.lease import LIVE, TRANSITIONS, Lease, LeaseState
 from shared.model.ledger import AlreadyLeased, Reserved
-from tests.support.placer.ledger import NOW, assert_sound, ledger, reserve, share, wish
+from tests.support.placer.ledger import NOW, assert_sound, ledger, reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 
 RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = LeaseState
@@ -26,7 +26,7 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 async def lease_in(state: LeaseState, leases: RedisLeases) -> Lease:
     """Bring a lease to a state, by the shortest way."""
-    [lease] = await reserve(leases, wish("p", share("a")))
+    [lease] = await reserve(leases, reservation("p", share("a")))
     for step in {
         RESERVED: [],
         BOUND: [BOUND],
@@ -76,7 +76,7 @@ async def test_only_a_pod_without_a_live_lease_gets_another_one(
 ) -> None:
     before = await lease_in(state, leases)
 
-    [outcome] = await leases.reserve([wish("p", share("a"))], now=LATER, ttl_s=30)
+    [outcome] = await leases.reserve([reservation("p", share("a"))], now=LATER, ttl_s=30)
 
     assert isinstance(outcome, Reserved | AlreadyLeased)
     if state in LIVE:
@@ -87,7 +87,7 @@ async def test_only_a_pod_without_a_live_lease_gets_another_one(
 
 
 @pytest.mark.parametrize(("state", "to"), [pair for pair in PAIRS if {*pair} <= LIVE])
-async def test_evidence_moves_a_lease_forward_along_the_table(
+async def test_a_restored_lease_only_moves_forward_along_the_table(
     leases: RedisLeases, state: LeaseState, to: LeaseState
 ) -> None:
     before = await lease_in(state, leases)

@@ -25,10 +25,10 @@ from tests.support.placer.ledger import (
     ledger,
     queued,
     report,
+    reservation_among,
     reserve,
     share,
     uuid,
-    wish_among,
 )
 from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
@@ -43,9 +43,11 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
         yield opened
 
 
-def wish(pod: str, *shares: Share, namespace: Namespace = TEAM, node: str = "a") -> Reservation:
+def reservation(
+    pod: str, *shares: Share, namespace: Namespace = TEAM, node: str = "a"
+) -> Reservation:
     given = shares or (share(node),)
-    return replace(wish_among(pod, [(node, given)]), namespace=namespace)
+    return replace(reservation_among(pod, [(node, given)]), namespace=namespace)
 
 
 async def outcome(leases: RedisLeases, wanted: Reservation) -> ReservationOutcome:
@@ -73,13 +75,22 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
     await leases.quotas.save(
         [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=600))], read_at=NOW
     )
-    await reserve(leases, wish("first", share("a", 0, 4_000)), wish("second", share("a", 1, 4_000)))
+    await reserve(
+        leases,
+        reservation("first", share("a", 0, 4_000)),
+        reservation("second", share("a", 1, 4_000)),
+    )
 
-    third = await outcome(leases, wish("third", share("a", 2, 4_000)))
+    third = await outcome(leases, reservation("third", share("a", 2, 4_000)))
 
     assert isinstance(third, NoCapacity)
     [excess] = third.quotas
-    assert (excess.measure, excess.limit, excess.held, excess.asked) == ("milliGPU", 600, 500, 250)
+    assert (excess.measure, excess.limit, excess.used, excess.requested) == (
+        "milliGPU",
+        600,
+        500,
+        250,
+    )
     assert third.reason == "a: quota"
     assert (await held(leases)).milli_gpu == 500
 
@@ -87,7 +98,7 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
 async def test_other_namespaces_are_not_limited(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
 
-    other = await outcome(leases, wish("other", namespace=Namespace("others")))
+    other = await outcome(leases, reservation("other", namespace=Namespace("others")))
 
     assert isinstance(other, Reserved)
     assert (await leases.quotas.totals()).charges == {}
@@ -97,9 +108,9 @@ async def test_the_default_quota_counts_each_namespace_separately(leases: RedisL
     everybody = Quota(namespace=Namespace("*"), limits=QuotaLimits(memory_mib=4_000))
     await leases.quotas.save([everybody], read_at=NOW)
 
-    one = await outcome(leases, wish("one", namespace=Namespace("one")))
-    two = await outcome(leases, wish("two", namespace=Namespace("two")))
-    more = await outcome(leases, wish("more", namespace=Namespace("two")))
+    one = await outcome(leases, reservation("one", namespace=Namespace("one")))
+    two = await outcome(leases, reservation("two", namespace=Namespace("two")))
+    more = await outcome(leases, reservation("more", namespace=Namespace("two")))
 
     assert (isinstance(one, Reserved), isinstance(two, Reserved)) == (True, True)
     assert isinstance(more, NoCapacity)
@@ -112,24 +123,24 @@ async def test_memory_devices_and_cores_are_limited_separately(leases: RedisLeas
         (QuotaLimits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
     ):
         await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
-        assert isinstance(await outcome(leases, wish("over", over)), NoCapacity)
+        assert isinstance(await outcome(leases, reservation("over", over)), NoCapacity)
         if limits.cards is None:
-            assert isinstance(await outcome(leases, wish("fits", fits)), Reserved)
+            assert isinstance(await outcome(leases, reservation("fits", fits)), Reserved)
             await leases.release([PodUid("fits")], reason="test")
 
 
 async def test_two_leases_on_one_device_use_one_device(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
-    await reserve(leases, wish("first", share("a", 0)), wish("second", share("a", 0)))
+    await reserve(leases, reservation("first", share("a", 0)), reservation("second", share("a", 0)))
 
-    other_card = await outcome(leases, wish("third", share("a", 1)))
+    other_card = await outcome(leases, reservation("third", share("a", 1)))
 
     assert isinstance(other_card, NoCapacity)
     assert other_card.quotas[0].values == (uuid("a", 0),)
     await leases.release([PodUid("first")], reason="test")
-    assert isinstance(await outcome(leases, wish("third", share("a", 1))), NoCapacity)
+    assert isinstance(await outcome(leases, reservation("third", share("a", 1))), NoCapacity)
     await leases.release([PodUid("second")], reason="test")
-    assert isinstance(await outcome(leases, wish("third", share("a", 1))), Reserved)
+    assert isinstance(await outcome(leases, reservation("third", share("a", 1))), Reserved)
 
 
 async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
@@ -139,7 +150,9 @@ async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
     await leases.save_devices(report("b", [device("b", 0)]))
     quota = Quota(namespace=TEAM, pools=("public",), pool_label="pool")
     await leases.quotas.save([quota], read_at=NOW)
-    both = replace(wish_among("pod", [("a", [share("a")]), ("b", [share("b")])]), namespace=TEAM)
+    both = replace(
+        reservation_among("pod", [("a", [share("a")]), ("b", [share("b")])]), namespace=TEAM
+    )
 
     got = await outcome(leases, both)
 
@@ -156,10 +169,10 @@ async def test_models_are_counted_separately(leases: RedisLeases, label: str) ->
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
     await leases.quotas.save([quota], read_at=NOW)
 
-    small = await outcome(leases, wish("small", share("b", 0, 100, 20), node="b"))
-    more = await outcome(leases, wish("more", share("b", 0, 100, 1), node="b"))
-    whole = await outcome(leases, wish("whole", share("a", 0, 16_000, whole=True)))
-    last = await outcome(leases, wish("last", share("a", 1, 100, 1)))
+    small = await outcome(leases, reservation("small", share("b", 0, 100, 20), node="b"))
+    more = await outcome(leases, reservation("more", share("b", 0, 100, 1), node="b"))
+    whole = await outcome(leases, reservation("whole", share("a", 0, 16_000, whole=True)))
+    last = await outcome(leases, reservation("last", share("a", 1, 100, 1)))
 
     assert [isinstance(each, Reserved) for each in (small, more, whole, last)] == [
         True,
@@ -176,23 +189,23 @@ async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: Redis
     quota = Quota(namespace=TEAM, models=(("P100", QuotaLimits()),), only_models=True)
     await leases.quotas.save([quota], read_at=NOW)
 
-    refused = await outcome(leases, wish("pod"))
+    refused = await outcome(leases, reservation("pod"))
 
     assert isinstance(refused, NoCapacity)
     assert (refused.quotas[0].measure, refused.quotas[0].values) == ("model", ("P100",))
 
 
 async def test_existing_leases_count_when_a_quota_is_added(leases: RedisLeases) -> None:
-    await reserve(leases, wish("early", share("a", 0, 8_000)))
+    await reserve(leases, reservation("early", share("a", 0, 8_000)))
 
     await leases.quotas.save(
         [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], read_at=NOW
     )
 
     assert (await held(leases)).milli_gpu == 500
-    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), NoCapacity)
+    assert isinstance(await outcome(leases, reservation("late", share("a", 1, 16))), NoCapacity)
     await leases.quotas.save([], read_at=NOW + 1)
-    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Reserved)
+    assert isinstance(await outcome(leases, reservation("late", share("a", 1, 16))), Reserved)
 
 
 async def test_quotas_that_were_read_earlier_are_ignored(leases: RedisLeases) -> None:
@@ -218,7 +231,7 @@ async def test_quotas_from_a_clock_that_is_a_day_ahead_do_not_block_later_ones(
 async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> None:
     quota = Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=300))
     await leases.quotas.save([quota], read_at=NOW)
-    [lease] = await reserve(leases, wish("pod", share("a", 0, 4_000)))
+    [lease] = await reserve(leases, reservation("pod", share("a", 0, 4_000)))
     [bound] = await leases.bind([lease])
 
     token = await leases.begin_rebuild(now=NOW, force=True)
@@ -229,12 +242,12 @@ async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> N
     assert await leases.finish_rebuild(token)
 
     assert (await held(leases)).milli_gpu == 250
-    assert isinstance(await outcome(leases, wish("more", share("a", 1, 4_000))), NoCapacity)
+    assert isinstance(await outcome(leases, reservation("more", share("a", 1, 4_000))), NoCapacity)
 
 
 async def test_expired_reservations_free_their_quota(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
-    await reserve(leases, wish("pod"))
+    await reserve(leases, reservation("pod"))
 
     await leases.expire(NOW + 31)
 
@@ -247,7 +260,7 @@ async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothin
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], read_at=NOW)
     gang = Gang(name="team/ring", min_member=3)
     wanted = [
-        replace(wish(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
+        replace(reservation(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
         for n in range(3)
     ]
 
@@ -255,7 +268,7 @@ async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothin
 
     assert [each.quotas != () for each in outcomes if isinstance(each, NoCapacity)] == [True]
     assert await held(leases) == QuotaUsage()
-    assert len(await reserve(leases, wish("single", share("a", 0, 16_000, whole=True)))) == 1
+    assert len(await reserve(leases, reservation("single", share("a", 0, 16_000, whole=True)))) == 1
 
 
 def over_quota(pod: str, capacity: int) -> WaitingPod:
@@ -271,7 +284,9 @@ async def test_a_pod_that_waits_for_quota_is_offered_what_its_namespace_frees(
     leases: RedisLeases,
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
-    await reserve(leases, wish("mine"), wish("foreign", namespace=Namespace("others")))
+    await reserve(
+        leases, reservation("mine"), reservation("foreign", namespace=Namespace("others"))
+    )
     waited = await leases.waiting_pods.enqueue([over_quota("waiting", await leases.capacity())])
     assert not waited.stale
 
@@ -286,7 +301,7 @@ async def test_a_pod_that_waits_for_quota_is_offered_what_its_namespace_frees(
 
 async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
-    await reserve(leases, wish("mine"))
+    await reserve(leases, reservation("mine"))
     capacity = await leases.capacity()
     await leases.release([PodUid("mine")], reason="test")
 
@@ -323,7 +338,7 @@ async def test_concurrent_callers_never_exceed_a_quota(server: ValkeyServer) -> 
         async def caller(name: int) -> None:
             for turn in range(15):
                 node = chance.choice("ab")
-                wanted = wish(
+                wanted = reservation(
                     f"{name}-{turn}",
                     share(node, chance.randrange(8), chance.randrange(500, 6_000)),
                     node=node,

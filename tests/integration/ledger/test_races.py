@@ -1,4 +1,4 @@
-"""The ledger under writers that know nothing of each other, and under the loss of its server."""
+"""The ledger under independent concurrent writers, and after the loss of its server."""
 
 import asyncio
 import random
@@ -18,11 +18,11 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     report,
+    reservation,
+    reservation_among,
     reserve,
     share,
     uuid,
-    wish,
-    wish_among,
 )
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
@@ -39,11 +39,11 @@ async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -
                 where = [("a", 0), ("a", 1), ("b", 0)]
                 chance.shuffle(where)
                 mib = chance.choice([500, 4_000, 9_000])
-                wishes = [
-                    wish_among(pod, [(node, [share(node, gpu, mib)]) for node, gpu in where])
+                reservations = [
+                    reservation_among(pod, [(node, [share(node, gpu, mib)]) for node, gpu in where])
                     for pod in pods
                 ]
-                outcomes = await leases.reserve(wishes, now=NOW, ttl_s=30)
+                outcomes = await leases.reserve(reservations, now=NOW, ttl_s=30)
                 held = [o.lease for o in outcomes if isinstance(o, Reserved)]
                 bound = await leases.bind(held[:2])
                 assert all(isinstance(answer, Lease) for answer in bound)
@@ -64,7 +64,7 @@ async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -
 
 async def test_twenty_writers_bind_one_lease_and_all_get_the_same_answer(url: str) -> None:
     async with ledger(url) as leases:
-        [lease] = await reserve(leases, wish("p", share("a")))
+        [lease] = await reserve(leases, reservation("p", share("a")))
 
         answers = await asyncio.gather(*(leases.bind([lease]) for _ in range(WRITERS)))
 
@@ -76,7 +76,7 @@ async def test_a_reservation_is_either_bound_or_expired(url: str) -> None:
     async with ledger(url) as leases:
         for attempt in range(20):
             pod = PodUid(f"p{attempt}")
-            [lease] = await reserve(leases, wish(pod, share("a")))
+            [lease] = await reserve(leases, reservation(pod, share("a")))
 
             expired, [bound] = await asyncio.gather(leases.expire(NOW + 31), leases.bind([lease]))
 
@@ -89,7 +89,7 @@ async def test_of_two_reservations_for_one_pod_one_is_made(url: str) -> None:
     async with ledger(url) as leases:
         outcomes = await asyncio.gather(
             *(
-                leases.reserve([wish("p", share("a", n % 2))], now=NOW, ttl_s=30)
+                leases.reserve([reservation("p", share("a", n % 2))], now=NOW, ttl_s=30)
                 for n in range(WRITERS)
             )
         )
@@ -100,7 +100,7 @@ async def test_of_two_reservations_for_one_pod_one_is_made(url: str) -> None:
 
 async def refuses_everything(leases: RedisLeases) -> None:
     for call in (
-        leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30),
+        leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30),
         leases.release([PodUid("p")], reason="x"),
         leases.load([PodUid("p")]),
         leases.snapshot(),
@@ -119,8 +119,8 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
         async with ledger(server.url) as leases:
             held = await reserve(
                 leases,
-                wish("p", share("a", 0, cores=50), tag="red"),
-                wish("q", share("a", 0), share("a", 1, container="second")),
+                reservation("p", share("a", 0, cores=50), tag="red"),
+                reservation("q", share("a", 0), share("a", 1, container="second")),
             )
             [bound] = await leases.bind(held[:1])
             assert isinstance(bound, Lease)
@@ -144,7 +144,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
 
             assert await leases.generation() == token
             assert sorted(await assert_sound(leases), key=lambda lease: lease.pod) == kept
-            [later] = await reserve(leases, wish("r", share("a", 0)))
+            [later] = await reserve(leases, reservation("r", share("a", 0)))
             assert later.shares[0].slot == 2
             assert later.shares[0].fence > max(s.fence for lease in kept for s in lease.shares)
             assert later.version > bound.version
@@ -190,7 +190,7 @@ async def test_a_lease_is_restored_before_its_node_is_known_and_higher_fences_co
         await leases.save_node(facts("a"))
         await leases.save_devices(report("a", [device("a", 0)]))
         await assert_sound(leases)
-        [later] = await reserve(leases, wish("q", share("a")))
+        [later] = await reserve(leases, reservation("q", share("a")))
         assert later.shares[0].fence == fence + 1
         assert later.shares[0].slot == 0
         clashing = structs.replace(lease_of_p(), pod=PodUid("r"))
@@ -201,7 +201,9 @@ async def test_leases_survive_the_kill_of_a_durable_server() -> None:
     with valkey_server(durable=True) as server:
         await server.ready()
         async with ledger(server.url) as leases:
-            held = await reserve(leases, *(wish(f"p{n}", share("a", n % 2, 10)) for n in range(8)))
+            held = await reserve(
+                leases, *(reservation(f"p{n}", share("a", n % 2, 10)) for n in range(8))
+            )
             await leases.bind(held[:4])
             before = await assert_sound(leases)
             epoch = await leases.generation()
@@ -225,49 +227,53 @@ async def restart_with_an_older_file(server: ValkeyServer) -> None:
 
 
 @pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "epoch"])
-async def test_a_client_that_saw_later_versions_closes_the_ledger(saw: str) -> None:
+async def test_a_client_that_saw_later_versions_detects_lost_writes_and_stops_the_ledger(
+    saw: str,
+) -> None:
     """A replica that was behind takes over, or a file is loaded that lacks the last second."""
     with valkey_server() as server:
         await server.ready()
         async with ledger(server.url) as writer:
             prefix = writer._connection.prefix
-            [old, ended] = await reserve(writer, wish("old", share("a")), wish("e", share("a")))
+            [old, ended] = await reserve(
+                writer, reservation("old", share("a")), reservation("e", share("a"))
+            )
             async with RedisLeases.connect(
                 server.url, prefix=prefix, detects_lost_writes=True
-            ) as witness:
-                position = (await witness.snapshot()).position
+            ) as detector:
+                position = (await detector.snapshot()).position
                 assert await server.command("SAVE") == b"+OK\r\n"
                 match saw:
                     case "reserve":
-                        await reserve(witness, wish("p", share("a")))
+                        await reserve(detector, reservation("p", share("a")))
                     case "bind":
-                        await witness.bind([old])
+                        await detector.bind([old])
                     case "release":
-                        await witness.release([ended.pod], reason="its pod is gone")
+                        await detector.release([ended.pod], reason="its pod is gone")
                     case _:
-                        await reserve(writer, wish("p", share("a")))
-                        heard = anext(witness.changes(position))
-                        await (heard if saw == "feed" else witness.generation())
+                        await reserve(writer, reservation("p", share("a")))
+                        read = anext(detector.changes(position))
+                        await (read if saw == "feed" else detector.generation())
                 await restart_with_an_older_file(server)
 
                 with pytest.raises(UnavailableError, match=r"has lost writes: [12] versions"):
-                    await witness.capacity()
+                    await detector.capacity()
                 with pytest.raises(UnavailableError, match="being rebuilt"):
-                    await witness.capacity()
-                token = await witness.begin_rebuild(now=NOW + 9)
+                    await detector.capacity()
+                token = await detector.begin_rebuild(now=NOW + 9)
                 assert token is not None
-                assert await witness.finish_rebuild(token)
-                assert await witness.generation() == token
+                assert await detector.finish_rebuild(token)
+                assert await detector.generation() == token
 
 
-async def test_a_reader_does_not_close_a_ledger_that_lost_writes() -> None:
+async def test_a_reader_does_not_stop_a_ledger_that_lost_writes() -> None:
     with valkey_server() as server:
         await server.ready()
         async with ledger(server.url) as writer:
             prefix = writer._connection.prefix
             async with RedisLeases.connect(server.url, prefix=prefix) as reader:
                 await server.command("SAVE")
-                await reserve(writer, wish("p", share("a")))
+                await reserve(writer, reservation("p", share("a")))
                 assert await reader.generation() is not None
                 await restart_with_an_older_file(server)
 
@@ -276,12 +282,12 @@ async def test_a_reader_does_not_close_a_ledger_that_lost_writes() -> None:
                 assert await reader.generation() is None
 
 
-async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says() -> None:
+async def test_versions_rise_after_lost_writes_whatever_the_clock_shows() -> None:
     with valkey_server() as server:
         await server.ready()
         async with ledger(server.url) as leases:
             await server.command("SAVE")
-            [lost] = await reserve(leases, wish("p", share("a")))
+            [lost] = await reserve(leases, reservation("p", share("a")))
             await restart_with_an_older_file(server)
 
             assert await leases.generation() is None
@@ -292,5 +298,5 @@ async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says()
             assert await leases.generation() == token
             await leases.save_node(facts("a"))
             await leases.save_devices(report("a", [device("a", 0)]))
-            [later] = await reserve(leases, wish("p", share("a")))
+            [later] = await reserve(leases, reservation("p", share("a")))
             assert later.version > lost.version

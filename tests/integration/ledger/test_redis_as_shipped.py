@@ -26,6 +26,7 @@ from shared.ledger.redis_server import default_user_refusal, redis_facts
 from shared.model.errors import PermissionDeniedError, UnavailableError
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import valkey_binary
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 TLS_FLAG = re.compile(r"--(port|tls-[\w-]+)")
@@ -44,9 +45,9 @@ def in_kubernetes() -> list[str]:
     raise AssertionError("no StatefulSet")
 
 
-def without_tls(words: Sequence[str]) -> list[str]:
+def without_tls(arguments: Sequence[str]) -> list[str]:
     """Leave out the flags of TLS with what follows each, and the program."""
-    pairs = list(zip(words[1::2], words[2::2], strict=True))
+    pairs = list(zip(arguments[1::2], arguments[2::2], strict=True))
     assert sum(bool(TLS_FLAG.fullmatch(flag)) for flag, _ in pairs) >= 5
     return [word for pair in pairs if not TLS_FLAG.fullmatch(pair[0]) for word in pair]
 
@@ -63,18 +64,19 @@ def own_address() -> str:
 
 @asynccontextmanager
 async def served(
-    words: Sequence[str], written: CredentialFiles, folder: Path
+    arguments: Sequence[str], written: CredentialFiles, folder: Path
 ) -> AsyncIterator[str]:
     """Start it, with the users of `written`; the address is one that others come by."""
-    given = {**dict(zip(words[::2], words[1::2], strict=True)), "--aclfile": str(written.acl)}
+    given = {
+        **dict(zip(arguments[::2], arguments[1::2], strict=True)),
+        "--aclfile": str(written.acl),
+    }
     given |= {"--dir": str(folder), "--port": str(free_port())}
     command = [valkey_binary(), *(word for pair in given.items() for word in pair)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         host, port = own_address(), int(given["--port"])
-        async with asyncio.timeout(20):
-            while not await listens(host, port):
-                await asyncio.sleep(0.02)
+        await until(lambda: listens(host, port))
         yield f"redis://{host}:{port}/0"
     finally:
         server.kill()
@@ -96,24 +98,26 @@ def written(tmp_path: Path) -> CredentialFiles:
 
 
 def shown(written: CredentialFiles, user: str) -> ClientCredentials:
-    return ClientCredentials(credentials=written.redis(user))
+    return ClientCredentials(login_file=written.redis(user))
 
 
-@pytest.mark.parametrize("words", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"])
+@pytest.mark.parametrize(
+    "arguments", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"]
+)
 async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
-    words: list[str], written: CredentialFiles, tmp_path: Path
+    arguments: list[str], written: CredentialFiles, tmp_path: Path
 ) -> None:
     async with (
-        served(without_tls(words), written, tmp_path) as url,
+        served(without_tls(arguments), written, tmp_path) as url,
         RedisLeases.connect(url, credentials=shown(written, "placer")) as placer,
         RedisLeases.connect(url) as nobody,
     ):
         assert await placer.generation() is None  # it answers: nobody has built the ledger yet
-        with pytest.raises(PermissionDeniedError, match="refuses us"):
+        with pytest.raises(PermissionDeniedError, match="denies access"):
             await nobody.generation()
 
 
-async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
+async def test_the_error_of_a_server_in_protected_mode_has_the_remedy(
     written: CredentialFiles, tmp_path: Path
 ) -> None:
     careless = "user default on nopass -@all +ping"
@@ -128,7 +132,7 @@ async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("default", "said"),
+    ("default", "message"),
     [
         (DEFAULT_USER_RULE, ""),
         ("user default on >secret ~* &* -@all +ping", "'set' command"),
@@ -137,7 +141,7 @@ async def test_the_error_of_a_server_in_protected_mode_says_what_to_do(
     ],
 )
 async def test_the_operator_sees_whether_the_append_only_file_can_be_replayed(
-    default: str, said: str, written: CredentialFiles, tmp_path: Path
+    default: str, message: str, written: CredentialFiles, tmp_path: Path
 ) -> None:
     written.acl.write_text(written.acl.read_text().replace(DEFAULT_USER_RULE, default))
 
@@ -148,6 +152,6 @@ async def test_the_operator_sees_whether_the_append_only_file_can_be_replayed(
         facts = await redis_facts(url, shown(written, "operator"))
         await client.aclose()
 
-    assert bool(found) == bool(said)
-    assert said in found
+    assert bool(found) == bool(message)
+    assert message in found
     assert facts.replay_refusal == "", "this Valkey reads it back whatever its default user may do"

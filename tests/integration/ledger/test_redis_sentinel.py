@@ -5,14 +5,16 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import Lease
-from tests.support.placer.ledger import NOW, device, facts, report, reserve, share, wish
+from tests.support.placer.ledger import NOW, device, facts, report, reservation, reserve, share
 from tests.support.servers.sentinels import Servers, sentinels
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -31,13 +33,15 @@ async def begin(leases: RedisLeases) -> None:
 
 
 async def epoch(leases: RedisLeases) -> str | None:
-    """Ask until some primary answers."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await leases.generation()
-            except UnavailableError:
-                await asyncio.sleep(0.1)
+    """Read the generation as soon as a primary responds."""
+
+    async def read() -> tuple[str | None, ...]:
+        with suppress(UnavailableError):
+            return (await leases.generation(),)
+        return ()
+
+    found: tuple[str | None] = await until(read)
+    return found[0]
 
 
 async def kept(servers: Servers) -> None:
@@ -59,7 +63,7 @@ async def test_the_primary_is_followed_past_a_sentinel_that_hangs() -> None:
             url = servers.url().replace("sentinel://", f"sentinel://{hung},")
             async with RedisLeases.connect(url, detects_lost_writes=True) as leases:
                 await begin(leases)
-                [before] = await reserve(leases, wish("p", share("a")))
+                [before] = await reserve(leases, reservation("p", share("a")))
                 life = await leases.generation()
                 await kept(servers)
 
@@ -81,7 +85,7 @@ async def test_a_replica_that_was_behind_is_detected() -> None:
         await kept(servers)
         servers.signal("second", signal.SIGSTOP)
         await servers.part("first")
-        [lost] = await reserve(leases, wish("p", share("a")))
+        [lost] = await reserve(leases, reservation("p", share("a")))
 
         servers.signal("first", signal.SIGKILL)
         servers.signal("second", signal.SIGCONT)
@@ -89,7 +93,7 @@ async def test_a_replica_that_was_behind_is_detected() -> None:
 
         assert await epoch(leases) is None
         await begin(leases)
-        [later] = await reserve(leases, wish("p", share("a")))
+        [later] = await reserve(leases, reservation("p", share("a")))
         assert later.version > lost.version
 
 
@@ -110,7 +114,7 @@ async def test_connections_to_a_demoted_primary_are_closed() -> None:
         async with asyncio.timeout(30):
             while True:
                 with contextlib.suppress(UnavailableError):
-                    [held] = await reserve(leases, wish("p", share("a")))
+                    [held] = await reserve(leases, reservation("p", share("a")))
                     break
         assert await leases.load([held.pod]) == [held]
 

@@ -1,4 +1,4 @@
-"""Leases that change their size in the ledger, beside everybody else who writes it."""
+"""Leases that change their size in the ledger while other clients write to it."""
 
 import asyncio
 import random
@@ -22,15 +22,16 @@ from tests.support.placer.ledger import (
     ledger,
     queued,
     report,
+    reservation,
     reserve,
     share,
     uses,
     uuid,
     verdict,
-    wish,
 )
 from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 TEAM = Namespace("default")
 FREE = 12_000
@@ -46,7 +47,7 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: int = 0) -> Lease:
     """Return the lease of a pod that runs."""
-    [lease] = await reserve(leases, wish(pod, share("a", gpu, mib)))
+    [lease] = await reserve(leases, reservation(pod, share("a", gpu, mib)))
     await leases.bind([lease])
     [active] = await leases.activate([lease.pod])
     assert active is not None
@@ -126,8 +127,8 @@ async def test_a_size_that_does_not_fit_changes_nothing(leases: RedisLeases) -> 
 
 async def test_a_lease_on_an_unhealthy_device_can_shrink_and_not_grow(leases: RedisLeases) -> None:
     lease = await running(leases)
-    sick = replace(device("a", 0), healthy=False)
-    await leases.save_devices(report("a", [sick, device("a", 1)], at=1.0))
+    unhealthy = replace(device("a", 0), healthy=False)
+    await leases.save_devices(report("a", [unhealthy, device("a", 1)], at=1.0))
 
     more = await leases.resizes.apply(sized(lease, 5_000))
     less = await leases.resizes.apply(sized(lease, 3_000))
@@ -138,7 +139,7 @@ async def test_a_lease_on_an_unhealthy_device_can_shrink_and_not_grow(leases: Re
 
 
 async def test_the_sizes_of_several_shares_change_together(leases: RedisLeases) -> None:
-    [lease] = await reserve(leases, wish("p", share("a", 0), share("a", 1), share("a", 1)))
+    [lease] = await reserve(leases, reservation("p", share("a", 0), share("a", 1), share("a", 1)))
     await leases.bind([lease])
     [active] = await leases.activate([lease.pod])
     assert active is not None
@@ -160,12 +161,12 @@ async def test_a_resize_of_a_stale_or_ended_lease_changes_nothing(leases: RedisL
 
     stale = await leases.resizes.apply(sized(lease, 6_000))
     await leases.release([lease.pod], reason="over")
-    gone = await leases.resizes.apply(sized(lease, 6_000))
+    ended = await leases.resizes.apply(sized(lease, 6_000))
 
     assert isinstance(stale, StaleLeaseError)
     assert stale.stored
-    assert isinstance(gone, StaleLeaseError)
-    assert gone.stored is None
+    assert isinstance(ended, StaleLeaseError)
+    assert ended.stored is None
     assert await assert_sound(leases) == []
 
 
@@ -176,9 +177,7 @@ async def test_a_lease_shrinks_only_while_its_lock_is_held(
     token = await leases.resizes.lock(lease.pod, ttl_s=0.05)
     assert token is not None
     assert await leases.resizes.lock(lease.pod, ttl_s=60) is None
-    async with asyncio.timeout(30):
-        while (other := await leases.resizes.lock(lease.pod, ttl_s=60)) is None:
-            await asyncio.sleep(0.01)
+    other = await until(lambda: leases.resizes.lock(lease.pod, ttl_s=60))
 
     with pytest.raises(ConflictError, match="was over"):
         await leases.resizes.apply(sized(lease, 3_000), token=token)
@@ -205,7 +204,7 @@ async def test_free_memory_goes_to_a_resize_or_to_a_reservation(leases: RedisLea
     outcomes = set()
     for attempt in range(20):
         lease = await running(leases, f"p{attempt}")
-        wanted = wish(f"q{attempt}", share("a", 0, FREE))
+        wanted = reservation(f"q{attempt}", share("a", 0, FREE))
         calls = [
             leases.resizes.apply(sized(lease, 4_001)),
             leases.reserve([wanted], now=NOW, ttl_s=30),
@@ -246,7 +245,7 @@ async def test_twenty_writers_that_resize_reserve_and_release_never_over_commit(
     async def write(writer: int) -> None:
         chance = random.Random(writer)  # noqa: S311
         for step in range(8):
-            wanted = wish(f"{writer}-{step}", share("a", chance.randint(0, 1), 2_000))
+            wanted = reservation(f"{writer}-{step}", share("a", chance.randint(0, 1), 2_000))
             [outcome] = await leases.reserve([wanted], now=NOW, ttl_s=30)
             if not isinstance(outcome, Reserved):
                 continue
@@ -293,7 +292,7 @@ async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
 
     assert isinstance(over, NoCapacity)
     assert over.reason == "quota"
-    assert over.quotas == (QuotaExcess(measure="memoryMiB", limit=6_000, held=0, asked=6_001),)
+    assert over.quotas == (QuotaExcess(measure="memoryMiB", limit=6_000, used=0, requested=6_001),)
     assert isinstance(within, Lease)
     accounts = await leases.quotas.totals()
     assert accounts.used[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})

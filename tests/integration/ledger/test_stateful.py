@@ -25,9 +25,9 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     report,
+    reservation_among,
     share,
     uuid,
-    wish_among,
 )
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
@@ -39,7 +39,7 @@ TTL_S = 30
 pods = st.sampled_from(PODS)
 gpus = st.integers(0, GPUS)
 MIG = GPUS
-"""Number of the device of each node that is in MIG mode, unless it is told otherwise."""
+"""Number of the device of each node that is in MIG mode, unless it is flipped."""
 LAYOUTS = tuple(
     MigLayout(
         name=name,
@@ -51,10 +51,10 @@ LAYOUTS = tuple(
 )
 
 
-def described(node: str, gpu: int, *, flipped: bool = False, **told: object) -> Device:
+def described(node: str, gpu: int, *, flipped: bool = False, **changes: object) -> Device:
     """A device of a node: the last is in MIG mode and the others are not, or the reverse."""
     mode = DeviceMode.MIG if (gpu == MIG) != flipped else DeviceMode.HAMI_CORE
-    return device(node, gpu, mode=mode, layouts=LAYOUTS, **told)
+    return device(node, gpu, mode=mode, layouts=LAYOUTS, **changes)
 
 
 @st.composite
@@ -226,12 +226,12 @@ class LedgerMachine(RuleBasedStateMachine):
         )
     )
     def reserve(self, wanted: list[tuple[str, list[tuple[str, list[Share]]], str]]) -> None:
-        group = [wish_among(pod, among, tag=tag) for pod, among, tag in wanted]
+        group = [reservation_among(pod, among, tag=tag) for pod, among, tag in wanted]
 
         outcomes = self.run(self.leases.reserve(group, now=self.model.now, ttl_s=TTL_S))
 
-        for wish, outcome in zip(group, outcomes, strict=True):
-            self.compare(wish, outcome)
+        for reservation, outcome in zip(group, outcomes, strict=True):
+            self.compare(reservation, outcome)
 
     @rule(
         wanted=st.dictionaries(
@@ -243,7 +243,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve_gang(
         self, wanted: dict[str, list[tuple[str, list[Share]]]], gang: str, least: int
     ) -> None:
-        group = [replace(wish_among(pod, among), gang=gang) for pod, among in wanted.items()]
+        group = [replace(reservation_among(pod, among), gang=gang) for pod, among in wanted.items()]
         before, fences = dict(self.model.leases), dict(self.model.fences)
 
         outcomes = self.run(
@@ -253,37 +253,43 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
         if any(isinstance(outcome, Reserved) for outcome in outcomes):
-            for wish, outcome in zip(group, outcomes, strict=True):
-                self.compare(wish, outcome)
+            for reservation, outcome in zip(group, outcomes, strict=True):
+                self.compare(reservation, outcome)
             assert sum(lease.gang == gang for lease in self.model.leases.values()) >= least
             return
         live = sum(lease.gang == gang for lease in before.values())
-        fitting = all(self.would_reserve(wish) for wish in group if wish.pod not in before)
+        fitting = all(
+            self.would_reserve(reservation)
+            for reservation in group
+            if reservation.pod not in before
+        )
         self.model.leases, self.model.fences = before, fences
-        new = sum(wish.pod not in before for wish in group)
+        new = sum(reservation.pod not in before for reservation in group)
         assert new == 0 or not fitting or live + new < least
 
-    def would_reserve(self, wish: Reservation) -> bool:
+    def would_reserve(self, reservation: Reservation) -> bool:
         """Count the first candidate that fits in the model, as the ledger would."""
-        fits = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        fits = [c for c in reservation.candidates if self.model.fits(reservation, c.node, c.shares)]
         if fits:
-            self.model.leases[wish.pod] = Lease(
-                pod=wish.pod,
-                namespace=wish.namespace,
-                name=wish.name,
+            self.model.leases[reservation.pod] = Lease(
+                pod=reservation.pod,
+                namespace=reservation.namespace,
+                name=reservation.name,
                 node=fits[0].node,
                 shares=fits[0].shares,
-                anti_affinity_groups=wish.anti_affinity_groups,
+                anti_affinity_groups=reservation.anti_affinity_groups,
             )
         return bool(fits)
 
-    def compare(self, wish: Reservation, outcome: ReservationOutcome) -> None:
-        if wish.pod in self.model.leases:
-            assert outcome == AlreadyLeased(lease=self.model.leases[wish.pod])
+    def compare(self, reservation: Reservation, outcome: ReservationOutcome) -> None:
+        if reservation.pod in self.model.leases:
+            assert outcome == AlreadyLeased(lease=self.model.leases[reservation.pod])
             return
-        fitting = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        fitting = [
+            c for c in reservation.candidates if self.model.fits(reservation, c.node, c.shares)
+        ]
         if not fitting:
-            assert isinstance(outcome, NoCapacity), (wish, outcome)
+            assert isinstance(outcome, NoCapacity), (reservation, outcome)
             return
         assert isinstance(outcome, Reserved), (fitting, outcome)
         assert outcome.lease.node == fitting[0].node
@@ -339,12 +345,26 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(chosen=st.sets(pods, max_size=3))
     def release(self, chosen: set[str]) -> None:
-        asked = [PodUid(pod) for pod in sorted(chosen)]
+        requested = [PodUid(pod) for pod in sorted(chosen)]
+        live = {pod for pod in requested if pod in self.model.leases}
+        expected = live | self.unbound_gangs_of(live)
 
-        ended = self.run(self.leases.release(asked, reason="test"))
+        ended = self.run(self.leases.release(requested, reason="test"))
 
-        assert [lease.pod for lease in ended] == [p for p in asked if p in self.model.leases]
+        assert {lease.pod for lease in ended} == expected
+        assert len(ended) == len(expected)
         self.forget(ended)
+
+    def unbound_gangs_of(self, pods: set[PodUid]) -> set[PodUid]:
+        """Return the pods of gangs that lose a reservation before any of their pods is bound."""
+        states: dict[str, set[LeaseState]] = {}
+        for lease in self.model.leases.values():
+            states.setdefault(lease.gang, set()).add(lease.state)
+        unbound = {
+            gang for gang, found in states.items() if gang and found == {LeaseState.RESERVED}
+        }
+        lost = unbound & {self.model.leases[pod].gang for pod in pods}
+        return {lease.pod for lease in self.model.leases.values() if lease.gang in lost}
 
     @rule(passed_s=st.sampled_from((1, 29, 31)))
     def expire(self, passed_s: int) -> None:
@@ -366,7 +386,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         node=st.sampled_from(NODES),
-        told=st.lists(
+        changes=st.lists(
             st.tuples(
                 st.booleans(),
                 st.booleans(),
@@ -377,13 +397,13 @@ class LedgerMachine(RuleBasedStateMachine):
             max_size=GPUS + 1,
         ),
     )
-    def report(self, node: str, told: list[tuple[bool, bool, int, bool]]) -> None:
+    def report(self, node: str, changes: list[tuple[bool, bool, int, bool]]) -> None:
         found: list[Device] = []
-        for gpu, (there, healthy, memory_mib, flipped) in enumerate(told):
+        for gpu, (there, healthy, memory_mib, flipped) in enumerate(changes):
             self.model.devices.pop(uuid(node, gpu), None)
             if there:
-                told_of = {"healthy": healthy, "memory_mib": memory_mib}
-                found.append(described(node, gpu, flipped=flipped, **told_of))
+                changed = {"healthy": healthy, "memory_mib": memory_mib}
+                found.append(described(node, gpu, flipped=flipped, **changed))
                 self.model.devices[uuid(node, gpu)] = found[-1]
 
         self.run(self.leases.save_devices(report(node, found)))

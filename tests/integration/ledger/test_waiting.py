@@ -1,11 +1,11 @@
-"""Pods that fit nowhere: who is offered what was freed, in which order, and how often."""
+"""Waiting pods: which are offered freed capacity, in which order, and how often."""
 
 from dataclasses import replace
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import RESERVED_FOR_OTHER, NoCapacity, Reservation, WaitingPod, WaitResult
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.placement import Refusal
 from tests.support.placer.ledger import (
     NOW,
@@ -14,16 +14,16 @@ from tests.support.placer.ledger import (
     ledger,
     queued,
     report,
+    reservation,
     reserve,
     share,
     verdict,
-    wish,
 )
 
 
 async def fill(leases: RedisLeases) -> None:
     """Take both devices of node `a`, in shares of 4,000 MiB."""
-    await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
+    await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
 
 
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
@@ -51,7 +51,7 @@ async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> Non
 
         [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
         assert event.pod == "small"
-        assert event.offer == await leases.capacity()
+        assert event.requeue_number == await leases.capacity()
         assert await offered(leases) == []
 
 
@@ -130,11 +130,11 @@ async def test_while_an_offer_is_open_no_other_pod_is_offered_the_same(url: str)
 
         second = await leases.waiting_pods.choose_offers(now=NOW + 1)
         late = await leases.waiting_pods.choose_offers(now=NOW + 3)
-        await reserve(leases, wish("first", share("a")))
+        await reserve(leases, reservation("first", share("a")))
         third = await leases.waiting_pods.choose_offers(now=NOW + 3)
 
         assert (second.pods, second.complete) == ((), False)
-        assert [event.pod for event in late.pods] == ["second", "third"]
+        assert [event.pod for event in late.pods] == ["second", "third", "first"]
         assert (third.pods, third.complete) == ((), True)
 
 
@@ -155,9 +155,9 @@ async def test_an_offer_without_an_answer_is_repeated(url: str) -> None:
         await let_wait(leases, queued("w"))
         await leases.release([PodUid("full-0")], reason="test")
         assert await offered(leases) == ["w"]
-        assert await offered(leases, NOW + 59, spare=8) == []
+        assert await offered(leases, NOW + 1, spare=8) == []
 
-        assert await offered(leases, NOW + 61, spare=8) == ["w"]
+        assert await offered(leases, NOW + 2, spare=8) == ["w"]
 
         await let_wait(leases, queued("w"))
         assert await offered(leases, NOW + 1000, spare=8) == []
@@ -192,7 +192,7 @@ async def test_a_permanent_verdict_is_decided_again_only_when_the_cluster_change
         await leases.waiting_pods.choose_offers(now=NOW)
         never = Refusal(reason="no such device", permanent=True)
         await leases.waiting_pods.enqueue(
-            [WaitingPod(queued=queued("never"), refusal=never, capacity=0)]
+            [WaitingPod(queued=queued("never"), refusal=never, capacity=await leases.capacity())]
         )
 
         await leases.release([PodUid("full-0")], reason="test")
@@ -212,7 +212,7 @@ async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
         ]
         assert len(first) == 1
 
-        await reserve(leases, wish("p", share("a")))
+        await reserve(leases, reservation("p", share("a")))
         waited = await leases.waiting_pods.enqueue([verdict(queued("p"), await leases.capacity())])
 
         assert [lease.pod for lease in waited.already_leased] == ["p"]
@@ -233,7 +233,7 @@ async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(url: str) 
 
 
 def low(pod: str, gpu: int = 0) -> Reservation:
-    return replace(wish(pod, share("a", gpu)), priority=-1)
+    return replace(reservation(pod, share("a", gpu)), priority=-1)
 
 
 async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(url: str) -> None:
@@ -246,7 +246,7 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(url: str)
         assert await offered(leases) == ["high"]
         [after_the_offer] = await leases.reserve([low("low")], now=NOW + 1, ttl_s=30)
         [equal] = await leases.reserve(
-            [replace(wish("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
+            [replace(reservation("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
         )
 
         assert isinstance(before_the_offer, NoCapacity)
@@ -257,7 +257,9 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(url: str)
         assert not equal.reserved_for_other
 
 
-async def test_nothing_is_reserved_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
+async def test_nothing_is_reserved_for_a_pod_once_its_offer_was_refused_or_has_expired(
+    url: str,
+) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("high", priority=5))
@@ -292,7 +294,7 @@ async def test_a_pod_with_lower_priority_is_offered_what_the_higher_priority_lea
         kept = replace(verdict(queued("low", priority=-1), 0), capacity=RESERVED_FOR_OTHER)
         assert await leases.waiting_pods.enqueue([kept]) == WaitResult()
 
-        await reserve(leases, replace(wish("high", share("a")), priority=5))
+        await reserve(leases, replace(reservation("high", share("a")), priority=5))
 
         assert await offered(leases) == ["low"]
         await reserve(leases, low("low"))
@@ -308,10 +310,33 @@ async def test_no_pod_that_fits_stays_without_an_offer_when_leases_end_one_after
     url: str,
 ) -> None:
     async with ledger(url, {"a": 4}) as leases:
-        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(16)))
+        await reserve(
+            leases, *(reservation(f"full-{n}", share("a", n // 4, 4_000)) for n in range(16))
+        )
         await let_wait(leases, *(queued(f"w{n:02d}") for n in range(16)))
 
         for n in range(16):
             await leases.release([PodUid(f"full-{n}")], reason="test")
             [pod] = await offered(leases, NOW + n)
-            await reserve(leases, wish(pod, share("a", n // 4, 4_000)))
+            await reserve(leases, reservation(pod, share("a", n // 4, 4_000)))
+
+
+async def test_a_verdict_from_before_the_last_change_of_a_node_is_decided_again(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        before = await leases.capacity()
+        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
+
+        await leases.waiting_pods.enqueue([verdict(queued("w"), before)])
+
+        assert await offered(leases, spare=8) == ["w"]
+        assert await offered(leases, spare=8) == []
+
+
+async def test_a_pod_whose_verdict_is_refreshed_is_offered_nothing(url: str) -> None:
+    async with ledger(url) as leases:
+        await let_wait(leases, queued("large", units=20_000, priority=5))
+        await leases.save_node(replace(facts("a"), labels={"zone": "b"}))
+        assert await offered(leases, spare=8) == ["large"]
+
+        await reserve(leases, low("low"))

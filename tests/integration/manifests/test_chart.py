@@ -79,18 +79,18 @@ def schema() -> Json:
     return found
 
 
-def test_the_templates_are_those_of_the_manifests() -> None:
+def test_the_templates_are_generated_from_the_manifests() -> None:
     written = {path: path.read_text() for path in TEMPLATES.glob("*.yaml")}
 
     assert written == generated(), "python -m tools.generate"
 
 
 @pytest.mark.parametrize("chosen", combinations(), ids=lambda it: "+".join(sorted(it)) or "base")
-def test_the_chart_makes_what_kustomize_makes(chosen: Parts) -> None:
+def test_the_chart_renders_what_kustomize_renders(chosen: Parts) -> None:
     assert charted(values(chosen)) == kept(kustomized(chosen))
 
 
-def test_the_dev_overlay_is_the_chart_with_other_values() -> None:
+def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
     text = subprocess.run(
         ["kubectl", "kustomize", str(K8S / "overlays" / "dev")],
         capture_output=True,
@@ -111,11 +111,11 @@ def test_the_dev_overlay_is_the_chart_with_other_values() -> None:
     assert charted(wanted) == kept(overlay)
 
 
-def test_another_namespace_is_named_wherever_ours_was() -> None:
+def test_another_namespace_replaces_the_default_everywhere() -> None:
     assert NAMESPACE not in json.dumps(list(charted(values(), "gpus").values()))
 
 
-def test_an_image_its_secrets_and_other_values_arrive_where_they_are_for() -> None:
+def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -> None:
     found = charted(
         values(
             frozenset({HIGHLY_AVAILABLE}),
@@ -146,12 +146,12 @@ def test_an_image_its_secrets_and_other_values_arrive_where_they_are_for() -> No
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (4, 9)
 
 
-def test_the_schema_knows_every_value_and_nothing_else() -> None:
-    def closed(part: Json, told: Json) -> None:
+def test_the_schema_lists_exactly_the_values() -> None:
+    def closed(part: Json, described: Json) -> None:
         assert part["additionalProperties"] is False
-        if told:
-            assert set(part["properties"]) == set(told)
-        for name, it in told.items():
+        if described:
+            assert set(part["properties"]) == set(described)
+        for name, it in described.items():
             if isinstance(it, dict) and name != "settings":
                 closed(part["properties"][name], it)
 
@@ -167,11 +167,11 @@ def test_the_schema_knows_every_value_and_nothing_else() -> None:
     [{"replicas": {"placer": 0}}, {"image": {"repository": "", "tag": "x"}}, {"mig": "yes"}],
     ids=str,
 )
-def test_the_schema_refuses_what_cannot_work(wrong: Json) -> None:
+def test_the_schema_refuses_invalid_values(wrong: Json) -> None:
     assert list(schema_violations(schema(), values(**wrong)))
 
 
-def test_the_page_names_every_value() -> None:
+def test_the_documentation_names_every_value() -> None:
     page = (CHART / "README.md").read_text()
 
     for name, it in defaults().items():
@@ -181,7 +181,7 @@ def test_the_page_names_every_value() -> None:
             assert f"`{path}" in page, path
 
 
-def test_the_charts_version_is_the_programs() -> None:
+def test_the_version_of_the_chart_is_that_of_the_program() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
@@ -190,9 +190,9 @@ def test_the_charts_version_is_the_programs() -> None:
 
 @with_helm
 @pytest.mark.parametrize("chosen", [frozenset(), frozenset(parts())], ids=["base", "all"])
-def test_helm_itself_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
+def test_helm_template_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(dict.fromkeys(chosen, True)))
-    asked = [
+    requested = [
         "template",
         "leasehold",
         str(CHART),
@@ -202,7 +202,7 @@ def test_helm_itself_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
         "1.30",
     ]
     text = subprocess.run(
-        ["helm", *asked, "--values", str(tmp_path / "values.yaml")],
+        ["helm", *requested, "--values", str(tmp_path / "values.yaml")],
         capture_output=True,
         text=True,
         check=True,
@@ -213,12 +213,12 @@ def test_helm_itself_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
 
 
 @with_helm
-def test_helm_finds_nothing_wrong_and_refuses_a_value_that_it_does_not_know() -> None:
+def test_helm_lint_passes_and_an_unknown_value_is_refused() -> None:
     lint = ["helm", "lint", "--strict", str(CHART)]
-    said = subprocess.run(lint, capture_output=True, text=True, check=False)
+    completed = subprocess.run(lint, capture_output=True, text=True, check=False)
     refused = subprocess.run(
         [*lint, "--set", "replica=3"], capture_output=True, text=True, check=False
     )
 
-    assert said.returncode == 0, said.stdout
+    assert completed.returncode == 0, completed.stdout
     assert "replica is not allowed" in refused.stdout + refused.stderr

@@ -15,7 +15,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import GpuRequest, PodRequest
 from shared.nats.bus import Bus
-from shared.runtime.runner import Runner
+from shared.runtime.runner import ATTEMPTS, Runner
 from shared.runtime.service import answers, handles, loops
 from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import NatsServer, nats_server
@@ -40,7 +40,7 @@ def queued(number: int, *, version: str = "1") -> PodQueued:
 
 
 class Recorder:
-    """Handles pods, and fails as it is told."""
+    """Handles pods, and raises the given error."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -71,7 +71,7 @@ async def running(name: str, service: object, bus: Bus) -> asyncio.Task[None]:
     return task
 
 
-async def test_work_published_before_anybody_listens_is_handled(server: NatsServer) -> None:
+async def test_work_published_before_there_is_a_consumer_is_handled(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         await bus.publish([queued(1), queued(2)])
         recorder = Recorder()
@@ -82,7 +82,7 @@ async def test_work_published_before_anybody_listens_is_handled(server: NatsServ
         task.cancel()
 
 
-async def test_many_events_travel_in_few_messages(server: NatsServer) -> None:
+async def test_many_events_are_sent_in_few_messages(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         await bus.publish([queued(n) for n in range(600)])
         recorder = Recorder()
@@ -94,7 +94,7 @@ async def test_many_events_travel_in_few_messages(server: NatsServer) -> None:
         task.cancel()
 
 
-async def test_a_fact_told_twice_is_handled_once(server: NatsServer) -> None:
+async def test_an_event_published_twice_is_handled_once(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         recorder = Recorder()
         task = await running("placer", recorder, bus)
@@ -127,7 +127,7 @@ async def test_two_replicas_share_the_work(server: NatsServer) -> None:
             task.cancel()
 
 
-async def test_work_is_asked_for_again_after_a_pause_when_something_is_away(
+async def test_unavailable_work_is_redelivered_after_a_pause(
     server: NatsServer,
 ) -> None:
     async with Bus.connect(server.url, name="test") as bus:
@@ -158,7 +158,7 @@ async def test_each_event_is_a_log_line_with_its_pod_and_trace(
         task.cancel()
 
 
-async def test_one_refused_message_does_not_take_its_batch_along(server: NatsServer) -> None:
+async def test_one_refused_message_does_not_fail_its_batch(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         for number in range(3):
             await bus.publish([queued(number)])
@@ -170,7 +170,7 @@ async def test_one_refused_message_does_not_take_its_batch_along(server: NatsSer
         task.cancel()
 
 
-async def test_a_replica_that_dies_leaves_its_work_to_another(server: NatsServer) -> None:
+async def test_the_work_of_a_dead_replica_is_redelivered_to_another(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="survivor") as bus:
         async with Bus.connect(server.url, name="victim") as dying:
             inbox = await dying.subscribe([PodQueued], durable="placer-place-pods")
@@ -184,7 +184,7 @@ async def test_a_replica_that_dies_leaves_its_work_to_another(server: NatsServer
         task.cancel()
 
 
-async def test_after_nats_lost_its_disk_work_flows_again_and_a_listing_is_wanted(
+async def test_after_nats_lost_its_disk_work_continues_and_a_resync_is_requested(
     server: NatsServer,
 ) -> None:
     async with Bus.connect(server.url, name="test") as bus:
@@ -201,21 +201,21 @@ async def test_after_nats_lost_its_disk_work_flows_again_and_a_listing_is_wanted
         task.cancel()
 
 
-async def test_a_question_reaches_the_node_it_is_for(server: NatsServer) -> None:
+async def test_a_request_reaches_the_node_that_it_names(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         task = await running("node-agent", Ending(), bus)
         here = TerminationRequest(node=NodeName("node-a"), pod=PodUid("gone"))
         elsewhere = TerminationRequest(node=NodeName("node-b"), pod=PodUid("gone"))
 
-        told = await bus.request(here, TerminationReply)
+        reply = await bus.request(here, TerminationReply)
 
-        assert told.terminated
+        assert reply.terminated
         with pytest.raises(UnavailableError, match=r"termination\.request\.v1"):
             await bus.request(elsewhere, TerminationReply, timeout_s=0.5)
         task.cancel()
 
 
-async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
+async def test_an_error_in_a_reply_is_logged_and_the_next_request_is_served(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Buggy(Ending):
@@ -242,7 +242,7 @@ async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
         task.cancel()
 
 
-async def test_nested_maps_and_sets_survive_the_wire(server: NatsServer) -> None:
+async def test_nested_maps_and_sets_are_decoded_as_they_were_encoded(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         facts = NodeFacts(name=NodeName("a.b"), allocatable={"cpu": 4000}, labels={"x": "y"})
         inbox = await bus.subscribe([NodeChanged], durable="binder-nodes")
@@ -253,13 +253,13 @@ async def test_nested_maps_and_sets_survive_the_wire(server: NatsServer) -> None
         assert delivered.events == [NodeChanged(node=facts)]
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_an_unreachable_nats_is_named_in_the_error() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 "):
         async with Bus.connect("nats://127.0.0.1:1", name="test", patience_s=0.3):
             pass
 
 
-async def test_events_too_large_for_one_message_travel_in_several_and_one_too_large_holds_up_none(
+async def test_events_are_split_over_messages_and_an_event_too_large_blocks_no_other(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Bus.connect(server.url, name="test") as bus:
@@ -277,17 +277,32 @@ async def test_events_too_large_for_one_message_travel_in_several_and_one_too_la
         task.cancel()
 
 
-async def test_an_event_that_cannot_be_written_holds_up_no_other(
+async def test_an_event_that_cannot_be_encoded_blocks_no_other(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         recorder = Recorder()
         task = await running("placer", recorder, bus)
 
-        await bus.publish([queued(1), replace(queued(2), offer=2**64), queued(3)])
+        await bus.publish([queued(1), replace(queued(2), requeue_number=2**64), queued(3)])
 
         await until(lambda: len(recorder.seen) == 2)
         assert "cannot be encoded" in caplog.text
+        task.cancel()
+
+
+async def test_a_message_dropped_after_a_bug_is_followed_by_a_resync(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        requested = await bus.subscribe([ResyncRequested], durable="unused")
+        recorder = Recorder(*[ZeroDivisionError() for _ in range(ATTEMPTS)])
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([queued(1)])
+
+        (request,) = (await asyncio.wait_for(requested.batch(), 20))[0].events
+        assert request.reason == "placer has dropped messages after a bug"
+        await bus.publish([queued(2)])
+        await until(lambda: recorder.seen == ["p2"])
         task.cancel()
 
 

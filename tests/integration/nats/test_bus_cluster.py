@@ -1,4 +1,4 @@
-"""The bus on three NATS servers: work is there in as many copies as were asked for."""
+"""The bus on three NATS servers: streams have the requested number of replicas."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nats
@@ -25,13 +25,29 @@ SERVERS = 3
 
 @dataclass
 class Cluster:
+    """Three servers, started with the flags of k8s/overlays/ha."""
+
+    store: Path
     ports: list[int]
-    processes: list[subprocess.Popen[bytes]]
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        """One of them: it names the others to whoever connects."""
+        """One server of the cluster: it names the others to its clients."""
         return f"nats://127.0.0.1:{self.ports[0]}"
+
+    def start(self, number: int) -> None:
+        routes = ",".join(f"nats://127.0.0.1:{port}" for port in self.ports[SERVERS:])
+        self.processes[number] = subprocess.Popen(
+            [
+                nats_binary(), "--jetstream", f"--store_dir={self.store / str(number)}",
+                f"--name=nats-{number}", "--cluster_name=leasehold", "--addr=127.0.0.1",
+                f"--port={self.ports[number]}",
+                f"--cluster=nats://127.0.0.1:{self.ports[SERVERS + number]}", f"--routes={routes}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     def kill(self, name: str) -> None:
         process = self.processes[int(name.removeprefix("nats-"))]
@@ -41,62 +57,52 @@ class Cluster:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    """Three servers, started with the flags of k8s/overlays/ha."""
     store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
-    ports = [free_port() for _ in range(2 * SERVERS)]
-    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports[SERVERS:])
-    processes = [
-        subprocess.Popen(
-            [
-                nats_binary(), "--jetstream", f"--store_dir={store / str(number)}",
-                f"--name=nats-{number}", "--cluster_name=leasehold", "--addr=127.0.0.1",
-                f"--port={ports[number]}",
-                f"--cluster=nats://127.0.0.1:{ports[SERVERS + number]}", f"--routes={routes}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for number in range(SERVERS)
-    ]  # fmt: skip
+    made = Cluster(store, [free_port() for _ in range(2 * SERVERS)])
     try:
-        yield Cluster(ports[:SERVERS], processes)
+        for number in range(SERVERS):
+            made.start(number)
+        yield made
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for number in made.processes:
+            made.kill(f"nats-{number}")
         shutil.rmtree(store)
 
 
 @contextlib.asynccontextmanager
 async def connected(cluster: Cluster, *, copies: int) -> AsyncIterator[Bus]:
     """A bus, as soon as the servers have found each other."""
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(60):
-        while True:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened() -> Bus | None:
             with contextlib.suppress(UnavailableError):
-                bus = await stack.enter_async_context(
+                return await stack.enter_async_context(
                     Bus.connect(cluster.url, name="test", copies=copies, patience_s=5)
                 )
-                break
-            await asyncio.sleep(0.2)
+            return None
+
+        bus: Bus = await until(opened)
+        await until(lambda: bus.unready_reason() is None)
         yield bus
 
 
 async def led(bus: Bus, *, not_by: str = "") -> str:
     """The name of the server that leads the stream, once one does."""
-    while True:
+
+    async def leader() -> str:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
-            info = await bus.stream.stream_info(STREAM)
-            leader = str(info.cluster.leader or "") if info.cluster else ""
-            if leader not in {"", not_by}:
-                return leader
-        await asyncio.sleep(0.1)
+            info = await bus.work.stream.stream_info(STREAM)
+            return str(info.cluster.leader or "") if info.cluster else ""
+        return ""
+
+    return str(await until(leader, lambda name: name not in {"", not_by}))
 
 
-async def test_waiting_work_outlives_the_server_that_leads_it(cluster: Cluster) -> None:
+async def test_waiting_work_survives_the_loss_of_the_stream_leader(cluster: Cluster) -> None:
     async with connected(cluster, copies=3) as bus, asyncio.timeout(60):
         await bus.publish([queued(1)])
         leader = await led(bus)
-        assert (await bus.stream.stream_info(STREAM)).config.num_replicas == 3
+        assert (await bus.work.stream.stream_info(STREAM)).config.num_replicas == 3
 
         cluster.kill(leader)
         await led(bus, not_by=leader)
@@ -107,3 +113,41 @@ async def test_waiting_work_outlives_the_server_that_leads_it(cluster: Cluster) 
         await bus.publish([queued(2)])
         await until(lambda: recorder.seen == ["p1", "p2"])
         task.cancel()
+
+
+async def test_work_arrives_without_a_quorum_and_services_are_ready_when_it_is_back(
+    cluster: Cluster,
+) -> None:
+    async with (
+        connected(cluster, copies=3) as sender,
+        connected(cluster, copies=3) as receiver,
+        asyncio.timeout(90),
+    ):
+        recorder = Recorder()
+        task = await running("placer", recorder, receiver)
+        await sender.publish([queued(1)])
+        await until(lambda: recorder.seen == ["p1"])
+
+        for number in range(1, SERVERS):
+            cluster.kill(f"nats-{number}")
+        await until(lambda: published(sender, 2))
+        await until(lambda: "p2" in recorder.seen)
+        await until(lambda: "JetStream is not available" in str(sender.unready_reason()))
+        await sender.publish([queued(3)])
+        await until(lambda: "p3" in recorder.seen)
+
+        for number in range(1, SERVERS):
+            cluster.start(number)
+        await until(lambda: sender.unready_reason() is None)
+        await until(lambda: receiver.unready_reason() is None)
+        await sender.publish([queued(4)])
+        await until(lambda: "p4" in recorder.seen)
+        task.cancel()
+
+
+async def published(bus: Bus, number: int) -> bool:
+    """Whether an event was published; while the client reconnects, it is not."""
+    with contextlib.suppress(UnavailableError):
+        await bus.publish([queued(number)])
+        return True
+    return False

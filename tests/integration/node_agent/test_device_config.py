@@ -2,12 +2,12 @@
 
 import json
 
-from tests.support.node_agent.agent import NUMBER, site
+from tests.support.node_agent.agent import NUMBER, one_node_cluster
 from tests.support.simcluster.kubelet import NODE
 
 
 async def test_config_maps_of_the_cluster_divide_the_node() -> None:
-    async with site("2xA100-40GB:mig") as at:
+    async with one_node_cluster("2xA100-40GB:mig") as cluster:
         text = (
             "nvidia:\n  deviceSplitCount: 4\n  gpuMemoryFactor: 10\n  knownMigGeometries:\n"
             "  - models: [A100]\n    allowedGeometries:\n"
@@ -16,13 +16,13 @@ async def test_config_maps_of_the_cluster_divide_the_node() -> None:
         own = {
             "nodeconfig": [{"name": NODE, "devicesplitcount": 2, "filterdevices": {"index": [1]}}]
         }
-        for name, key, said in (
+        for name, key, document in (
             ("volcano-vgpu-device-config", "device-config.yaml", text),
             ("volcano-vgpu-node-config", "config.json", json.dumps(own)),
         ):
             metadata = {"name": name, "namespace": "kube-system"}
-            at.node.store.create("configmaps", {"metadata": metadata, "data": {key: said}})
-        async with at.running() as agent:
+            cluster.node.store.create("configmaps", {"metadata": metadata, "data": {key: document}})
+        async with cluster.running() as agent:
             (device,) = agent.state.devices
 
             assert [layout.name for layout in device.layouts] == ["half"]

@@ -1,4 +1,4 @@
-"""Two agents on one node: one serves, the other waits and says for whom."""
+"""Two agents on one node: one serves, the other waits and logs the owner of the lock."""
 
 import asyncio
 import logging
@@ -17,7 +17,8 @@ from services.node_agent.instance_lock import (
     instance_lock,
     running_instance,
 )
-from shared.runtime.sd_notify import notify_ready
+from shared.runtime.run import notify_ready
+from tests.support.waiting import until
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 UNIT = {"INVOCATION_ID": "0123"}
@@ -47,30 +48,28 @@ async def waiting(
     ("environ", "form", "named"),
     [(UNIT, "unit", "a unit of this node, pid"), (POD, "pod", "pod "), ({}, "process", "process ")],
 )
-async def test_whoever_serves_says_what_it_runs_as(
+async def test_the_lock_file_names_the_form_of_the_running_agent(
     tmp_path: Path, environ: dict[str, str], form: str, named: str
 ) -> None:
     assert running_instance(tmp_path) is None
     async with instance_lock(tmp_path, environ):
         holder = running_instance(tmp_path)
-    assert running_instance(tmp_path) is None  # the file stays, and nobody holds it
+    assert running_instance(tmp_path) is None  # the file stays, unlocked
 
     assert holder is not None
     assert (holder.form, holder.pid) == (form, os.getpid())
     assert str(holder).startswith(named)
 
 
-async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
+async def test_a_second_agent_logs_the_lock_owner_waits_and_takes_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with (
         instance_lock(tmp_path, UNIT),
         waiting(tmp_path, POD, warn_after_s=0.0) as serves,
-        asyncio.timeout(30),
     ):
-        while "another node agent serves" not in caplog.text:
-            await asyncio.sleep(0.01)
+        await until(lambda: "another node agent serves" in caplog.text)
         assert not serves.is_set()
         assert "a unit of this node, pid" in caplog.text
         assert "leasehold.dev/agent=unit" in caplog.text
@@ -82,18 +81,17 @@ async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
     assert holder.form == "pod"
 
 
-async def test_a_holder_of_an_earlier_version_is_waited_for_without_its_name(
+async def test_a_lock_owner_without_a_name_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with instance_lock(tmp_path, UNIT):
         (tmp_path / FILE).write_text("")
-        async with waiting(tmp_path, POD, warn_after_s=0.0), asyncio.timeout(30):
-            while "its name is not in the lock file" not in caplog.text:
-                await asyncio.sleep(0.01)
+        async with waiting(tmp_path, POD, warn_after_s=0.0):
+            await until(lambda: "its name is not in the lock file" in caplog.text)
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_the_init_system_is_told_where_it_asked(tmp_path: Path, *, abstract: bool) -> None:
+def test_sd_notify_writes_to_path_and_abstract_sockets(tmp_path: Path, *, abstract: bool) -> None:
     name = f"leasehold-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as init:
         init.bind(f"\0{name}" if abstract else name)
@@ -104,7 +102,7 @@ def test_the_init_system_is_told_where_it_asked(tmp_path: Path, *, abstract: boo
         assert init.recv(100) == b"READY=1\nSTATUS=ready"
 
 
-def test_an_init_system_that_is_gone_stops_nobody(
+def test_a_missing_notify_socket_is_only_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     notify_ready("ready", {"NOTIFY_SOCKET": str(tmp_path / "gone")})

@@ -1,126 +1,159 @@
-"""A node agent, its kubelet or its files that come back: what each knew before still holds."""
+"""Restarts of the node agent and the kubelet, and lost or damaged files of the agent."""
 
 import asyncio
+import logging
 import shutil
 
+import pytest
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.kubelet.device_plugin import encode_setup
+from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
-from tests.support.node_agent.agent import NUMBER, Site, handler_of, share, site
+from tests.support.node_agent.agent import (
+    NUMBER,
+    OneNodeCluster,
+    handler_of,
+    one_node_cluster,
+    share,
+)
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
 
-async def test_40_a_restarted_agent_leaves_running_pods_alone_and_honours_pending_leases() -> None:
-    async with site() as at:
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-            before = at.env("one")
-        async with at.running() as agent:
-            at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2), told=False)
-            await at.node.phase("two", "Running")
-            told = {activation.container for activation in agent.checkpoint.allocations}
+def count_cleanups(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that gets an element at the end of each clean-up from now on."""
+    ended: list[None] = []
+    remove_ended = agent.reconciler.remove_ended
+
+    async def counted(node: NodeSnapshot | None) -> None:
+        await remove_ended(node)
+        ended.append(None)
+
+    monkeypatch.setattr(agent.reconciler, "remove_ended", counted)
+    return ended
+
+
+async def test_40_a_restarted_agent_keeps_running_pods_and_honours_pending_leases() -> None:
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+            before = cluster.env("one")
+        async with cluster.running() as agent:
+            cluster.bind(
+                pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2), lease_known=False
+            )
+            await cluster.node.phase("two", "Running")
+            containers = {activation.container for activation in agent.checkpoint.allocations}
 
             assert len(agent.checkpoint.allocations) == 2
-            assert told == {"main"}
-            assert at.env("one") == before
-            assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+            assert containers == {"main"}
+            assert cluster.env("one") == before
+            assert cluster.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_40_a_restarted_kubelet_is_registered_with_within_a_second() -> None:
-    async with site() as at, at.running():
-        at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Running")
-        await at.node.kubelet.restart()
+async def test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second() -> None:
+    async with one_node_cluster() as cluster, cluster.running():
+        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
+        await cluster.node.kubelet.restart()
         began = asyncio.get_running_loop().time()
-        await until(lambda: at.node.amount(NUMBER) == "20", limit_s=3)
+        await until(lambda: cluster.node.amount(NUMBER) == "20", limit_s=3)
         took_s = asyncio.get_running_loop().time() - began
-        at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
-        await at.node.phase("two", "Running")
+        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
+        await cluster.node.phase("two", "Running")
 
         assert took_s < 1.5
-        assert at.node.pod("one")["status"]["phase"] == "Running"
-        assert len(at.activated) == 2
+        assert cluster.node.pod("one")["status"]["phase"] == "Running"
+        assert len(cluster.activated) == 2
 
 
 async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases() -> None:
-    async with site() as at:
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-        (at.root / "agent" / "checkpoint.json").write_text("{")
-        async with at.running() as agent:
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+        (cluster.root / "agent" / "checkpoint.json").write_text("{")
+        async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
 
             assert agent.checkpoint.allocations[0].name == "one"
-            assert (at.root / "agent" / "checkpoint.damaged").exists()
+            assert (cluster.root / "agent" / "checkpoint.damaged").exists()
 
 
-async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_to() -> None:
-    async with site() as at:
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-        ids = list((await at.node.allocated_devices())["one", "main"])
-        shutil.rmtree(at.root / "agent")
-        async with at.running() as agent:
+async def test_a_deleted_checkpoint_is_rebuilt_and_containers_may_restart() -> None:
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+        ids = list((await cluster.node.allocated_devices())["one", "main"])
+        shutil.rmtree(cluster.root / "agent")
+        async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
 
             await handler_of(agent).pre_start_container(NUMBER, ids)
 
 
-async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() -> None:
-    async with site() as at:
-        async with at.running() as agent:
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-            ids = list((await at.node.allocated_devices())["one", "main"])
-            first = agent.checkpoint.find(*_key(at, "one"))
-        assert at.node.kubelet._pods is not None
-        at.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
-        async with at.running() as agent:
+async def test_23_a_repeated_allocate_gets_the_same_response_after_a_restart() -> None:
+    async with one_node_cluster() as cluster:
+        async with cluster.running() as agent:
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+            ids = list((await cluster.node.allocated_devices())["one", "main"])
+            first = agent.checkpoint.find(*_key(cluster, "one"))
+        assert cluster.node.kubelet._pods is not None
+        cluster.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
+        async with cluster.running() as agent:
             again = await handler_of(agent).allocate(NUMBER, ids)
 
     assert first is not None
     assert encode_setup(first.setup) == encode_setup(again)
 
 
-async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended() -> None:
+async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with (
-        site(timing=AgentTiming(cleanup_s=0.05, new_files_s=-1.0)) as at,
-        at.running() as agent,
+        one_node_cluster(timing=AgentTiming(cleanup_s=0.05, new_files_s=-1.0)) as cluster,
+        cluster.running() as agent,
     ):
-        lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Running")
-        never = PodUid("never-here")
-        asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod, more_pods=(never, lease.pod))
-        running = await agent.report_terminated(asked)
-        assert running.terminated_pods == (never,)
-        at.node.store.delete("pods", "default", "one", grace_s=0)
-        await until(lambda: not at.node.exists("one"))
-        await asyncio.sleep(0.2)
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
+        unknown_pod = PodUid("never-here")
+        request = TerminationRequest(
+            node=NodeName(NODE), pod=lease.pod, more_pods=(unknown_pod, lease.pod)
+        )
+        running = await agent.report_terminated(request)
+        assert running.terminated_pods == (unknown_pod,)
+        cluster.node.store.delete("pods", "default", "one", grace_s=0)
+        await until(lambda: not cluster.node.exists("one"))
+        cleanups = count_cleanups(agent, monkeypatch)
+        await until(lambda: len(cleanups) >= 3)
         kept = len(agent.checkpoint.allocations)
-        directory = at.root / "agent" / "containers" / f"{lease.pod}_main"
+        directory = cluster.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
-        await at.tell(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+        await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
         await until(lambda: not agent.checkpoint.allocations and not directory.exists())
-        gone = await agent.report_terminated(asked)
+        gone = await agent.report_terminated(request)
 
     assert (running.terminated, gone.terminated) == (False, True)
     assert kept == 1, "the lease had not ended yet"
     assert there
 
 
-async def test_a_second_agent_waits_until_the_first_has_left() -> None:
-    async with site() as at:
-        async with at.running():
-            second = asyncio.create_task(_settled(at))
-            await asyncio.sleep(0.3)
+async def test_a_second_agent_waits_until_the_first_has_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            second = asyncio.create_task(_settled(cluster))
+            await until(lambda: "waiting for another node agent" in caplog.text)
             early = second.done()
         async with asyncio.timeout(30):
             await second
@@ -128,43 +161,46 @@ async def test_a_second_agent_waits_until_the_first_has_left() -> None:
     assert not early
 
 
-async def _settled(at: Site) -> None:
-    async with at.running(registered=False):
+async def _settled(cluster: OneNodeCluster) -> None:
+    async with cluster.running(registered=False):
         return
 
 
-def _key(at: Site, name: str) -> tuple[PodUid, str, str]:
-    return PodUid(at.node.pod(name)["metadata"]["uid"]), "main", NUMBER
+def _key(cluster: OneNodeCluster, name: str) -> tuple[PodUid, str, str]:
+    return PodUid(cluster.node.pod(name)["metadata"]["uid"]), "main", NUMBER
 
 
-async def test_a_kubelet_that_restarts_inside_allocate_costs_that_pod_and_no_other() -> None:
-    async with site() as at, at.running() as agent:
-        at.ledger.silent = True
-        at.bind(pod("unlucky", limits={NUMBER: 1}), share(0, 1000), told=False)
-        await until(lambda: any(question.pods for question in at.ledger.questions))
-        await at.node.kubelet.restart()
-        at.ledger.silent = False
-        await at.node.phase("unlucky", "Failed")
+async def test_a_kubelet_restart_during_allocate_fails_only_that_pod() -> None:
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        cluster.ledger.unavailable = True
+        cluster.bind(pod("unlucky", limits={NUMBER: 1}), share(0, 1000), lease_known=False)
+        await until(lambda: any(question.pods for question in cluster.ledger.requests))
+        await cluster.node.kubelet.restart()
+        cluster.ledger.unavailable = False
+        await cluster.node.phase("unlucky", "Failed")
         await until(lambda: agent.plugins.unready_reason() is None)
-        await at.node.allocatable(NUMBER, 20)
-        at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
-        await at.node.phase("two", "Running")
+        await cluster.node.allocatable(NUMBER, 20)
+        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
+        await cluster.node.phase("two", "Running")
 
-        assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+        assert cluster.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live() -> None:
-    async with site(timing=AgentTiming(cleanup_s=0.02)) as at:
-        async with at.running():
-            lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-        at.node.store.delete("pods", "default", "one", grace_s=0)
-        at.ledger.silent = True
-        async with at.running() as agent:
-            await asyncio.sleep(0.3)
+async def test_no_pod_is_removed_from_the_checkpoint_before_the_leases_are_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with one_node_cluster(timing=AgentTiming(cleanup_s=0.02)) as cluster:
+        async with cluster.running():
+            lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+        cluster.node.store.delete("pods", "default", "one", grace_s=0)
+        cluster.ledger.unavailable = True
+        async with cluster.running() as agent:
+            cleanups = count_cleanups(agent, monkeypatch)
+            await until(lambda: len(cleanups) >= 3)
             kept = agent.checkpoint.pods
-            del at.ledger.leases[lease.pod]
-            at.ledger.silent = False
+            del cluster.ledger.leases[lease.pod]
+            cluster.ledger.unavailable = False
             await until(lambda: not agent.checkpoint.pods)
 
     assert kept == {lease.pod}

@@ -17,6 +17,7 @@ from shared.model.request import DeviceSelection, SharingPolicy
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, device, facts, ledger, report, uses
 from tests.support.placer.placers import placers
+from tests.support.waiting import until
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
 
@@ -36,8 +37,7 @@ def mirrored(placer: Placer) -> dict[str, DeviceUse]:
 async def until_mirrored(leases: RedisLeases, several: Sequence[Placer]) -> None:
     async with asyncio.timeout(30):
         truth = await uses(leases)
-        while any(mirrored(placer) != truth for placer in several):
-            await asyncio.sleep(0.01)
+        await until(lambda: not any(mirrored(placer) != truth for placer in several))
 
 
 async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: str) -> None:
@@ -51,9 +51,9 @@ async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: st
             *(placer.place_pods(batch) for placer, batch in zip(several, batches, strict=True))
         )
 
-        said = [type(one) for batch in answers for one in batch]
-        assert said.count(PlacementChosen) == 6 * 2 * 4
-        assert said.count(PlacementRefused) == 64 - 48
+        outcomes = [type(one) for batch in answers for one in batch]
+        assert outcomes.count(PlacementChosen) == 6 * 2 * 4
+        assert outcomes.count(PlacementRefused) == 64 - 48
         assert len(await assert_sound(leases)) == 48
         await until_mirrored(leases, several)
 
@@ -63,8 +63,8 @@ async def test_the_same_pods_sent_to_two_placers_get_one_lease_each(url: str) ->
         answers = await asyncio.gather(*(placer.place_pods(pods(8)) for placer in several))
 
         first, second = (
-            {one.lease.pod: one.lease for one in said if isinstance(one, PlacementChosen)}
-            for said in answers
+            {one.lease.pod: one.lease for one in outcomes if isinstance(one, PlacementChosen)}
+            for outcomes in answers
         )
         assert first == second
         assert len(await assert_sound(leases)) == 8
@@ -100,9 +100,7 @@ async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
         await leases.save_node(
             type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)
         )
-        async with asyncio.timeout(30):
-            while placer.mirror.nodes[NodeName("a")].accepts_any_pod:
-                await asyncio.sleep(0.01)
+        await until(lambda: not placer.mirror.nodes[NodeName("a")].accepts_any_pod, limit_s=30)
 
         assert [type(one) for one in await placer.place_pods(pods(1))] == [PlacementRefused]
 
@@ -152,7 +150,7 @@ def assert_instances_disjoint(leases: Iterable[Lease]) -> int:
     return len(leased)
 
 
-async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_asks_for(
+async def test_a_freed_instance_is_offered_to_a_pod_with_any_request_for_cores(
     url: str,
 ) -> None:
     def wanting(pod: str, memory: int, **fields: Any) -> PodQueued:
@@ -179,7 +177,7 @@ async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_ask
             )
 
 
-async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_position_twice(
+async def test_item_44_independent_placers_never_give_a_position_twice(
     url: str,
 ) -> None:
     chance = random.Random(44)  # noqa: S311
@@ -208,19 +206,18 @@ async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_posit
             assert given > 30, "the mix fills the devices"
 
 
-async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_higher_one(
+async def test_a_late_pod_of_low_priority_does_not_get_what_is_offered_to_a_higher_one(
     url: str,
 ) -> None:
     async with ledger(url, {"a": 1}) as leases, placers(leases, 2) as (one, other):
         await one.place_pods(pods(4))
         high = pod_queued("high", replace(SHARE, priority=9))
-        assert [type(said) for said in await one.place_pods([high])] == [PlacementRefused]
+        assert [type(outcomes) for outcomes in await one.place_pods([high])] == [PlacementRefused]
         await leases.waiting_pods.choose_offers(now=SystemClock().now())
         await leases.release([PodUid("uid-0")], reason="gone")
         async with asyncio.timeout(30):
             freed = await leases.capacity()
-            while min(one.mirror.capacity, other.mirror.capacity) < freed:
-                await asyncio.sleep(0.01)
+            await until(lambda: min(one.mirror.capacity, other.mirror.capacity) >= freed)
 
         late = await other.place_pods([pod_queued("late", SHARE)])
         offered = (await leases.waiting_pods.choose_offers(now=SystemClock().now())).pods
@@ -229,6 +226,6 @@ async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_hig
 
         assert late == []
         assert [event.pod for event in offered] == ["high"]
-        assert [type(said) for said in answers] == [PlacementChosen]
+        assert [type(outcomes) for outcomes in answers] == [PlacementChosen]
         assert after == ()
         assert [waiting.queued.pod for waiting in await leases.waiting_pods.load()] == ["late"]

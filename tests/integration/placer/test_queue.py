@@ -1,6 +1,5 @@
 """The depth of the placers' queue, read from NATS' monitor as KEDA's scaler reads it."""
 
-import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,6 +17,7 @@ from shared.nats.bus import Bus
 from shared.nats.subjects import durable_of
 from tests.integration.nats.test_bus import queued
 from tests.support.servers.nats import free_port, nats_binary
+from tests.support.waiting import until
 
 SCALED = Path(__file__).parents[3] / "k8s" / "components" / "keda" / "placer-queue.yaml"
 TRIGGER: dict[str, str] = yaml.safe_load(SCALED.read_text())["spec"]["triggers"][0]["metadata"]
@@ -69,21 +69,22 @@ async def served(directory: Path) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[Bus]:
     """A bus, as soon as the server takes connections."""
-    async with AsyncExitStack() as stack, asyncio.timeout(20):
-        while True:
+    async with AsyncExitStack() as stack:
+
+        async def bus() -> Bus | None:
             with suppress(UnavailableError):
-                bus = await stack.enter_async_context(Bus.connect(server.url, name="test"))
-                break
-            await asyncio.sleep(0.05)
-        yield bus
+                return await stack.enter_async_context(Bus.connect(server.url, name="test"))
+            return None
+
+        yield await until(bus)
 
 
-def test_the_trigger_names_what_placers_hear_their_work_from() -> None:
+def test_the_trigger_names_the_stream_and_consumer_of_the_placers() -> None:
     assert TRIGGER["consumer"] == durable_of("placer", "place_pods")
     assert TRIGGER["account"] == ACCOUNT
 
 
-async def test_the_depth_counts_what_waits_and_what_is_in_hand(tmp_path: Path) -> None:
+async def test_the_depth_counts_waiting_and_unacknowledged_messages(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         async with connected(server) as bus:
             await bus.subscribe([PodQueued], durable=TRIGGER["consumer"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.rounds.decision_writer import PlacementEvent
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -17,12 +18,13 @@ from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 TEAM = Namespace("team")
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
 
 
-class Uncounted:
+class Uncounted(PrometheusPlacerMetrics):
     def count(self, outcome: str, amount: int = 1) -> None:
         """Forget it."""
 
@@ -39,9 +41,7 @@ async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
     placer = Placer(leases, SystemClock(), Uncounted(), dice(3), ttl_s=30.0)
     following = asyncio.create_task(placer.follow_ledger())
     try:
-        async with asyncio.timeout(30):
-            while placer.unready_reason():
-                await asyncio.sleep(0.01)
+        await until(lambda: not placer.unready_reason(), limit_s=30)
         yield placer
     finally:
         following.cancel()
@@ -68,7 +68,7 @@ def outcome_by_pod(answers: Sequence[PlacementEvent]) -> dict[str, str]:
     }
 
 
-async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_namespace_frees(
+async def test_a_pod_over_its_quota_waits_with_the_numbers_and_gets_what_its_namespace_frees(
     leases: RedisLeases, placer: Placer
 ) -> None:
     await leases.quotas.save(
@@ -121,7 +121,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
     assert "it allows 0.25 GPUs of model P100, 0.25 are used" in where[5]
 
 
-async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
+async def test_a_namespace_limited_to_one_card_shares_that_card(
     leases: RedisLeases, placer: Placer
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
@@ -134,7 +134,9 @@ async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
     assert len(devices) == 1
 
 
-async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer: Placer) -> None:
+async def test_quotas_of_pools_restrict_a_namespace_to_their_nodes(
+    leases: RedisLeases, placer: Placer
+) -> None:
     await add_node(leases, "b", "Tesla T4", pool="public")
     await leases.quotas.save(
         [Quota(namespace=TEAM, pools=("public",), pool_label="pool")], read_at=NOW
@@ -178,9 +180,10 @@ async def test_a_pod_that_fits_another_model_is_offered_both(
     others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]
     await placer.place_pods(others)
     await leases.release([(await held_on(leases, "a"))[0]], reason="test")
-    async with asyncio.timeout(30):
-        while sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) > 7:
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) <= 7,
+        limit_s=30,
+    )
 
     [(name, why)] = outcome_by_pod(await placer.place_pods([pod("ours")])).items()
 
@@ -194,8 +197,7 @@ async def held_on(leases: RedisLeases, node: str) -> list[PodUid]:
 
 
 async def until_seen(placer: Placer, node: str) -> None:
-    async with asyncio.timeout(30):
-        while not any(
-            each == node and state.devices for each, state in placer.mirror.nodes.items()
-        ):
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: any(each == node and state.devices for each, state in placer.mirror.nodes.items()),
+        limit_s=30,
+    )

@@ -1,4 +1,4 @@
-"""Services that start while NATS or Redis is away, or takes them for nobody: they wait."""
+"""Services wait while NATS or Redis is unavailable or refuses their login."""
 
 import asyncio
 import json
@@ -13,12 +13,14 @@ from services.cli import credentials
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
+from tests.integration.nats.test_bus import queued
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld
 from tests.support.servers.nats import NatsServer, free_port, nats_binary
 from tests.support.servers.service_process import service_process
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import api_server
+from tests.support.waiting import until
 
 KUBECONFIG = """
 apiVersion: v1
@@ -45,7 +47,7 @@ def flags_of(service: str, kubeconfig: Path, nats_url: str, redis_url: str) -> t
     return (*flags, *more.get(service, ()))
 
 
-async def test_services_wait_for_nats_and_redis_and_go_on_by_themselves() -> None:
+async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart() -> None:
     services = ("watcher", "placer", "binder", "timekeeper", "dashboard")
     nats, redis = NatsServer(), ValkeyServer()
     async with api_server() as api:
@@ -63,14 +65,15 @@ async def test_services_wait_for_nats_and_redis_and_go_on_by_themselves() -> Non
                 for each in running.values():
                     await each.until_unready(*waits)
                     assert await each.page("/healthz") == (200, "ok\n")
-                while not all("waiting for NATS" in each.log() for each in running.values()):
-                    await asyncio.sleep(0.05)
+                await until(
+                    lambda: all("waiting for NATS" in each.log() for each in running.values())
+                )
 
             await nats.start()
             async with asyncio.timeout(LIMIT_S):
                 await running["watcher"].until_ready()
                 for name in ("placer", "binder", "timekeeper", "dashboard"):
-                    await running[name].until_unready("redis: the ledger at")
+                    await running[name].until_unready("redis: the call to the ledger at")
             redis.start()
             async with asyncio.timeout(LIMIT_S):
                 for each in running.values():
@@ -80,14 +83,14 @@ async def test_services_wait_for_nats_and_redis_and_go_on_by_themselves() -> Non
 
     assert codes == [0] * len(services)
     for each in running.values():
-        told = [line["text"] for line in each.warnings()]
-        assert len(told) == len(set(told)), told
-        (why,) = [text for text in told if "NATS" in text]
+        warnings = [line["text"] for line in each.warnings()]
+        assert len(warnings) == len(set(warnings)), warnings
+        (why,) = [text for text in warnings if "NATS" in text]
         assert "is nats-server running, and is LEASEHOLD_NATS_URL right?" in why
         assert "Traceback" not in each.log()
 
 
-async def test_a_nats_without_streams_is_waited_for_as_well(
+async def test_services_start_with_a_nats_without_jetstream_and_are_not_ready(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     nats = NatsServer()
@@ -97,27 +100,34 @@ async def test_a_nats_without_streams_is_waited_for_as_well(
     try:
         async with (
             asyncio.timeout(LIMIT_S),
-            Bus.connect_later(nats.url, name="test", keeps_stream=True) as bus,
+            Bus.connect_later(nats.url, name="test", creates_stream=True) as bus,
         ):
-            while "start nats-server with -js" not in caplog.text:
-                await asyncio.sleep(0.05)
-            assert "NATS has no JetStream for us" in str(bus.unready_reason())
-            assert not bus.is_connected
+            await bus.wait_connected()
+            inbox = await bus.subscribe([PodQueued], durable="test")
+            await until(lambda: "start nats-server with -js" in caplog.text)
+            assert "JetStream is not available on NATS" in str(bus.unready_reason())
+
+            await bus.publish([queued(1)])
+
+            (delivered,) = await inbox.batch()
+            assert delivered.events == [queued(1)]
 
             bare.kill()
             bare.wait()
             await nats.start()
-            await bus.wait_connected()
+            await until(lambda: bus.unready_reason() is None)
+            await bus.publish([queued(2)])
 
-            assert bus.unready_reason() is None
-            await bus.subscribe([PodQueued], durable="test")
+            (delivered,) = await inbox.batch()
+            assert delivered.events == [queued(2)]
+            await delivered.ack()
     finally:
         bare.kill()
         bare.wait()
         nats.forget()
 
 
-async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nats(
+async def test_the_auth_service_creates_the_secrets_of_nats_and_then_waits_for_nats(
     tmp_path: Path,
 ) -> None:
     cluster = AuthCluster()
@@ -137,7 +147,7 @@ async def test_the_auth_service_makes_what_nats_waits_for_and_then_waits_for_nat
                     world.start_nats()
                     await auth.until_ready()
                     keys = world.credentials(cluster.issue_token("placer"), "placer")
-                    async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+                    async with Bus.connect(world.url, name="placer", credentials=keys) as bus:
                         assert bus.connected
                     code = await auth.terminated()
             finally:
@@ -170,7 +180,7 @@ run(main, service="test", log_level="debug")
 """Gives up a connection before its name is found unknown."""
 
 
-async def test_a_name_that_is_found_unknown_too_late_is_no_traceback() -> None:
+async def test_a_name_lookup_that_fails_after_its_timeout_logs_no_traceback() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LATE, stderr=asyncio.subprocess.PIPE
     )
@@ -186,11 +196,11 @@ async def test_a_name_that_is_found_unknown_too_late_is_no_traceback() -> None:
         await process.wait()
 
     assert line["level"] == "debug", line
-    assert line["text"].startswith("looked up in vain, and too late")
+    assert line["text"].startswith("a name lookup failed after its timeout")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "nats.nowhere.invalid"])
-async def test_who_waits_is_ended_by_sigterm(host: str) -> None:
+async def test_a_waiting_service_ends_on_sigterm(host: str) -> None:
     nats_url = f"nats://{host}:{free_port()}"
     with service_process("placer", "--nats-url", nats_url) as placer:
         async with asyncio.timeout(LIMIT_S):
@@ -202,7 +212,7 @@ async def test_who_waits_is_ended_by_sigterm(host: str) -> None:
     assert "Traceback" not in placer.log()
 
 
-async def test_who_is_refused_waits_for_its_secret_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_service_whose_login_is_refused_waits_and_logs_the_remedy(tmp_path: Path) -> None:
     written = credentials.write(tmp_path / "credentials", [NodeName("node-a")], redis=False)
     secret = tmp_path / "placer"
     nats = NatsServer(more=written.nats_configuration.read_text())
@@ -212,15 +222,13 @@ async def test_who_is_refused_waits_for_its_secret_and_says_what_to_do(tmp_path:
         flags = ("--nats-url", nats.url, "--nats-credentials", str(secret))
         placer = stack.enter_context(service_process("placer", *flags))
         async with asyncio.timeout(LIMIT_S):
-            await placer.until_unready(f"nats: {secret}")
+            await placer.until_unready(f"nats: cannot read user:secret from {secret}")
             secret.write_text("placer:guessed")
             await placer.until_unready(f"rejects the user in {secret}")
-            while "compare the file with the server's configuration" not in placer.log():
-                await asyncio.sleep(0.05)
+            await until(lambda: "compare the file with the server's configuration" in placer.log())
 
             secret.write_text(written.nats("placer").read_text())
-            while "nats:" in (await placer.page("/readyz"))[1]:
-                await asyncio.sleep(0.05)
+            await until(lambda: placer.page("/readyz"), lambda page: "nats:" not in page[1])
 
     assert placer.process.returncode == -9  # by us, at the end
     assert "Traceback" not in placer.log()

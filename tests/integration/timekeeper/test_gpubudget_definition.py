@@ -26,7 +26,7 @@ def manifest(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"limitGPUMinutes": -1}, "limitGPUMinutes"),
         ({"policy": {"type": "lunar"}}, "policy"),
@@ -39,14 +39,14 @@ def manifest(spec: dict[str, Any]) -> dict[str, Any]:
         ({"policy": {"type": "sliding", "lengthHours": 2**40}}, "less than or equal to 175680"),
     ],
 )
-async def test_what_could_not_be_read_is_refused(
-    api: ApiUnderTest, spec: dict[str, Any], said: str
+async def test_an_unreadable_gpubudget_is_refused_by_the_api_server(
+    api: ApiUnderTest, spec: dict[str, Any], message: str
 ) -> None:
     async with api.client() as client, client.post(PATH, json=manifest(spec)) as answer:
-        told = await answer.json()
+        body = await answer.json()
 
     assert answer.status == 422
-    assert said in told["message"]
+    assert message in body["message"]
 
 
 async def test_a_complete_bucket_is_accepted(api: ApiUnderTest) -> None:

@@ -8,8 +8,7 @@ from msgspec import structs
 
 from shared.model.lease import Lease
 from shared.model.names import Namespace
-from tests.support.clock import FakeClock
-from tests.support.placer.ledger import device, facts, report, reserve, share, wish
+from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import T0, TEAM, AccountLedger, account_ledger, budget, lease
 
@@ -66,29 +65,30 @@ async def test_each_size_is_charged_to_the_millisecond_whatever_the_ticks(
     for tick in range(1, ticks + 1):
         at = T0 + 120_000 * tick // ticks
         while story and story[0][0] <= at:
-            when, kind, who = story.pop(0)
-            await opened.journal(kind, when, who)
+            when, kind, pod = story.pop(0)
+            await opened.journal(kind, when, pod)
         await opened.count(at, keeper=replicas[tick % 3])
         await opened.count(at, keeper=replicas[(tick + 1) % 3])
 
     assert await total(opened) == 61_337 * HALF + 1 * WHOLE + (100_001 - 61_338) * QUARTER
 
 
-async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: AccountLedger) -> None:
-    keeper = opened.timekeeper(charge_every_s=0)
-    keeper.store, keeper.clock = opened.store, FakeClock()
-    [reserved] = await reserve(opened.leases, wish("p", share("a", 0, 8_000)))
+async def test_sizes_in_the_ledgers_journal_have_no_gap_and_no_overlap(
+    opened: AccountLedger,
+) -> None:
+    timekeeper = opened.timekeeper(charge_every_s=0, store=opened.store)
+    [reserved] = await reserve(opened.leases, reservation("p", share("a", 0, 8_000)))
     [bound] = await opened.leases.bind([reserved])
     assert isinstance(bound, Lease)
-    await keeper.count()
+    await timekeeper.count()
     (first,) = (await opened.account(DEFAULT)).leases
     larger = structs.replace(bound, shares=(structs.replace(bound.shares[0], memory_mib=16_000),))
     resized = await opened.leases.resizes.apply(larger)
     assert isinstance(resized, Lease)
-    await keeper.count()
+    await timekeeper.count()
     (second,) = (await opened.account(DEFAULT)).leases
     await opened.leases.release([bound.pod], reason="over")
-    await keeper.count()
+    await timekeeper.count()
 
     entries = sorted(await opened.charges(DEFAULT), key=lambda entry: entry.from_ms)
     split = round(resized.resized_at * 1000)
@@ -102,11 +102,11 @@ async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Acco
     assert sum(e.units for e in entries) == sum((e.to_ms - e.from_ms) * e.weight for e in entries)
 
 
-async def test_a_resize_that_only_the_ledger_remembers_splits_the_time_where_it_was(
+async def test_a_resize_missing_from_the_journal_is_charged_from_the_time_in_its_lease(
     opened: AccountLedger,
 ) -> None:
-    """The journal is gone with what it said, and the lease itself says when."""
-    [reserved] = await reserve(opened.leases, wish("p", share("a", 0, 8_000)), now=T0 / 1000)
+    """The journal is lost; the lease itself has the time of its resize."""
+    [reserved] = await reserve(opened.leases, reservation("p", share("a", 0, 8_000)), now=T0 / 1000)
     [bound] = await opened.leases.bind([reserved])
     assert isinstance(bound, Lease)
     await opened.count(T0 + 10_000)
@@ -121,7 +121,7 @@ async def test_a_resize_that_only_the_ledger_remembers_splits_the_time_where_it_
     assert await total(opened, DEFAULT) == half + 30_000 * WHOLE
 
 
-async def test_a_resize_that_is_lost_with_the_ledger_is_charged_until_then(
+async def test_a_resize_lost_with_the_ledger_is_charged_until_the_loss(
     opened: AccountLedger,
 ) -> None:
     """What comes back is the lease before its resize: no time of it is charged twice."""
@@ -133,9 +133,9 @@ async def test_a_resize_that_is_lost_with_the_ledger_is_charged_until_then(
     await opened.count(T0 + 20_000, keeper=opened.timekeeper(charge_every_s=0))
     await rebuilt(opened, was, at_ms=T0 + 20_000)
 
-    keeper = opened.timekeeper(charge_every_s=0)
+    timekeeper = opened.timekeeper(charge_every_s=0)
     for at in (T0 + 30_000, T0 + 40_000):
-        await opened.count(at, keeper=keeper)
+        await opened.count(at, keeper=timekeeper)
 
     entries = sorted(await opened.charges(), key=lambda entry: entry.from_ms)
     for before, after in pairwise(entries):

@@ -1,4 +1,4 @@
-"""The timekeeper's REST interface in a cluster: who sees and grants what, and its certificate."""
+"""The timekeeper's REST interface in a cluster: authorization of callers, and its certificate."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.rest.api import BudgetApi
-from services.timekeeper.rest.certificate import AuthorityConfigMap, NoTrustDistribution
+from services.timekeeper.rest.certificate import AuthorityConfigMap
 from services.timekeeper.settings import TimekeeperSettings
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.credentials.certificate_rotation import ServingCertificate
@@ -87,29 +87,29 @@ async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
         aiohttp.ClientSession(url) as http,
     ):
 
-        async def status(who: str, path: str) -> int:
-            async with http.get(path, headers=bearer(who)) as answer:
+        async def status(caller: str, path: str) -> int:
+            async with http.get(path, headers=bearer(caller)) as answer:
                 return answer.status
 
-        async def listed(who: str, path: str, key: str) -> list[str]:
-            async with http.get(path, headers=bearer(who)) as answer:
+        async def listed(caller: str, path: str, key: str) -> list[str]:
+            async with http.get(path, headers=bearer(caller)) as answer:
                 return sorted({each["namespace"] for each in (await answer.json())[key]})
 
-        for who in ("root", "member", "stranger"):
-            seen[who] = (
-                await listed(who, "/v1/budgets", "budgets"),
-                await listed(who, "/v1/reports/showback", "rows"),
-                [await status(who, f"/v1/budgets/{where}") for where in (OWN, OTHER)],
-                [await status(who, f"/budget/{where}") for where in (OWN, OTHER)],
-                [await status(who, f"/v1/budgets/{where}/ledger") for where in (OWN, OTHER)],
+        for caller in ("root", "member", "stranger"):
+            seen[caller] = (
+                await listed(caller, "/v1/budgets", "budgets"),
+                await listed(caller, "/v1/reports/showback", "rows"),
+                [await status(caller, f"/v1/budgets/{where}") for where in (OWN, OTHER)],
+                [await status(caller, f"/budget/{where}") for where in (OWN, OTHER)],
+                [await status(caller, f"/v1/budgets/{where}/ledger") for where in (OWN, OTHER)],
             )
-        nobody = await status("nobody", "/v1/budgets"), await status("nobody", f"/budget/{OWN}")
+        unknown = await status("nobody", "/v1/budgets"), await status("nobody", f"/budget/{OWN}")
         body = {"minutes": 5, "reason": "because"}
         granted = {}
-        for who in ("member", "root"):
+        for caller in ("member", "root"):
             path = f"/v1/budgets/{OWN}/grants"
-            async with http.post(path, json=body, headers=bearer(who)) as answer:
-                granted[who] = answer.status, await answer.text()
+            async with http.post(path, json=body, headers=bearer(caller)) as answer:
+                granted[caller] = answer.status, await answer.text()
         async with http.get(f"/v1/budgets/{OWN}/ledger", headers=bearer("root")) as answer:
             entries = (await answer.json())["entries"]
 
@@ -119,7 +119,7 @@ async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
         "member": ([OWN], [OWN], [200, 403], [200, 403], [200, 403]),
         "stranger": ([], [], [403, 403], [403, 403], [403, 403]),
     }
-    assert nobody == (401, 401)
+    assert unknown == (401, 401)
     assert granted["member"][0] == 403
     assert "gpubudgets/grants" in granted["member"][1]
     assert granted["root"][0] == 201
@@ -128,12 +128,12 @@ async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
     ]
 
 
-async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_replaced(
+async def test_the_interface_is_served_over_tls_and_no_call_fails_while_the_certificate_is_replaced(
     server: ValkeyServer, tmp_path: Path
 ) -> None:
     today = datetime.now(UTC)
     now = today - timedelta(days=LIFE_DAYS / 2 + 1)
-    shown = ServingCertificate(DirectoryStore(tmp_path), NoTrustDistribution(), NAMES, lambda: now)
+    shown = ServingCertificate(DirectoryStore(tmp_path), None, NAMES, lambda: now)
     assert shown.unready_reason() is not None
     await shown.refresh()
     trusted = ssl.create_default_context(cadata=(tmp_path / "ca.crt").read_text())
@@ -142,13 +142,13 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
         aiohttp.ClientSession() as http,
     ):
 
-        async def ask(context: ssl.SSLContext) -> int:
+        async def request_status(context: ssl.SSLContext) -> int:
             async with http.get(f"{url}/budget/{OWN}", ssl=context) as answer:
                 return answer.status
 
-        assert await ask(trusted) == 200
+        assert await request_status(trusted) == 200
         with pytest.raises(aiohttp.ClientError):
-            await ask(ssl.create_default_context())
+            await request_status(ssl.create_default_context())
         with pytest.raises(aiohttp.ClientError):
             async with http.get(f"{url.replace('https', 'http')}/budget/{OWN}"):
                 pass
@@ -160,7 +160,7 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
         await shown.refresh()
         authorities = (tmp_path / "ca.crt").read_text() + (tmp_path / "previous-ca.crt").read_text()
         assert shown.bundle != first
-        assert await ask(ssl.create_default_context(cadata=authorities)) == 200
+        assert await request_status(ssl.create_default_context(cadata=authorities)) == 200
 
 
 async def test_replicas_share_one_certificate_and_clients_find_its_authority() -> None:
@@ -174,7 +174,7 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
         replicas = [
             ServingCertificate(
                 SecretStore(kube, "lh", "shared"),
-                AuthorityConfigMap(kube, "lh", "for-clients"),
+                AuthorityConfigMap(kube, "lh", "for-clients").trust,
                 NAMES,
                 lambda: datetime.now(UTC),
             )
@@ -243,5 +243,5 @@ def test_open_or_contradictory_settings_are_refused(settings: dict[str, Any], wh
         {"tokens": Path("t"), "api": "0.0.0.0:8090", "tls_dir": Path("d")},
     ],
 )
-def test_settings_of_a_machine_and_of_a_cluster_are_good(settings: dict[str, Any]) -> None:
+def test_settings_for_one_machine_and_for_a_cluster_are_valid(settings: dict[str, Any]) -> None:
     TimekeeperSettings(**settings).check()

@@ -28,8 +28,7 @@ from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.clock import FakeClock
-from tests.support.placer.ledger import device, facts, report, reserve, share, wish
+from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -72,14 +71,14 @@ def tokens(folder: Path) -> Path:
 @asynccontextmanager
 async def served(
     found: AccountLedger,
-    keeper: Timekeeper,
+    timekeeper: Timekeeper,
     *,
     tokens: Path | None = None,
     kube: KubernetesClient | None = None,
     old_reports: str = "answer",
 ) -> AsyncIterator[aiohttp.ClientSession]:
     pages = BudgetApi(
-        keeper,
+        timekeeper,
         found.store,
         found.config,
         TokenAuthenticator(load_access_tokens(tokens)) if tokens else AnonymousAuthenticator(),
@@ -128,23 +127,23 @@ def pod(**containers: str) -> dict[str, Any]:
 )
 async def test_an_invalid_ledger_cursor_is_refused(opened: AccountLedger, query: str) -> None:
     async with served(opened, opened.timekeeper()) as http:
-        told = await answer(await http.get(f"/v1/budgets/team-a/ledger?{query}"), 400)
+        reply = await answer(await http.get(f"/v1/budgets/team-a/ledger?{query}"), 400)
         early = await answer(await http.get("/v1/budgets/team-a/ledger?from=0002-01-01T00:00:00Z"))
 
-    assert query.partition("=")[2] in told["error"]
+    assert query.partition("=")[2] in reply["error"]
     assert early == {"entries": [], "cursor": None}
 
 
-async def test_the_proof_of_concepts_question_is_answered_with_more_fields(
+async def test_the_request_of_the_proof_of_concept_gets_a_reply_with_more_fields(
     opened: AccountLedger,
 ) -> None:
-    keeper = opened.timekeeper()
-    async with served(opened, keeper) as http:
+    timekeeper = opened.timekeeper()
+    async with served(opened, timekeeper) as http:
         await answer(await http.get("/budget/team-a"), 503)
         await opened.journal("held", T0, lease("p"))
-        await opened.count(T0 + 4 * MINUTE_MS, keeper=keeper)
+        await opened.count(T0 + 4 * MINUTE_MS, keeper=timekeeper)
         now = await answer(await http.get("/budget/team-a"))
-        await opened.count(T0 + 30 * MINUTE_MS, keeper=keeper)
+        await opened.count(T0 + 30 * MINUTE_MS, keeper=timekeeper)
         later = await answer(await http.get("/budget/team-a"))
         unknown = await answer(await http.get("/budget/nobody"))
 
@@ -174,9 +173,9 @@ async def test_the_proof_of_concepts_question_is_answered_with_more_fields(
 async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
     opened: AccountLedger, api: ApiUnderTest, body: Any
 ) -> None:
-    keeper = opened.timekeeper()
+    timekeeper = opened.timekeeper()
     await opened.journal("held", T0, lease("p"))
-    await opened.count(T0 + MINUTE_MS, keeper=keeper)
+    await opened.count(T0 + MINUTE_MS, keeper=timekeeper)
     api.store.create(
         "namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}}
     )
@@ -185,7 +184,7 @@ async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
 
     async with (
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        served(opened, keeper, kube=kube) as http,
+        served(opened, timekeeper, kube=kube) as http,
     ):
         await http.post("/budget/team-a/report", json=body)
         await http.post("/budget/team-a/increase", json=body)
@@ -217,17 +216,21 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         served(opened, opened.timekeeper(), kube=kube) as http,
     ):
-        told = await http.post("/budget/team-a/report", json={"pod_name": "job", "usage_factor": 1})
-        gone = await http.post("/budget/team-a/report", json={"pod_name": "no", "usage_factor": 1})
-        assert await answer(told) == {"terminate": over}
-        assert await answer(gone) == {"terminate": True}
+        reply = await http.post(
+            "/budget/team-a/report", json={"pod_name": "job", "usage_factor": 1}
+        )
+        unknown_pod = await http.post(
+            "/budget/team-a/report", json={"pod_name": "no", "usage_factor": 1}
+        )
+        assert await answer(reply) == {"terminate": over}
+        assert await answer(unknown_pod) == {"terminate": True}
 
 
 async def test_old_reports_can_be_answered_with_410_gone(opened: AccountLedger) -> None:
     async with served(opened, opened.timekeeper(), old_reports="gone") as http:
-        said = await answer(await http.post("/budget/team-a/report", json={}), 410)
+        message = await answer(await http.post("/budget/team-a/report", json={}), 410)
 
-    assert "gpu-sidecar" in said["error"]
+    assert "gpu-sidecar" in message["error"]
 
 
 async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_other(
@@ -245,10 +248,10 @@ async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_o
 async def test_tokens_decide_which_caller_reads_and_grants(
     opened: AccountLedger, tmp_path: Path
 ) -> None:
-    keeper = opened.timekeeper()
-    await opened.count(T0, keeper=keeper)
+    timekeeper = opened.timekeeper()
+    await opened.count(T0, keeper=timekeeper)
     grants, body = "/v1/budgets/team-a/grants", {"minutes": 30, "reason": "deadline"}
-    async with served(opened, keeper, tokens=tokens(tmp_path)) as http:
+    async with served(opened, timekeeper, tokens=tokens(tmp_path)) as http:
         await answer(await http.get("/v1/budgets/team-a"), 401)
         await answer(await http.get("/v1/budgets/team-b", headers=MEMBER), 403)
         seen = await answer(await http.get("/v1/budgets", headers=MEMBER))
@@ -262,14 +265,14 @@ async def test_tokens_decide_which_caller_reads_and_grants(
             odd = {"minutes": minutes, "reason": "odd"}
             await answer(await http.post(grants, headers=ADMIN, json=odd), 400)
         await answer(await http.post(grants, headers=ADMIN, data=b'{"minutes": "\xff"}'), 400)
-    async with served(opened, keeper) as http:
+    async with served(opened, timekeeper) as http:
         await answer(await http.post(grants, json=body), 401)
 
     assert granted["remainingGPUMinutes"] == "40.000"
     assert [each["namespace"] for each in seen["budgets"]] == ["team-a"]
 
 
-async def test_a_line_that_is_no_token_is_named_and_never_shown(tmp_path: Path) -> None:
+async def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("secret-without-a-namespace\n")
 
@@ -279,12 +282,12 @@ async def test_a_line_that_is_no_token_is_named_and_never_shown(tmp_path: Path) 
     assert "secret" not in str(refused.value)
 
 
-async def test_the_ledger_is_read_in_pages_and_added_up(opened: AccountLedger) -> None:
-    keeper = opened.timekeeper(charge_every_s=0)
+async def test_the_ledger_is_read_in_pages_and_summed(opened: AccountLedger) -> None:
+    timekeeper = opened.timekeeper(charge_every_s=0)
     await opened.journal("held", T0, lease("p"))
     for minute in range(1, 8):
-        await opened.count(T0 + minute * MINUTE_MS, keeper=keeper)
-    async with served(opened, keeper) as http:
+        await opened.count(T0 + minute * MINUTE_MS, keeper=timekeeper)
+    async with served(opened, timekeeper) as http:
         page = await answer(await http.get("/v1/budgets/team-a/ledger"))
         after = {"cursor": page["entries"][2]["id"]}
         rest = await answer(await http.get("/v1/budgets/team-a/ledger", params=after))
@@ -300,14 +303,13 @@ async def test_the_ledger_is_read_in_pages_and_added_up(opened: AccountLedger) -
     assert "colour" in wrong["error"]
 
 
-async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
+async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
     opened: AccountLedger, api: ApiUnderTest
 ) -> None:
     async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
         objects = BudgetObjects(kube)
         configured = ConfiguredBudgets(objects=objects)
-        keeper = opened.timekeeper()
-        keeper.configuration, keeper.statuses = configured, StatusPublisher(objects)
+        timekeeper = opened.timekeeper(configuration=configured, statuses=StatusPublisher(objects))
         following = asyncio.create_task(configured.watch())
         try:
             await configured.wait_until_synced()
@@ -315,8 +317,8 @@ async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
             await kube.create(PATH, manifest(limitGPUMinutes=10))
             await until(lambda: configured.budget_of(TEAM).limit_units == units(10))
             await opened.journal("held", T0, lease("p"))
-            await opened.count(T0 + MINUTE_MS, keeper=keeper)
-            await opened.count(T0 + 24 * MINUTE_MS, keeper=keeper)
+            await opened.count(T0 + MINUTE_MS, keeper=timekeeper)
+            await opened.count(T0 + 24 * MINUTE_MS, keeper=timekeeper)
             status = json.loads(await kube.read(f"{PATH}/team-a"))["status"]
             events = [
                 event
@@ -331,7 +333,7 @@ async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
             await kube.patch_merge(f"{PATH}/team-a", bad)
             await until(lambda: TEAM in objects.problems)
             assert configured.budget_of(TEAM).limit_units == units(10)
-            await opened.count(T0 + 26 * MINUTE_MS, keeper=keeper)
+            await opened.count(T0 + 26 * MINUTE_MS, keeper=timekeeper)
             wrong = json.loads(await kube.read(f"{PATH}/team-a"))["status"]
         finally:
             following.cancel()
@@ -358,11 +360,10 @@ def manifest(**spec: Any) -> dict[str, Any]:
 async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountLedger) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
         inbox = await bus.subscribe([BudgetChanged], durable="test")
-        keeper = opened.timekeeper()
-        keeper.bus, keeper.clock = bus, FakeClock()
+        timekeeper = opened.timekeeper(bus=bus)
         started = asyncio.Event()
         running = asyncio.create_task(
-            Runner("timekeeper", keeper, bus, Tracing("timekeeper", None)).run(started)
+            Runner("timekeeper", timekeeper, bus, Tracing("timekeeper", None)).run(started)
         )
         try:
             async with asyncio.timeout(20):
@@ -376,7 +377,7 @@ async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountL
     assert (event.namespace, event.state, event.remaining_units) == (TEAM, "ok", units(10))
 
 
-async def test_killed_as_a_process_it_goes_on_where_it_was(
+async def test_a_killed_timekeeper_process_continues_without_losing_time(
     server: ValkeyServer, tmp_path: Path
 ) -> None:
     file, run_file = tmp_path / "budgets.yaml", tmp_path / "run.json"
@@ -405,20 +406,20 @@ async def test_killed_as_a_process_it_goes_on_where_it_was(
         await leases.save_devices(report("a", [device("a", 0)]))
         await leases.finish_rebuild(token)
         async with started(nats.url) as first:
-            (bound,) = await reserve(leases, wish("p", share("a", 0, mib=16_000)))
+            (bound,) = await reserve(leases, reservation("p", share("a", 0, mib=16_000)))
             await leases.bind([bound])
             held_ms = int((await leases._connection._redis.time())[0]) * 1000
             first.send_signal(signal.SIGKILL)
             await first.wait()
         await leases.release([bound.pod], reason="a test")
         async with started(nats.url) as second:
-            entries: list[Any] = []
-            async with asyncio.timeout(20):
-                while not entries:
-                    rows = await leases._connection._redis.xrange("lh-budget:entries:default")
-                    entries = [json.loads(fields[b"e"]) for _, fields in rows]
-                    entries = [each for each in entries if each["kind"] == "charge"]
-                    await asyncio.sleep(0.05)
+
+            async def charges() -> list[Any]:
+                rows = await leases._connection._redis.xrange("lh-budget:entries:default")
+                entries = [json.loads(fields[b"e"]) for _, fields in rows]
+                return [each for each in entries if each["kind"] == "charge"]
+
+            entries = await until(charges)
             second.terminate()
             assert await second.wait() == 0
 

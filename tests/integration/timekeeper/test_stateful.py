@@ -53,7 +53,7 @@ class Accounts(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.books: AccountLedger = self.run(
+        self.accounts: AccountLedger = self.run(
             self.stack.enter_async_context(account_ledger(self.url))
         )
         self.now = T0 - 3 * HOUR_MS
@@ -77,8 +77,8 @@ class Accounts(RuleBasedStateMachine):
     def begin(self, policy: dict[str, Any], start: int) -> None:
         # Up to 40 days before May, so that the changes of daylight saving are among them.
         self.now -= start * HOUR_MS
-        self.books.config.given[TEAM] = budget(100, **policy)
-        self.keepers = [self.books.timekeeper(charge_every_s=1800) for _ in range(2)]
+        self.accounts.config.given[TEAM] = budget(100, **policy)
+        self.keepers = [self.accounts.timekeeper(charge_every_s=1800) for _ in range(2)]
 
     @rule(step=steps)
     def time_passes(self, step: int) -> None:
@@ -88,14 +88,14 @@ class Accounts(RuleBasedStateMachine):
     def bind(self, mib: int, reserved_ms: int) -> None:
         self.made += 1
         held = lease(f"p{self.made}", created_ms=self.now - reserved_ms, mib=mib)
-        self.run(self.books.journal("held", self.now, held))
+        self.run(self.accounts.journal("held", self.now, held))
         self.live[held.pod] = (held, self.now)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         ended, since = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
-        self.run(self.books.journal("ended", self.now, ended))
+        self.run(self.accounts.journal("ended", self.now, ended))
         self.over[ended.pod] = (ended, since, self.now)
 
     @precondition(lambda self: self.over)
@@ -103,20 +103,20 @@ class Accounts(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         """A lease that was given back comes again from its pod's copy: it was held all the time."""
         again, since, _ = self.over.pop(data.draw(st.sampled_from(sorted(self.over))))
-        self.run(self.books.journal("restored", self.now, again))
+        self.run(self.accounts.journal("restored", self.now, again))
         self.live[again.pod] = (again, since)
         self.again.add(again.name)
 
     @rule(replica=st.integers(0, 1))
     def count(self, replica: int) -> None:
-        self.run(self.books.count(self.now, keeper=self.keepers[replica]))
+        self.run(self.accounts.count(self.now, keeper=self.keepers[replica]))
 
     @rule(replica=st.integers(0, 1), at=st.integers(0, 4), after=st.booleans())
     def crash(self, replica: int, at: int, after: bool) -> None:
-        keeper = self.books.timekeeper(crash_at=at, crash_after=after)
+        keeper = self.accounts.timekeeper(crash_at=at, crash_after=after)
         with suppress(CrashedError):
-            self.run(self.books.count(self.now, keeper=keeper))
-        self.keepers[replica] = self.books.timekeeper(charge_every_s=1800)
+            self.run(self.accounts.count(self.now, keeper=keeper))
+        self.keepers[replica] = self.accounts.timekeeper(charge_every_s=1800)
 
     @rule(replica=st.integers(0, 1), what=st.sampled_from(("save", "apply_journal")))
     def old_decision(self, replica: int, what: str) -> None:
@@ -131,25 +131,25 @@ class Accounts(RuleBasedStateMachine):
         async def late(*decided: Any, **more: Any) -> bool:
             setattr(timeline, what, written)
             ended, since = self.live.pop(max(self.live))
-            await self.books.journal("ended", self.now, ended)
+            await self.accounts.journal("ended", self.now, ended)
             self.over[ended.pod] = (ended, since, self.now)
-            await self.books.count(self.now, keeper=other)
+            await self.accounts.count(self.now, keeper=other)
             done: bool = await written(*decided, **more)
             return done
 
         setattr(timeline, what, late)
-        self.run(self.books.count(self.now, keeper=keeper))
+        self.run(self.accounts.count(self.now, keeper=keeper))
         setattr(timeline, what, written)
 
     @rule(policy=st.sampled_from(POLICIES), limit=st.sampled_from((None, 1, 100)))
     def reconfigure(self, policy: dict[str, Any], limit: int | None) -> None:
         bucket = policy.get("type") is PolicyType.BUCKET
-        self.books.config.given[TEAM] = budget(limit or (100 if bucket else None), **policy)
+        self.accounts.config.given[TEAM] = budget(limit or (100 if bucket else None), **policy)
 
     @invariant()
     def windows_are_the_sums_of_their_entries(self) -> None:
-        charges = self.run(self.books.charges())
-        for window in self.run(self.books.store.windows(TEAM)):
+        charges = self.run(self.accounts.charges())
+        for window in self.run(self.accounts.store.windows(TEAM)):
             mine = [entry for entry in charges if entry.window == window.id]
             assert window.used_units == sum(entry.units for entry in mine)
             for entry in mine:
@@ -161,13 +161,13 @@ class Accounts(RuleBasedStateMachine):
 
     def check_totals(self) -> None:
         """After a last count every tenure is charged wholly, once, without gaps."""
-        self.run(self.books.count(self.now))
-        charges = self.run(self.books.charges())
+        self.run(self.accounts.count(self.now))
+        charges = self.run(self.accounts.charges())
         weights = {1: 1, 4_000: 250, 8_000: 500, 16_000: 1000}
         live = [(held, since, self.now) for held, since in self.live.values()]
-        self.books.config.given[TEAM] = budget(7, period=Period.HOUR)
-        self.run(self.books.count(self.now))
-        charges = self.run(self.books.charges())
+        self.accounts.config.given[TEAM] = budget(7, period=Period.HOUR)
+        self.run(self.accounts.count(self.now))
+        charges = self.run(self.accounts.charges())
         for held, since, until in (*self.over.values(), *live):
             mine = [entry for entry in charges if entry.lease.startswith(f"{held.pod}/")]
             weight = weights[held.shares[0].memory_mib]
@@ -190,5 +190,5 @@ def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None
     )
 
 
-def test_the_policies_differ() -> None:
+def test_the_tested_policies_are_different() -> None:
     assert len({str(BudgetPolicy(**each)) for each in POLICIES}) == len(POLICIES)

@@ -1,4 +1,4 @@
-"""The timekeeper over a real valkey-server: what is charged for what the ledger of leases says."""
+"""The timekeeper on a real valkey-server: charges for the leases of the ledger."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace, PodUid
-from tests.support.placer.ledger import reserve, share, wish
+from tests.support.placer.ledger import reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (
     MINUTE_MS,
@@ -34,6 +34,7 @@ from tests.support.timekeeper.accounts import (
     lease,
     units,
 )
+from tests.support.waiting import until
 
 DEFAULT = Namespace("default")
 
@@ -46,10 +47,7 @@ async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
 
 def real(found: AccountLedger) -> Timekeeper:
     """A replica that lives in the server's own time."""
-    keeper = found.timekeeper()
-    keeper.store = found.store
-    keeper.clock = SystemClock()
-    return keeper
+    return found.timekeeper(store=found.store, clock=SystemClock())
 
 
 async def total(found: AccountLedger, namespace: Namespace = TEAM) -> int:
@@ -70,7 +68,7 @@ async def test_gpusharing_12_any_number_of_ticks_by_any_replica_charges_the_same
     assert await total(opened) == 300_000_000
 
 
-async def test_gpusharing_13_a_timekeeper_away_for_ten_minutes_changes_no_total(
+async def test_gpusharing_13_a_pause_of_ten_minutes_changes_no_total(
     opened: AccountLedger,
 ) -> None:
     ends_meanwhile, goes_on = lease("a"), lease("b")
@@ -100,22 +98,25 @@ async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(
     assert await total(opened) == 337 * 500
 
 
-async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are_released(
+async def test_gpusharing_16_reservations_are_free_and_leases_are_charged_until_they_are_released(
     opened: AccountLedger,
 ) -> None:
-    keeper = real(opened)
-    wanted = [wish("only-reserved", share("a", 0)), wish("bound", share("a", 1, mib=16_000))]
+    timekeeper = real(opened)
+    wanted = [
+        reservation("only-reserved", share("a", 0)),
+        reservation("bound", share("a", 1, mib=16_000)),
+    ]
     only_reserved, bound = await reserve(opened.leases, *wanted)
-    await keeper.count()
+    await timekeeper.count()
     assert await opened.account(DEFAULT) == Account(namespace=DEFAULT)
 
     await opened.leases.bind([bound])
     await opened.leases.release([only_reserved.pod], reason="a test")
-    await keeper.count()
+    await timekeeper.count()
     held = (await opened.account(DEFAULT)).leases
     await opened.leases.activate([bound.pod])
     await opened.leases.release([PodUid("bound")], reason="a test")
-    await keeper.count()
+    await timekeeper.count()
 
     (tenure,) = held
     charges = await opened.charges(DEFAULT)
@@ -129,10 +130,10 @@ async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are
     assert (await opened.account(DEFAULT)).leases == ()
 
 
-async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(
+async def test_a_lease_older_than_the_first_timekeeper_is_charged_from_its_creation(
     opened: AccountLedger,
 ) -> None:
-    (bound,) = await reserve(opened.leases, wish("old", share("a", 0)))
+    (bound,) = await reserve(opened.leases, reservation("old", share("a", 0)))
     await opened.leases.bind([bound])
     await opened.leases._connection._redis.delete(f"{opened.ledger_prefix}tenures")
 
@@ -142,20 +143,20 @@ async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(
     assert (tenure.pod, tenure.since_ms) == ("old", round(bound.created_at * 1000))
 
 
-async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: AccountLedger) -> None:
-    keeper = real(opened)
+async def test_a_rebuild_of_the_ledger_loses_no_account(opened: AccountLedger) -> None:
+    timekeeper = real(opened)
     stays, goes = await reserve(
-        opened.leases, wish("stays", share("a", 0)), wish("goes", share("a", 1))
+        opened.leases, reservation("stays", share("a", 0)), reservation("goes", share("a", 1))
     )
     bound = await opened.leases.bind([stays, goes])
-    await keeper.count()
+    await timekeeper.count()
     before = (await opened.account(DEFAULT)).leases
     token = await opened.leases.begin_rebuild(now=0.0, force=True)
     assert token is not None
     await opened.leases.restore([bound[0]], now=0.0, token=token)  # type: ignore[list-item]
     await opened.leases.finish_rebuild(token)
 
-    await keeper.count()
+    await timekeeper.count()
 
     after = await opened.account(DEFAULT)
     assert [(t.pod, t.since_ms) for t in after.leases] == [
@@ -172,10 +173,10 @@ async def test_gpusharing_19_a_recreated_namespace_keeps_its_usage(
     await opened.count(T0 + 70_000)
     # The namespace is deleted with its pods, and made again under its name.
     await opened.journal("held", T0 + 120_000, lease("q", created_ms=T0 + 119_000))
-    keeper = opened.timekeeper()
-    await opened.count(T0 + 180_000, keeper=keeper)
+    timekeeper = opened.timekeeper()
+    await opened.count(T0 + 180_000, keeper=timekeeper)
 
-    assert keeper.balance_of(TEAM).used_units == 2 * 60_000 * 500
+    assert timekeeper.balance_of(TEAM).used_units == 2 * 60_000 * 500
 
 
 async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
@@ -183,35 +184,35 @@ async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
 ) -> None:
     wanted = budget(100, time_zone="Europe/Berlin")
     async with account_ledger(server.url, wanted) as before:
-        keeper = before.timekeeper()
+        timekeeper = before.timekeeper()
         await before.journal("held", T0, lease("p"))
-        await before.count(T0 + 10 * MINUTE_MS, keeper=keeper)
-        account, seen = keeper.accounts[TEAM], keeper.balance_of(TEAM)
+        await before.count(T0 + 10 * MINUTE_MS, keeper=timekeeper)
+        account, seen = timekeeper.accounts[TEAM], timekeeper.balance_of(TEAM)
         copy = parse_status(budget_status(account, seen), wanted)
     async with account_ledger(server.url, wanted) as after:  # other keys: everything is lost
         after.config.statuses = {TEAM: copy}
-        keeper = after.timekeeper()
+        timekeeper = after.timekeeper()
         await after.journal("restored", T0 + 12 * MINUTE_MS, lease("p"))
-        await after.count(T0 + 20 * MINUTE_MS, keeper=keeper)
+        await after.count(T0 + 20 * MINUTE_MS, keeper=timekeeper)
         await after.count(T0 + 20 * MINUTE_MS)
 
-        assert keeper.balance_of(TEAM).used_units == 20 * MINUTE_MS * 500
+        assert timekeeper.balance_of(TEAM).used_units == 20 * MINUTE_MS * 500
         assert {e.kind for e in await after.ledger()} >= {"adjust"}
 
 
-async def test_a_journal_that_was_cut_is_noticed_and_live_leases_are_counted_on(
+async def test_a_trimmed_journal_is_detected_and_live_leases_are_still_charged(
     opened: AccountLedger,
 ) -> None:
-    keeper = real(opened)
-    (bound,) = await reserve(opened.leases, wish("p", share("a", 0)))
+    timekeeper = real(opened)
+    (bound,) = await reserve(opened.leases, reservation("p", share("a", 0)))
     await opened.leases.bind([bound])
-    await keeper.count()
-    (other,) = await reserve(opened.leases, wish("q", share("a", 1)))
+    await timekeeper.count()
+    (other,) = await reserve(opened.leases, reservation("q", share("a", 1)))
     await opened.leases.bind([other])
     await opened.leases._connection._redis.xtrim(f"{opened.ledger_prefix}tenures", maxlen=0)
     await opened.leases.release([bound.pod], reason="a test")
 
-    await keeper.count()
+    await timekeeper.count()
 
     assert {t.pod for t in (await opened.account(DEFAULT)).leases} == {"q"}
 
@@ -255,20 +256,20 @@ async def test_a_change_of_state_is_published_once_by_the_replica_that_wrote_it(
     first, second = opened.timekeeper(), opened.timekeeper()
     await opened.count(T0, keeper=first)
     await opened.journal("held", T0, lease("p"))
-    said: list[BudgetChanged] = []
+    events: list[BudgetChanged] = []
     for minute in (1, 16, 20, 21):
-        for keeper in (first, second):
-            said += await opened.count(T0 + minute * MINUTE_MS, keeper=keeper)
+        for timekeeper in (first, second):
+            events += await opened.count(T0 + minute * MINUTE_MS, keeper=timekeeper)
 
-    assert [(e.state, e.previous, e.lease_class, e.warned_percent) for e in said] == [
+    assert [(e.state, e.previous_state, e.lease_class, e.warned_percent) for e in events] == [
         ("warning", "ok", "guaranteed", 80),
         ("exhausted", "warning", "reclaimable", 95),
     ]
-    assert said[1].remaining_units == 0
-    assert said[1].current_rate_milli_gpu == 500
+    assert events[1].remaining_units == 0
+    assert events[1].current_rate_milli_gpu == 500
 
 
-async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(
+async def test_a_grant_is_made_once_per_key_and_improves_the_state(
     opened: AccountLedger,
 ) -> None:
     opened.config.given[TEAM] = budget(10)
@@ -276,11 +277,11 @@ async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(
     await opened.count(T0 + 20 * MINUTE_MS)
     for _ in range(3):
         await add_grant(opened.store, TEAM, units(30), actor="me", reason="deadline", key="one")
-    said = await opened.count(T0 + 20 * MINUTE_MS)
+    events = await opened.count(T0 + 20 * MINUTE_MS)
 
     window = (await opened.account()).windows[-1]
     assert window.granted_units == units(30)
-    assert [(e.state, e.lease_class) for e in said] == [("ok", "guaranteed")]
+    assert [(e.state, e.lease_class) for e in events] == [("ok", "guaranteed")]
     kinds = [(e.kind, e.actor, e.reason) for e in await opened.ledger()]
     assert kinds.count(("grant", "me", "deadline")) == 1
 
@@ -298,12 +299,12 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(
     opened: AccountLedger,
 ) -> None:
     other = Namespace("other")
-    keeper = opened.timekeeper()
+    timekeeper = opened.timekeeper()
     in_may = T0 + 120 * MINUTE_MS
     await opened.journal("held", in_may, lease("p", namespace=other))
-    await opened.count(in_may + 600 * MINUTE_MS, keeper=keeper)
+    await opened.count(in_may + 600 * MINUTE_MS, keeper=timekeeper)
 
-    seen = keeper.balance_of(other)
+    seen = timekeeper.balance_of(other)
     assert (minutes(seen.used_units), seen.state, seen.remaining_units) == ("300.000", "ok", None)
     with pytest.raises(RequestError, match="no budget"):
         await add_grant(opened.store, other, 1, actor="me", reason="r", key="")
@@ -322,10 +323,10 @@ async def test_windows_before_the_retention_are_deleted(
     opened: AccountLedger, policy: dict[str, Any], looks_back_h: int | None
 ) -> None:
     opened.config.given[TEAM] = budget(100, **policy)
-    keeper = opened.timekeeper()
-    keeper.keep_days = 1
+    timekeeper = opened.timekeeper()
+    timekeeper.keep_days = 1
     for hour in range(0, 72, 2):
-        await opened.count(T0 + hour * HOUR_MS, keeper=keeper)
+        await opened.count(T0 + hour * HOUR_MS, keeper=timekeeper)
 
     found = await opened.store.windows(TEAM)
 
@@ -334,33 +335,33 @@ async def test_windows_before_the_retention_are_deleted(
     assert looks_back_h is None or len(found) == looks_back_h + 1
 
 
-async def test_what_was_left_of_a_limit_is_no_metric_any_more_when_the_limit_is_gone(
+async def test_the_metric_of_what_remains_is_removed_with_the_limit(
     opened: AccountLedger,
 ) -> None:
     left = partial(
         REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_minutes", {"namespace": TEAM}
     )
-    keeper = opened.timekeeper()
+    timekeeper = opened.timekeeper()
     opened.config.given[TEAM] = budget(100)
-    await opened.count(T0, keeper=keeper)
+    await opened.count(T0, keeper=timekeeper)
     limited = left()
     opened.config.given[TEAM] = budget(None)
-    await opened.count(T0 + 5_000, keeper=keeper)
+    await opened.count(T0 + 5_000, keeper=timekeeper)
 
     assert (limited, left()) == (100.0, None)
 
 
 async def test_an_idle_timekeeper_writes_nothing(opened: AccountLedger) -> None:
-    keeper = opened.timekeeper()
-    await opened.count(T0, keeper=keeper)
+    timekeeper = opened.timekeeper()
+    await opened.count(T0, keeper=timekeeper)
     before = await opened.store.revisions()
     for tick in range(1, 20):
-        await opened.count(T0 + tick * 5_000, keeper=keeper)
+        await opened.count(T0 + tick * 5_000, keeper=timekeeper)
 
     assert await opened.store.revisions() == before
 
 
-async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: AccountLedger) -> None:
+async def test_a_step_decided_on_an_old_revision_is_refused_entirely(opened: AccountLedger) -> None:
     await opened.journal("held", T0, lease("p"))
     await opened.count(T0)
     old = await opened.account()
@@ -373,20 +374,23 @@ async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: Accoun
     assert (await opened.account()).leases[0].charged_ms == T0 + 1_000_000
 
 
-async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(
+async def test_periodic_counting_publishes_changed_budgets(
     opened: AccountLedger,
 ) -> None:
-    keeper = opened.timekeeper()
-    assert isinstance(keeper.bus, RecordingBus)
-    assert isinstance(keeper.store, Timeline)
-    keeper.store.now_ms = T0
-    task = asyncio.create_task(keeper.count_periodically())
+    timekeeper = opened.timekeeper()
+    assert isinstance(timekeeper.bus, RecordingBus)
+    assert isinstance(timekeeper.store, Timeline)
+    timekeeper.store.now_ms = T0
+    task = asyncio.create_task(timekeeper.count_periodically())
     try:
-        async with asyncio.timeout(30):
-            while not keeper.has_counted or not keeper.bus.events:
-                await asyncio.sleep(0.01)
+        bus = timekeeper.bus
+        await until(lambda: timekeeper.has_counted and bus.events)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    assert {replace(e, at=0, since=0) for e in keeper.bus.events if isinstance(e, BudgetChanged)}
+    assert {
+        replace(e, reported_at=0, state_since=0)
+        for e in timekeeper.bus.events
+        if isinstance(e, BudgetChanged)
+    }

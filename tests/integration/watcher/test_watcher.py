@@ -11,7 +11,7 @@ import yaml
 from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
-from services.watcher.sources import BoundPodLister, NodeReflector, PodGroupReflectors, PodReflector
+from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -62,7 +62,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
             PodReflector(kube, PodParser(OURS, Rules())),
             NodeReflector(kube),
             PodGroupReflectors(kube, retry_s=0.5),
-            BoundPodLister(kube, OURS),
+            OurPodLister(kube, OURS),
             SystemClock(),
             quotas=QuotaReflectors(kube),
         )
@@ -132,8 +132,11 @@ async def test_everything_is_published_at_the_start_and_on_request() -> None:
         again = await received(waiting, 1)
         assert isinstance(first, PodsListed)
         assert isinstance(second, PodsListed)
-        assert first.pods == ()
-        assert [(p.name, p.node, p.lease) for p in second.pods] == [("one", "n", "x")]
+        assert first.pods.bound == ()
+        assert [(p.name, p.node, p.lease) for p in second.pods.bound] == [("one", "n", "x")]
+        assert list(second.pods.unbound) == [
+            event.pod for event in again if isinstance(event, PodQueued)
+        ]
         assert [getattr(event, "name", "") for event in again] == ["two"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.webhook.test_webhook import NAMES, VGPU, cluster, created, pod
 from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.service_process import service_process
+from tests.support.waiting import until
 
 DRAIN_S = 2.0
 
@@ -23,12 +24,11 @@ async def test_a_webhook_answers_while_it_drains(tmp_path: Path, *, with_nats: b
             await nats.start()
         async with cluster() as (api, _, client), aiohttp.ClientSession() as direct:
             with service_process("webhook", "--kubeconfig", str(api.kubeconfig), *flags) as webhook:
+                await webhook.until_ready()
                 async with asyncio.timeout(30):
-                    await webhook.until_ready()
                     early, _ = await created(client, pod("early", VGPU, schedulerName="volcano"))
                     exiting = asyncio.create_task(webhook.terminated())
-                    while not await is_closing(direct, listen):
-                        await asyncio.sleep(0.05)
+                    await until(lambda: is_closing(direct, listen))
                     late, made = await created(client, pod("late", VGPU, schedulerName="volcano"))
                     status = await exiting
     finally:

@@ -35,7 +35,7 @@ def admission_span(made: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("limits", [VGPU, CORE])
 @pytest.mark.parametrize("given", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
-async def test_o1_an_admitted_pod_names_the_span_of_its_review_whatever_it_had(
+async def test_o1_an_admitted_pod_names_the_span_of_its_review_and_no_earlier_one(
     tmp_path: Path, limits: dict[str, str], given: dict[str, str]
 ) -> None:
     tracing = traced(tmp_path / "spans")

@@ -31,6 +31,7 @@ from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.telemetry import Tracing
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.waiting import until
 
 NAMES = ("127.0.0.1", "localhost")
 PODS = "/api/v1/namespaces/default/pods"
@@ -63,7 +64,9 @@ async def replica(
 ) -> AsyncIterator[Replica]:
     """Run a webhook with its own certificate, and register it."""
     registration = RegistrationWriter(kube)
-    certificate = ServingCertificate(DirectoryStore(directory), registration, NAMES, time or Time())
+    certificate = ServingCertificate(
+        DirectoryStore(directory), registration.trust, NAMES, time or Time()
+    )
     webhook = Webhook(
         AdmissionPolicy(**policy),
         ApiServerLookups(kube),
@@ -116,16 +119,17 @@ async def test_a_pod_is_completed_on_its_way_into_the_cluster(tmp_path: Path) ->
     assert made["spec"]["schedulerName"] == "leasehold"
 
 
-async def test_gpusharing_2_a_malformed_pod_is_denied_in_the_api_servers_words(
+async def test_gpusharing_2_the_api_server_returns_the_denial_of_a_malformed_pod(
     tmp_path: Path,
 ) -> None:
     limits = {"tencent.com/vcuda-core": "150", "tencent.com/vcuda-memory": "4"}
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
-        status, said = await created(client, pod(limits=limits))
+        status, denial = await created(client, pod(limits=limits))
 
     assert status == 400
-    assert said["message"].startswith('admission webhook "pods.leasehold.dev" denied the request: ')
-    assert "150 must be 1..99 or a multiple of 100" in said["message"]
+    prefix = 'admission webhook "pods.leasehold.dev" denied the request: '
+    assert denial["message"].startswith(prefix)
+    assert "150 must be 1..99 or a multiple of 100" in denial["message"]
 
 
 async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None:
@@ -137,9 +141,7 @@ async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None
                 assert made.status == 201
         async with replica(api, kube, tmp_path, in_budget_class="in-budget") as one:
             knowing = asyncio.create_task(one.webhook.read_default_class())
-            async with asyncio.timeout(10):
-                while not one.webhook.default_class:
-                    await asyncio.sleep(0.01)
+            await until(lambda: one.webhook.default_class, limit_s=10)
             _, unnamed = await created(client, pod("unnamed", VGPU))
             _, named = await created(client, pod("named", VGPU, priorityClassName="mine"))
             knowing.cancel()
@@ -150,20 +152,20 @@ async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None
     ] == [("in-budget", 3), ("mine", 2)]
 
 
-async def test_pods_that_do_not_concern_us_never_reach_the_webhook(tmp_path: Path) -> None:
+async def test_pods_without_a_gpu_never_reach_the_webhook(tmp_path: Path) -> None:
     async with cluster() as (api, kube, client):
         async with replica(api, kube, tmp_path):
             pass
 
         status, _ = await created(client, pod("plain", {"cpu": "1"}))
-        refused, said = await created(client, pod("gpu", VGPU))
+        refused, denial = await created(client, pod("gpu", VGPU))
 
     assert status == 201, "the webhook is away, and the pod is none of its business"
     assert refused == 500, "a GPU pod is not let in unseen"
-    assert 'failed calling webhook "pods.leasehold.dev"' in said["message"]
+    assert 'failed calling webhook "pods.leasehold.dev"' in denial["message"]
 
 
-async def test_variables_from_a_config_map_are_seen(tmp_path: Path) -> None:
+async def test_variables_from_a_config_map_are_read(tmp_path: Path) -> None:
     maps = "/api/v1/namespaces/default/configmaps"
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
         for name, key in (("bad", "LD_PRELOAD"), ("good", "MODE")):
@@ -188,10 +190,10 @@ def report(new_pods: str, state: str = "exhausted") -> BudgetChanged:
     return BudgetChanged(
         namespace=Namespace("default"),
         state=state,
-        previous=state,
+        previous_state=state,
         lease_class="reclaimable",
         new_pods=new_pods,
-        at=NOW.timestamp(),  # by the ledger's clock, which need not agree with ours
+        reported_at=NOW.timestamp(),  # by the ledger's clock, which need not agree with ours
     )
 
 
@@ -230,27 +232,25 @@ async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_g
 async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_path: Path) -> None:
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
         await one.webhook.note_budgets([report("deny")])
-        denied, said = await created(client, pod("one", VGPU))
+        denied, denial = await created(client, pod("one", VGPU))
         plain, _ = await created(client, pod("plain"))
         await one.webhook.note_budgets([report("admit")])
         admitted, _ = await created(client, pod("two", VGPU))
 
     assert (denied, plain, admitted) == (403, 201, 201)
-    assert "has used up its GPU time" in said["message"]
+    assert "has used up its GPU time" in denial["message"]
 
 
-async def test_gpusharing_2_what_no_device_is_large_enough_for_is_denied(tmp_path: Path) -> None:
-    largest = LargestDeviceReported(
-        memory_mib=2000, memory_units=2000, reported_at=SystemClock().now()
-    )
+async def test_gpusharing_2_a_request_larger_than_every_device_is_denied(tmp_path: Path) -> None:
+    largest = LargestDeviceReported(memory_mib=2000, memory_units=2000)
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
         early, _ = await created(client, pod("early", VGPU))
         await one.webhook.note_largest([largest])
-        denied, said = await created(client, pod("late", VGPU))
+        denied, denial = await created(client, pod("late", VGPU))
         fitting, _ = await created(client, pod("small", {**VGPU, "volcano.sh/vgpu-memory": "2000"}))
 
     assert (early, denied, fitting) == (201, 400, 201)
-    assert 'container "main": volcano.sh/vgpu-memory=3000' in said["message"]
+    assert 'container "main": volcano.sh/vgpu-memory=3000' in denial["message"]
 
 
 async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replaced(
@@ -262,21 +262,23 @@ async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replace
         stop = asyncio.Event()
         statuses: list[int] = []
 
-        async def keep_creating() -> None:
+        async def create_continuously() -> None:
             while not stop.is_set() or len(statuses) < 20:
                 status, _ = await created(client, pod(f"p{len(statuses)}", VGPU))
                 statuses.append(status)
 
-        creating = asyncio.create_task(keep_creating())
+        creating = asyncio.create_task(create_continuously())
         time.now += timedelta(days=LIFE_DAYS / 2 + 1)
         await one.certificate.refresh()
-        told = one.certificate.bundle, await trusted_by(client)
+        trusted_bundles = one.certificate.bundle, await trusted_by(client)
         await one.certificate.refresh()
         stop.set()
         await creating
 
     assert one.certificate.bundle is not None
-    assert told == (before, one.certificate.bundle.trusted), "clients trust it before it is served"
+    assert trusted_bundles == (before, one.certificate.bundle.trusted), (
+        "clients trust it before it is served"
+    )
     assert before is not None
     assert one.certificate.bundle.certificate != before.certificate
     assert set(statuses) == {201}
@@ -291,7 +293,7 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         time = Time()
         registration = RegistrationWriter(kube, url="https://127.0.0.1:1/mutate")
         first, second = (
-            ServingCertificate(SecretStore(kube, "lh", "webhook"), registration, NAMES, time)
+            ServingCertificate(SecretStore(kube, "lh", "webhook"), registration.trust, NAMES, time)
             for _ in range(2)
         )
         await first.refresh()
@@ -358,7 +360,7 @@ async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> Non
 async def test_without_its_registration_the_error_names_what_to_apply(tmp_path: Path) -> None:
     async with cluster() as (_, kube, _):
         certificate = ServingCertificate(
-            DirectoryStore(tmp_path), RegistrationWriter(kube), NAMES, Time()
+            DirectoryStore(tmp_path), RegistrationWriter(kube).trust, NAMES, Time()
         )
 
         with pytest.raises(UnavailableError, match="apply k8s/base/webhook"):
@@ -386,7 +388,7 @@ def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> 
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
 
 
-async def test_pods_that_would_see_devices_without_a_request_see_none_and_are_admitted(
+async def test_pods_without_a_request_are_admitted_and_see_no_device(
     tmp_path: Path,
 ) -> None:
     cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}

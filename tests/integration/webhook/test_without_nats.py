@@ -17,7 +17,7 @@ async def test_pods_are_admitted_by_a_webhook_that_started_without_nats(tmp_path
                 await webhook.until_ready()
 
             completed, made = await created(client, pod("good", VGPU, schedulerName="volcano"))
-            refused, said = await created(client, pod("bad", {"tencent.com/vcuda-core": "150"}))
+            refused, body = await created(client, pod("bad", {"tencent.com/vcuda-core": "150"}))
 
-    assert (completed, refused) == (201, 400), (made, said)
-    assert "multiple of 100" in said["message"]
+    assert (completed, refused) == (201, 400), (made, body)
+    assert "multiple of 100" in body["message"]

@@ -105,7 +105,7 @@ class AuthWorld:
         """Return the credentials of a client with this token and user name."""
         path = self.folder / f"token-{user}"
         path.write_text(token)
-        return ClientCredentials(token=path, user=user, tls=self.trusting)
+        return ClientCredentials(token_file=path, user=user, tls=self.trusting)
 
     @contextlib.asynccontextmanager
     async def raw(self, token: str, user: str) -> AsyncIterator[tuple[Any, list[str]]]:
@@ -123,6 +123,7 @@ class AuthWorld:
             error_cb=append_error,
             inbox_prefix=subjects.inbox_of(user),
             allow_reconnect=False,
+            connect_timeout=20,  # a review passes through two servers; a busy machine takes seconds
         )
         try:
             yield client, errors
@@ -133,7 +134,9 @@ class AuthWorld:
     async def authorizing(self) -> AsyncIterator[Bus]:
         """Let the auth service reply to NATS."""
         keys = self.servers.nats_credentials
-        async with Bus.connect(self.url, name="auth", keys=keys, keeps_stream=False) as bus:
+        async with Bus.connect(
+            self.url, name="auth", credentials=keys, creates_stream=False
+        ) as bus:
             for _ in range(4):
                 await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
             await bus.client.flush()

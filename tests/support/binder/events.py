@@ -3,11 +3,7 @@
 from msgspec import structs
 
 from shared.model.events.node_events import Allocation, DeviceReported
-from shared.model.events.pod_events import (
-    BoundPod,
-    PodsListed,
-    PodTerminated,
-)
+from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed, PodTerminated
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from shared.model.names import NodeName
@@ -51,5 +47,6 @@ def bound(of: Lease) -> BoundPod:
     )
 
 
-def listing(*pods: BoundPod, at: float = NOW, piece: int = 0, pieces: int = 1) -> PodsListed:
-    return PodsListed(listing_id="l1", chunk=piece, chunks=pieces, pods=pods, listed_at=at)
+def listing(*pods: BoundPod, request_id: str = "", piece: int = 0, pieces: int = 1) -> PodsListed:
+    listed, ids = ListedPods(bound=pods), (request_id,) if request_id else ()
+    return PodsListed(listing_id="l1", chunk=piece, chunks=pieces, pods=listed, request_ids=ids)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
@@ -34,7 +35,7 @@ OWNER = "uid-of-owner"
 def budget(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
     """How a namespace's budget stands."""
     states = {"guaranteed": "ok", "reclaimable": "exhausted", "expired": "overdrawn"}
-    known: dict[str, Any] = {"previous": "ok", "state": states[lease_class]}
+    known: dict[str, Any] = {"previous_state": "ok", "state": states[lease_class]}
     return BudgetChanged(
         namespace=Namespace(namespace), lease_class=lease_class, **(known | fields)
     )
@@ -66,7 +67,7 @@ def waiting_pod(
 
 
 @dataclass
-class RecordedReports:
+class RecordedReports(PrometheusMetrics):
     """Events and metrics, in lists."""
 
     events: list[KubernetesEvent] = field(default_factory=list)
@@ -167,14 +168,16 @@ class Scene:
         age_s: float = 0.0,
         cpu: int = 100,
     ) -> Any:
-        wish = Reservation(
+        reservation = Reservation(
             pod=PodUid(uid),
             namespace=Namespace(namespace),
             name=name,
             candidates=(place,),
             resources={"cpu": cpu, "pods": 1},
         )
-        [outcome] = await self.ledger.reserve([wish], now=self.clock.now() - age_s, ttl_s=1e6)
+        [outcome] = await self.ledger.reserve(
+            [reservation], now=self.clock.now() - age_s, ttl_s=1e6
+        )
         return outcome
 
     async def pod(
@@ -209,7 +212,7 @@ class Scene:
     ) -> None:
         """Save the state of a namespace's budget."""
         at = self.clock.now()
-        await self.preemptions.save_budget(budget(namespace, lease_class, at=at, **fields))
+        await self.preemptions.save_budget(budget(namespace, lease_class, reported_at=at, **fields))
 
     async def protect(self, name: str, labels: Mapping[str, str], *, least: int) -> None:
         """A PodDisruptionBudget in namespace `a`."""

@@ -3,23 +3,26 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
 
 from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.nats import NoReply
 from services.binder.ports.observations import ObservedCondition, PodSnapshot
+from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported, ViolationFound
 from shared.model.events.pod_events import (
-    BoundPod,
     BudgetChanged,
+    ListedPods,
     PlacementChosen,
     PodGated,
     PodQueued,
@@ -29,7 +32,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import NodeFacts, NodeRevision
 from shared.model.preemption import Victim
 from shared.model.quota import Quota
 from tests.support.binder.resizing import FakeAnnotations, FakeLimits, FakeResizes
@@ -86,14 +89,18 @@ class FakeWaitingPods:
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         return []
 
+    async def uids(self) -> list[PodUid]:
+        return []
+
     async def choose_offers(self, *, now: float) -> OfferedPods:
         self.scans += 1
-        offered = tuple(replace(pod, offer=self.ledger.number) for pod in self.queued)
+        offered = tuple(replace(pod, requeue_number=self.ledger.number) for pod in self.queued)
         self.queued = []
         return OfferedPods(pods=offered, complete=not offered)
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
         self.queued = [pod for pod in self.queued if pod.pod not in pods]
+        self.ledger.vanished.update(pods)
 
 
 class FakeLedger(FakeResizes):
@@ -105,6 +112,7 @@ class FakeLedger(FakeResizes):
         self.expiring: list[Lease] = []
         self.waiting_pods = FakeWaitingPods(self)
         self.number = 0
+        self.vanished: set[PodUid] = set()
         self.is_ready = True
         self.rebuilding = False
         self.restored: list[Lease] = []
@@ -163,19 +171,32 @@ class FakeLedger(FakeResizes):
     async def load_node(self, node: NodeName) -> list[Lease]:
         return [each for each in self.leases.values() if each.node == node]
 
+    async def load_vanished(self) -> list[Lease]:
+        return [
+            each
+            for each in self.leases.values()
+            if each.pod in self.vanished and each.state is not LeaseState.RESERVED
+        ]
+
+    async def load_gang(self, gang: str) -> list[Lease]:
+        return [each for each in self.leases.values() if each.gang == gang]
+
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         yield list(self.leases.values())
 
-    async def save_devices(self, report: DeviceReported) -> bool:
+    async def save_devices(self, report: DeviceReported) -> Mapping[DeviceUuid, NodeName]:
         self.devices[report.node] = report
-        return True
+        return {}
 
-    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
+    async def save_node(self, facts: NodeFacts, *, revision: NodeRevision | None = None) -> bool:
         self.nodes[facts.name] = facts
         return True
 
-    async def remove_node(self, name: NodeName) -> bool:
+    async def remove_node(self, name: NodeName, *, revision: NodeRevision | None = None) -> bool:
         return self.nodes.pop(name, None) is not None
+
+    async def node_names(self) -> frozenset[NodeName]:
+        return frozenset(self.nodes)
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         return node in self.devices and not self.devices[node].other_plugin
@@ -206,12 +227,12 @@ class FakeLedger(FakeResizes):
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         return True
 
-    async def save_chunk(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
+    async def save_chunk(self, piece: PodsListed) -> ListedPods | None:
         pieces = self.pieces.setdefault(piece.listing_id, {})
         pieces[piece.chunk] = piece
         if len(pieces) < piece.chunks:
             return None
-        return tuple(pod for each in pieces.values() for pod in each.pods)
+        return _joined(pieces.values())
 
     async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         for report in reports:
@@ -220,16 +241,20 @@ class FakeLedger(FakeResizes):
     async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         return dict(self.stored_reports)
 
-    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+    async def complete_listing(self, request_id: str) -> ListedPods | None:
         for pieces in self.pieces.values():
             first = next(iter(pieces.values()))
-            if first.listed_at >= since and len(pieces) == first.chunks:
-                return tuple(pod for each in pieces.values() for pod in each.pods)
+            if request_id in first.request_ids and len(pieces) == first.chunks:
+                return _joined(pieces.values())
         return None
 
     async def clear(self) -> None:
         self.pieces.clear()
         self.stored_reports.clear()
+
+
+def _joined(pieces: Iterable[PodsListed]) -> ListedPods:
+    return ListedPods(bound=tuple(pod for each in pieces for pod in each.pods.bound))
 
 
 class FakePods(FakeAnnotations):
@@ -240,6 +265,7 @@ class FakePods(FakeAnnotations):
         self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
         self.seen: dict[str, PodSnapshot | None] = {}
+        self.unreadable: dict[str, LeaseholdError] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.away = False
         self.before_binding: Callable[[], None] = lambda: None
@@ -247,6 +273,10 @@ class FakePods(FakeAnnotations):
         self.patches: list[tuple[str, Any]] = []
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
+        self.nodes: set[NodeName] = set()
+
+    async def node_exists(self, name: NodeName) -> bool:
+        return name in self.nodes
 
     async def bind_pod(  # noqa: PLR0917 - the API client's own order
         self,
@@ -273,6 +303,8 @@ class FakePods(FakeAnnotations):
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         if self.away:
             raise UnavailableError("no answer")
+        if name in self.unreadable:
+            raise self.unreadable[name]
         return self.seen.get(name)
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
@@ -346,8 +378,11 @@ class PermissiveAgents(NodeAgentClient):
         return BindReply()
 
 
-class NoPreemptor:
+class NoPreemptor(PreemptionController):
     """Preempts nothing."""
+
+    def __init__(self) -> None:
+        """It needs no ledger."""
 
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Budgets are of no interest."""
@@ -359,7 +394,7 @@ class NoPreemptor:
         return []
 
 
-class FakeMetrics:
+class FakeMetrics(PrometheusMetrics):
     """Metrics in dictionaries and lists."""
 
     def __init__(self) -> None:
@@ -377,7 +412,7 @@ class FakeMetrics:
         self.resizes.append(outcome)
 
 
-class FakeGates:
+class FakeGates(GatedPods):
     """Gated pods in a list, and no budgets."""
 
     def __init__(self) -> None:
@@ -389,10 +424,10 @@ class FakeGates:
     async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
 
-    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
+    async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
         return {}
 
-    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
+    async def load(self, namespace: Namespace) -> list[PodGated]:
         return self.waiting
 
 
@@ -419,6 +454,7 @@ class World:
                 publish=self.bus.publish,
                 metrics=self.metrics,
                 clock=self.clock,
+                host_clock=self.clock,
             ),
             lambda _: NoPreemptor(),
             batch_wait_s=batch_wait_s,

@@ -3,9 +3,7 @@
 from typing import Any
 
 from services.dashboard.projection import Projection
-from shared.model.events.pod_events import (
-    BudgetChanged,
-)
+from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace
@@ -51,7 +49,7 @@ def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetCh
     return BudgetChanged(
         namespace=Namespace(namespace),
         state=state,
-        previous="ok",
+        previous_state="ok",
         lease_class="guaranteed",
-        at=at,
+        reported_at=at,
     )

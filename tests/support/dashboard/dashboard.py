@@ -21,9 +21,10 @@ from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.placer.ledger import ledger, reserve, share, wish
+from tests.support.placer.ledger import ledger, reservation, reserve, share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
+from tests.support.waiting import until
 
 
 @dataclass
@@ -52,9 +53,7 @@ class RunningDashboard:
         return [one for device in (await self.state(token))["devices"] for one in device["shares"]]
 
     async def until_shares(self, count: int) -> list[Any]:
-        async with asyncio.timeout(20):
-            while len(found := await self.shares()) != count:
-                await asyncio.sleep(0.02)
+        found: list[Any] = await until(self.shares, lambda shares: len(shares) == count)
         return found
 
     async def publish(self, *events: Event) -> None:
@@ -83,10 +82,7 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
                     trace_url="http://j/{trace}",
                 )
                 async with health.served(pages.application(), "127.0.0.1:0") as address:
-                    async with asyncio.timeout(20):
-                        await started.wait()
-                        while board.unready_reason():
-                            await asyncio.sleep(0.02)
+                    await until(lambda: started.is_set() and not board.unready_reason())
                     yield RunningDashboard(board, leases, bus, f"http://{address}", client)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -94,5 +90,5 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
 
 
 async def reserve_lease(shown: RunningDashboard, pod: str = "p1", gpu: int = 0) -> Lease:
-    (lease,) = await reserve(shown.ledger, wish(pod, share("a", gpu)))
+    (lease,) = await reserve(shown.ledger, reservation(pod, share("a", gpu)))
     return lease

@@ -56,9 +56,9 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
     )
 
 
-def leased(asks: PodManifest, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
+def leased(manifest: PodManifest, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
     """A pod's lease, with its containers' devices by index, one tuple for each with GPUs."""
-    wanted = parse_pod_request(asks, rules)
+    wanted = parse_pod_request(manifest, rules)
     return lease_of(
         wanted,
         *(

@@ -19,7 +19,8 @@ from shared.ledger.leases import RedisLeases
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats.subjects import user_of
-from tests.support.stack import PODS, Stack, gpu_pod, running
+from tests.support.stack import PODS, Stack, completed, gpu_pod, running
+from tests.support.waiting import until
 
 GPUS = "8xGTX1080Ti"
 CARD_MIB = 11178
@@ -64,8 +65,7 @@ def asking(
 
 def container(name: str, limits: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Return a container that runs until it is stopped."""
-    amounts = {key: str(value) for key, value in (limits or {}).items()}
-    return {"name": name, "image": "app", "resources": {"limits": amounts}, **more}
+    return {"name": name, "image": "app", "resources": {"limits": completed(limits or {})}, **more}
 
 
 async def bound(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
     async with RedisLeases.connect(
         up.state()["redis_url"],
-        credentials=ClientCredentials(credentials=up.secret("redis", "operator")),
+        credentials=ClientCredentials(login_file=up.secret("redis", "operator")),
     ) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 
@@ -163,9 +163,7 @@ async def leases(up: Stack) -> dict[str, Lease]:
 async def delete_all_pods(up: Stack) -> None:
     """Delete all pods and wait until their leases have ended."""
     await up.clear()
-    async with asyncio.timeout(30):
-        while await leases(up):
-            await asyncio.sleep(0.05)
+    await until(lambda: leases(up), lambda held: not held)
 
 
 async def node_allocatable(
@@ -173,17 +171,15 @@ async def node_allocatable(
 ) -> dict[str, Any]:
     """Wait until a node's allocatable has these amounts (None: the resource is absent)."""
     wanted = {name: None if n is None else str(n) for name, n in amounts.items()}
-    shown: dict[str, Any] = {}
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                found = json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))
-                shown = found["status"].get("allocatable", {})
-                if {name: shown.get(name) for name in wanted} == wanted:
-                    return dict(found)
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"{node} shows {shown}, not {wanted}") from None
+    found: dict[str, Any] = {}
+
+    async def allocatable() -> dict[str, Any]:
+        found.update(json.loads(await up.kube.read(f"/api/v1/nodes/{node}")))
+        shown = found["status"].get("allocatable", {})
+        return {name: shown.get(name) for name in wanted}
+
+    await until(allocatable, lambda shown: shown == wanted, limit_s=limit_s)
+    return found
 
 
 async def annotate(up: Stack, node: str, notes: Mapping[str, str | None]) -> None:
@@ -238,11 +234,8 @@ async def service(
     """Run one of our services beside the stack's, once it is ready."""
     process, run_file = await start(up, module, name, *flags)
     try:
-        async with asyncio.timeout(30):
-            while not run_file.exists():
-                log = up.root / "logs" / f"{name}.log"
-                assert process.returncode is None, log.read_text()[-2000:]
-                await asyncio.sleep(0.05)
+        await until(lambda: run_file.exists() or process.returncode is not None)
+        assert run_file.exists(), (up.root / "logs" / f"{name}.log").read_text()[-2000:]
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -5,6 +5,13 @@ Two of them are fragments in their guide (`metadata` and `spec` alone); `POD` st
 
 POD = "apiVersion: v1\nkind: Pod\n"
 
+
+def without_webhook(pod: str) -> str:
+    """Return a pod of the GPU sharing guide as the webhook completes it, for stacks without one."""
+    limit = "          volcano.sh/gpu-memory: "
+    return pod.replace(limit, f'          leasehold.dev/share: "1"\n{limit}')
+
+
 VOLCANO_GPU_SHARING_CONF = """
 kind: ConfigMap
 apiVersion: v1

@@ -50,7 +50,7 @@ class ExpectedPod:
     """A pod and its expected shares."""
 
     dialect: str
-    asks: PodManifest
+    manifest: PodManifest
     parts: tuple[ExpectedShare, ...]
     one_device: bool = False
     """All of its containers share a device."""
@@ -96,7 +96,7 @@ cores_of = st.sampled_from([1, 10, 33, 50, 60, 99, 100])
 def _pod(
     containers: list[ContainerManifest], notes: dict[str, str] | None = None, scheduler: str = ""
 ) -> PodManifest:
-    ordered = sorted(containers, key=lambda asked: not asked.init)
+    ordered = sorted(containers, key=lambda container: not container.init)
     return PodManifest(
         namespace=Namespace("ns"),
         containers=tuple(ordered),
@@ -116,7 +116,7 @@ class Kinds:
     inits: int
     sidecars: bool
 
-    def asks(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerManifest:
+    def container(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerManifest:
         named = {resource: amount for resource, amount in limits.items() if amount is not None}
         init = place < self.inits
         return ContainerManifest(name=name, limits=named, init=init, sidecar=init and self.sidecars)
@@ -150,7 +150,7 @@ def volcano_vgpu(draw: Any) -> ExpectedPod:
             "volcano.sh/vgpu-memory-percentage": percent,
             "volcano.sh/vgpu-cores": cores,
         }
-        containers.append(ORDINARY.asks(0, name, limits))
+        containers.append(ORDINARY.container(0, name, limits))
         bytes_of = (
             percent_of_units(percent)
             if percent is not None
@@ -173,7 +173,7 @@ def volcano_vgpu(draw: Any) -> ExpectedPod:
     notes = {"volcano.sh/vgpu-mode": mode} if mode else {}
     return ExpectedPod(
         dialect="volcano-vgpu",
-        asks=_pod(containers, notes, "volcano"),
+        manifest=_pod(containers, notes, "volcano"),
         parts=tuple(parts),
         mode=mode,
     )
@@ -186,11 +186,12 @@ def gpushare(draw: Any) -> ExpectedPod:
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
         memory, init = draw(sizes), kinds.runs_before(place)
-        containers.append(kinds.asks(place, name, {"volcano.sh/gpu-memory": memory}))
+        limits = {"volcano.sh/gpu-memory": memory, "leasehold.dev/share": 1}
+        containers.append(kinds.container(place, name, limits))
         parts.append(ExpectedShare(container=name, gpus=1, memory=units(memory), init=init))
     return ExpectedPod(
         dialect="volcano-gpushare",
-        asks=_pod(containers, scheduler="volcano"),
+        manifest=_pod(containers, scheduler="volcano"),
         parts=tuple(parts),
         one_device=True,
     )
@@ -202,8 +203,8 @@ def gpu_number(draw: Any) -> ExpectedPod:
     part = ExpectedShare(
         container="c0", gpus=number, memory=whole_units, all_memory=True, cores=100, alone=True
     )
-    asked = ORDINARY.asks(0, "c0", {"volcano.sh/gpu-number": number})
-    return ExpectedPod(dialect="volcano-gpushare", asks=_pod([asked]), parts=(part,))
+    container = ORDINARY.container(0, "c0", {"volcano.sh/gpu-number": number})
+    return ExpectedPod(dialect="volcano-gpushare", manifest=_pod([container]), parts=(part,))
 
 
 @st.composite
@@ -216,7 +217,7 @@ def vcuda(draw: Any) -> ExpectedPod:
         core = cards * 100 or draw(st.integers(1, 99))
         blocks = draw(st.integers(0 if cards else 1, 7))
         limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks or None}
-        containers.append(kinds.asks(place, name, limits))
+        containers.append(kinds.container(place, name, limits))
         parts.append(
             ExpectedShare(
                 container=name,
@@ -228,7 +229,7 @@ def vcuda(draw: Any) -> ExpectedPod:
                 init=init,
             )
         )
-    return ExpectedPod(dialect="tencent", asks=_pod(containers), parts=tuple(parts))
+    return ExpectedPod(dialect="tencent", manifest=_pod(containers), parts=tuple(parts))
 
 
 @st.composite
@@ -249,7 +250,7 @@ def hami(draw: Any) -> ExpectedPod:
             "nvidia.com/gpumem-percentage": percent,
             "nvidia.com/gpucores": cores,
         }
-        containers.append(kinds.asks(place, name, limits))
+        containers.append(kinds.container(place, name, limits))
         everything = memory is None and percent in {None, 100}
         whole = everything and cores in {None, 100} and mode != "mig"
         part_of = (
@@ -276,8 +277,8 @@ def hami(draw: Any) -> ExpectedPod:
     notes = {"nvidia.com/vgpu-mode": mode} if mode else {}
     if mutex:
         notes["hami.io/gpu-scheduler-policy"] = "mutex"
-    asks = _pod(containers, notes, "hami-scheduler")
-    return ExpectedPod(dialect="nvidia", asks=asks, parts=tuple(parts), mode=mode)
+    manifest = _pod(containers, notes, "hami-scheduler")
+    return ExpectedPod(dialect="nvidia", manifest=manifest, parts=tuple(parts), mode=mode)
 
 
 @st.composite
@@ -297,7 +298,7 @@ def koordinator(draw: Any) -> ExpectedPod:
             "koordinator.sh/gpu-memory-ratio": None if ratio is None else ratio * cards,
             "koordinator.sh/gpu-memory": memory,
         }
-        containers.append(kinds.asks(place, name, limits))
+        containers.append(kinds.container(place, name, limits))
         whole = core == 100 and ratio == 100
         part_of = exactly((memory or 0) // cards) if in_bytes else percent_of_mib(ratio or 0)
         parts.append(
@@ -314,7 +315,7 @@ def koordinator(draw: Any) -> ExpectedPod:
         )
     return ExpectedPod(
         dialect="koordinator",
-        asks=_pod(containers, scheduler="koord-scheduler"),
+        manifest=_pod(containers, scheduler="koord-scheduler"),
         parts=tuple(parts),
         distinct=True,
     )
@@ -336,7 +337,9 @@ def vendor_cards(draw: Any) -> ExpectedPod:
     )
     return ExpectedPod(
         dialect="koordinator" if koord else "nvidia",
-        asks=_pod([ORDINARY.asks(0, "c0", {"nvidia.com/gpu": number})], scheduler=scheduler),
+        manifest=_pod(
+            [ORDINARY.container(0, "c0", {"nvidia.com/gpu": number})], scheduler=scheduler
+        ),
         parts=(part,),
     )
 

@@ -52,7 +52,7 @@ LABELS = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
 """Of both nodes: the library is installed."""
 SERVED = (
     "volcano.sh/vgpu-number",
-    "volcano.sh/gpu-memory",
+    "leasehold.dev/share",
     "volcano.sh/gpu-number",
     "tencent.com/vcuda-core",
     "nvidia.com/gpu",
@@ -79,26 +79,26 @@ class Recount:
 
     def on(self, uuid: DeviceUuid) -> list[HeldShare]:
         return [
-            HeldShare(pod, wish.part(share.container), share)
-            for pod, (wish, lease) in self.live.items()
+            HeldShare(pod, expected.part(share.container), share)
+            for pod, (expected, lease) in self.live.items()
             for share in lease.shares
             if share.device == uuid
         ]
 
-    def add(self, pod: str, wish: ExpectedPod, lease: Lease) -> None:
+    def add(self, pod: str, expected: ExpectedPod, lease: Lease) -> None:
         """Add a new lease; assert that it is the pod's request and that the devices were free."""
-        assert_shares_as_requested(wish, lease, {d.uuid: d for d in self.nodes[lease.node]})
+        assert_shares_as_requested(expected, lease, {d.uuid: d for d in self.nodes[lease.node]})
         for uuid in {share.device for share in lease.shares}:
             before = self.on(uuid)
             assert uuid not in self.ill, f"{pod} was given {uuid}, which is unhealthy"
             for share in lease.shares:
                 if share.device == uuid and share.mig is None:
-                    part = wish.part(share.container)
+                    part = expected.part(share.container)
                     assert not (part.alone or part.idle) or not before, f"{uuid} was not idle"
                     assert not any(held.part.alone for held in before), f"{uuid} was held alone"
                     reserved = concurrent_sum(before, lambda h: h.part.cores)
                     assert reserved < 100 or part.joins_reserved, f"no core of {uuid} was left"
-        self.live[pod] = (wish, lease)
+        self.live[pod] = (expected, lease)
         for uuid in {share.device for share in lease.shares}:
             device, held = device_of(self.nodes, uuid), self.on(uuid)
             self.assert_device_consistent(device)
@@ -135,12 +135,12 @@ class Recount:
         assert_sharing_allowed(held)
         assert_slots_distinct(device, held)
 
-    def fits(self, wish: ExpectedPod) -> bool:
+    def fits(self, expected: ExpectedPod) -> bool:
         """Return whether a pod of one container fits on some node."""
-        [part] = wish.parts
+        [part] = expected.parts
         modes = {DeviceMode.HAMI_CORE} | ({DeviceMode.MIG} if part.instances else set())
-        if wish.mode:
-            modes &= {DeviceMode(wish.mode)}
+        if expected.mode:
+            modes &= {DeviceMode(expected.mode)}
         return any(
             sum(self.device_fits(part, device) for device in devices if device.mode is mode)
             >= part.gpus
@@ -261,11 +261,13 @@ def assert_instances_valid(device: Device, held: list[HeldShare]) -> None:
 
 
 def assert_shares_as_requested(
-    wish: ExpectedPod, lease: Lease, devices: Mapping[DeviceUuid, Device]
+    expected: ExpectedPod, lease: Lease, devices: Mapping[DeviceUuid, Device]
 ) -> None:
     """The shares are exactly the pod's request, rounded up to MiB or to an instance."""
-    assert {share.container for share in lease.shares} == {part.container for part in wish.parts}
-    for part in wish.parts:
+    assert {share.container for share in lease.shares} == {
+        part.container for part in expected.parts
+    }
+    for part in expected.parts:
         shares = lease.shares_of(part.container)
         assert len({share.device for share in shares}) == len(shares) == part.gpus
         for share in shares:
@@ -280,11 +282,11 @@ def assert_shares_as_requested(
                 assert part.instances
                 assert not share.whole
                 assert share.memory_mib >= needed_of_instance(part, device)
-    app = [s.device for s in lease.shares if not wish.part(s.container).init]
+    app = [s.device for s in lease.shares if not expected.part(s.container).init]
     assert len({devices[share.device].mode for share in lease.shares}) == 1
-    assert not wish.mode or {devices[s.device].mode for s in lease.shares} == {wish.mode}
-    assert not wish.one_device or len({share.device for share in lease.shares}) == 1
-    assert not wish.distinct or len(set(app)) == len(app)
+    assert not expected.mode or {devices[s.device].mode for s in lease.shares} == {expected.mode}
+    assert not expected.one_device or len({share.device for share in lease.shares}) == 1
+    assert not expected.distinct or len(set(app)) == len(app)
 
 
 def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> ContainerSetup:
@@ -300,10 +302,10 @@ def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> Conta
     return container_setup(lease, container, node, places)
 
 
-def assert_environment(wish: ExpectedPod, lease: Lease, devices: tuple[Device, ...]) -> None:
+def assert_environment(expected: ExpectedPod, lease: Lease, devices: tuple[Device, ...]) -> None:
     """What Allocate returns for each container is its request."""
     by_uuid = {device.uuid: device for device in devices}
-    for part in wish.parts:
+    for part in expected.parts:
         env = dict(setup_of(lease, part.container, devices).environment)
         shares = sorted(lease.shares_of(part.container), key=lambda share: share.index)
         seen = env["NVIDIA_VISIBLE_DEVICES"].split(",")
@@ -312,7 +314,7 @@ def assert_environment(wish: ExpectedPod, lease: Lease, devices: tuple[Device, .
         if shares[0].mig:
             assert sorted(seen) == sorted(f"MIG-{s.device}-{s.slot}" for s in shares)
             assert not any(name.startswith("CUDA_") for name in env)
-        elif wish.dialect == "volcano-gpushare":
+        elif expected.dialect == "volcano-gpushare":
             held = {str(share.index) for share in lease.shares}
             assert set(seen) == held, "the guide's pods see the cards of all their containers"
             unit = shares[0].unit_mib
@@ -323,7 +325,7 @@ def assert_environment(wish: ExpectedPod, lease: Lease, devices: tuple[Device, .
             if not limits:
                 everything = wanted == [by_uuid[s.device].memory_mib * MIB for s in shares]
                 assert part.alone or (everything and part.cores in {0, 100})
-            elif wish.dialect == "koordinator":
+            elif expected.dialect == "koordinator":
                 assert bytes_of(limits["CUDA_DEVICE_MEMORY_LIMIT"]) == min(wanted)
             else:
                 order = [by_uuid[DeviceUuid(uuid)].index for uuid in seen]

@@ -1,4 +1,4 @@
-"""A reflector that follows a scripted API server, and what it told."""
+"""A reflector that follows a scripted API server, and the changes that it yielded."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,10 +15,7 @@ from shared.kubernetes.known_objects import (
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiPod
-from tests.support.kubernetes.scripted_apiserver import (
-    ScriptedApiserver,
-    Step,
-)
+from tests.support.kubernetes.scripted_apiserver import ScriptedApiserver, Step
 
 PODS = "/api/v1/pods"
 
@@ -44,32 +41,32 @@ class Followed:
         self.pauses.append(seconds)
         await asyncio.sleep(0)
 
-    async def told_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
-        """Follow until `enough` holds for what was told so far; return all of it as words."""
+    async def changes_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
+        """Follow until `enough` holds for the changes so far; return all of them as text."""
         async with asyncio.timeout(30), aclosing(self.reflector.batches()) as batches:
             async for batch in batches:
                 self.batches.append(batch)
-                if enough(self.told()):
+                if enough(self.changes()):
                     break
-        return self.told()
+        return self.changes()
 
-    async def told_by_request(self, count: int) -> list[str]:
-        """Follow until the server has received `count` requests; return what was told by then."""
+    async def changes_by_request(self, count: int) -> list[str]:
+        """Follow until the server has received `count` requests; return the changes so far."""
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            following = group.create_task(self.told_until(lambda _: False))
+            following = group.create_task(self.changes_until(lambda _: False))
             await self.server.received(count)
             following.cancel()
-        return self.told()
+        return self.changes()
 
-    def told(self) -> list[str]:
-        return [_words(change) for batch in self.batches for change in batch]
+    def changes(self) -> list[str]:
+        return [_text(change) for batch in self.batches for change in batch]
 
     def watched_from(self) -> list[str]:
         requests = [r.query for r in self.server.requests if "watch" in r.query]
         return [query["resourceVersion"] for query in requests]
 
 
-def _words(change: Change[ApiPod]) -> str:
+def _text(change: Change[ApiPod]) -> str:
     match change:
         case ObjectAdded(item):
             return f"+{item.metadata.name}@{item.metadata.resource_version}"
@@ -92,5 +89,5 @@ async def following(*steps: Step, silence_s: float = 30.0) -> AsyncIterator[Foll
         yield Followed(server, kube, silence_s)
 
 
-def has(word: str) -> Callable[[list[str]], bool]:
-    return lambda told: word in told
+def has(expected: str) -> Callable[[list[str]], bool]:
+    return lambda changes: expected in changes

@@ -22,7 +22,7 @@ class Kubectl:
     home: Path
 
     async def run(self, line: str, stdin: str = "", *, code: int = 0) -> str:
-        """Run a command line and return what it says; `code` is the exit code it must have."""
+        """Run a command line and return its output; `code` is the exit code it must have."""
         process = await asyncio.create_subprocess_exec(
             self.binary,
             *line.split(),

@@ -16,7 +16,7 @@ class Reviews:
     """An API server that answers reviews: who bears which token, and may get pods where."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.rights = {"root": {""}, "member": {"default"}, "stranger": set[str]()}
         self.grants = {"root"}
 
@@ -30,15 +30,15 @@ class Reviews:
 
     async def access(self, request: web.Request) -> web.Response:
         body = await request.json()
-        asked = body["spec"]["resourceAttributes"]
+        requests = body["spec"]["resourceAttributes"]
         assert body["spec"]["groups"] == ["system:authenticated"]
-        if asked.get("subresource") == "grants":
-            assert (asked["verb"], asked["group"]) == ("create", "leasehold.dev")
+        if requests.get("subresource") == "grants":
+            assert (requests["verb"], requests["group"]) == ("create", "leasehold.dev")
             allowed = body["spec"]["user"] in self.grants
             return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
-        assert (asked["verb"], asked["resource"]) == ("get", "pods")
-        self.asked.append(f"{body['spec']['user']}:{asked['namespace']}")
-        allowed = asked["namespace"] in self.rights[body["spec"]["user"]]
+        assert (requests["verb"], requests["resource"]) == ("get", "pods")
+        self.requests.append(f"{body['spec']['user']}:{requests['namespace']}")
+        allowed = requests["namespace"] in self.rights[body["spec"]["user"]]
         return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
 
     def application(self) -> web.Application:

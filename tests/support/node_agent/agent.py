@@ -1,9 +1,10 @@
-"""A node agent in this process, beside a simulated kubelet, with a ledger that a test writes."""
+"""A node agent in this process, beside a simulated kubelet, with leases that a test sets."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings
 from services.node_agent.wiring import node_agent
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged
@@ -34,23 +35,32 @@ from tests.support.waiting import until
 
 NUMBER = "volcano.sh/vgpu-number"
 MEMORY = "volcano.sh/gpu-memory"
+RESTART_S = 0.05
+
+
+async def _restarted(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop of the agent again after a known error, as the runtime does."""
+    while True:
+        with contextlib.suppress(LeaseholdError):
+            await loop()
+        await asyncio.sleep(RESTART_S)
 
 
 @dataclass(slots=True)
-class Ledger:
-    """Answers for the binder: knows leases, or stays silent."""
+class FakeLeaseReplies:
+    """Replies to lease requests as the binder does, or is unavailable."""
 
     leases: dict[PodUid, Lease] = field(default_factory=dict)
-    silent: bool = False
-    questions: list[LeasesRequest] = field(default_factory=list)
+    unavailable: bool = False
+    requests: list[LeasesRequest] = field(default_factory=list)
 
     async def request(
-        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+        self, request: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
     ) -> LeasesReply:
-        self.questions.append(question)
-        if self.silent:
-            raise UnavailableError("nobody answered leases.request.v1")
-        wanted = question.pods or tuple(self.leases)
+        self.requests.append(request)
+        if self.unavailable:
+            raise UnavailableError("no reply to leases.request.v1")
+        wanted = request.pods or tuple(self.leases)
         return LeasesReply(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
 
     def grant(self, lease: Lease) -> Lease:
@@ -89,15 +99,15 @@ def lease_of(uid: str, *shares: Share, name: str = "pod", **changes: Any) -> Lea
 
 
 @dataclass(slots=True)
-class Site:
-    """A node with everything on it, and what its agent says."""
+class OneNodeCluster:
+    """An API server, a kubelet and an agent, and the events that the agent published."""
 
     api: ApiUnderTest
     node: Node
     root: Path
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: FakeLeaseReplies = field(default_factory=FakeLeaseReplies)
     agent: NodeAgent | None = None
-    said: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     timing: AgentTiming = DEFAULT_TIMING
     gpus: str = "2xT4"
     changes: dict[str, Any] = field(default_factory=dict)
@@ -116,19 +126,19 @@ class Site:
 
     @asynccontextmanager
     async def running(self, *, registered: bool = True) -> AsyncIterator[NodeAgent]:
-        """Run an agent; leaving is a stop without any warning."""
+        """Run an agent; it is stopped without a drain."""
         tracing = Tracing("node-agent", None)
         async with node_agent(
             self.settings, requester=self.ledger, tracing=tracing, timing=self.timing
         ) as agent:
             self.agent = agent
             tasks = [
-                asyncio.create_task(getattr(agent, role.method)())
+                asyncio.create_task(_restarted(getattr(agent, role.method)))
                 for role in roles_of(agent)
                 if role.kind == "loops"
             ]
             tasks += [
-                asyncio.create_task(self._listen(source))
+                asyncio.create_task(self._collect(source))
                 for source in (agent.shares, agent.reports, agent.violations, agent.health)
             ]
             try:
@@ -145,36 +155,36 @@ class Site:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.agent = None
 
-    async def _listen(self, source: Any) -> None:
+    async def _collect(self, source: Any) -> None:
         async for events in source():
-            self.said.extend(events)
+            self.events.extend(events)
 
-    async def tell(self, lease: Lease) -> None:
-        """Push a lease, as the binder does."""
+    async def push_lease(self, lease: Lease) -> None:
+        """Send a lease to the agent, as the binder does."""
         assert self.agent is not None
         await self.agent.observe_leases([LeaseChanged(lease=lease)])
 
-    def heard(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.said if isinstance(event, kind)]
+    def events_of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def activated(self) -> list[ShareActivated]:
-        return self.heard(ShareActivated)
+        return self.events_of(ShareActivated)
 
     @property
     def refused(self) -> list[ShareRefused]:
-        return self.heard(ShareRefused)
+        return self.events_of(ShareRefused)
 
     @property
     def reported(self) -> list[DeviceReported]:
-        return self.heard(DeviceReported)
+        return self.events_of(DeviceReported)
 
-    def bind(self, obj: Json, *shares: Share, told: bool = True, **changes: Any) -> Lease:
-        """Create a pod bound to the node, with a lease that the agent was told of before."""
+    def bind(self, obj: Json, *shares: Share, lease_known: bool = True, **changes: Any) -> Lease:
+        """Create a pod bound to the node, and its lease, which the agent knows if `lease_known`."""
         created = self.node.create(obj)["metadata"]
         facts = {"name": created["name"], **changes}
         lease = self.ledger.grant(lease_of(created["uid"], *shares, **facts))
-        if told and self.agent is not None:
+        if lease_known and self.agent is not None:
             self.agent.leases.observe([lease])
         return lease
 
@@ -189,7 +199,7 @@ class Site:
 
 
 def handler_of(agent: NodeAgent | None) -> AllocationHandler:
-    """Return what answers the kubelet's calls."""
+    """Return the handler of the kubelet's calls."""
     assert agent is not None
     assert isinstance(agent.plugins, DevicePlugins)
     assert isinstance(agent.plugins.handler, AllocationHandler)
@@ -197,13 +207,13 @@ def handler_of(agent: NodeAgent | None) -> AllocationHandler:
 
 
 @asynccontextmanager
-async def site(
+async def one_node_cluster(
     gpus: str = "2xT4",
     settings: NodeSettings = FAST,
     *,
     timing: AgentTiming = DEFAULT_TIMING,
     **changes: Any,
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[OneNodeCluster]:
     """Start an API server and a kubelet; the agent is started by the test."""
     root = Path(tempfile.mkdtemp(prefix="lh-"))
     try:
@@ -211,6 +221,6 @@ async def site(
             api_server() as api,
             one_kubelet(settings, store=api.store, directory=root / "k") as node,
         ):
-            yield Site(api, node, root, gpus=gpus, timing=timing, changes=changes)
+            yield OneNodeCluster(api, node, root, gpus=gpus, timing=timing, changes=changes)
     finally:
         shutil.rmtree(root, ignore_errors=True)

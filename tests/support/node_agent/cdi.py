@@ -38,7 +38,7 @@ def cdi_specification(path: Path) -> dict[str, Any]:
 
 
 def cdi_devices(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the edits of each device, by the name that a container asks with."""
+    """Return the edits of each device, by its CDI name."""
     found = cdi_specification(path)
     return {f"{found['kind']}={one['name']}": one["containerEdits"] for one in found["devices"]}
 

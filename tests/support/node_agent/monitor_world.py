@@ -1,8 +1,7 @@
 """The GPUs, regions and pods of a fake node that a usage monitor scans."""
 
-import asyncio
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -13,9 +12,7 @@ from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.kubelet.pods import KubeletPod
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
@@ -29,6 +26,7 @@ from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.health import served
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
+from tests.support.node_agent.checkpoint import CheckpointOf
 from tests.support.node_agent.regions import path_of, process
 from tests.support.simcluster.kubelet import NODE
 
@@ -99,8 +97,8 @@ OWN_NUMBERS = {
 
 
 @dataclass
-class Driver:
-    """Says what a test says."""
+class FakeDriver:
+    """Returns samples that a test sets."""
 
     samples: tuple[DeviceSample, ...] = ()
     broken: bool = False
@@ -112,7 +110,7 @@ class Driver:
 
 
 @dataclass
-class Hardware:
+class FakeInstances:
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         assert device == GPU
         one = MigInstance(
@@ -123,38 +121,33 @@ class Hardware:
 
 
 @dataclass
-class Kubelet:
+class FakeKubelet:
     pods: tuple[KubeletPod, ...] = ()
-    asked: int = 0
+    list_calls: int = 0
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        self.asked += 1
+        self.list_calls += 1
         return self.pods
 
 
-@dataclass
-class Record:
-    told: list[CheckpointEntry] = field(default_factory=list)
-    lost: bool = False
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        return tuple(self.told)
+class FakeCheckpoint(CheckpointOf):
+    def __init__(self) -> None:
+        self.recorded: list[CheckpointEntry] = []
+        super().__init__(lambda: tuple(self.recorded))
 
 
 @dataclass
-class World:
+class MonitorWorld:
     root: Path
     monitor: UsageMonitor
-    driver: Driver
-    kubelet: Kubelet
-    record: Record
+    driver: FakeDriver
+    kubelet: FakeKubelet
+    record: FakeCheckpoint
     known: KnownLeases
     clock: FakeClock
 
-    def give(self, lease: Lease) -> LeasedContainer:
-        """Have the kubelet told of a container, and its region seeded."""
+    def add_container(self, lease: Lease) -> LeasedContainer:
+        """Add a container with a lease, a checkpoint entry and a seeded region."""
         layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
         activation = Allocation(
@@ -166,19 +159,19 @@ class World:
             device_ids=("x",),
             lease=lease,
         )
-        self.record.told.append(CheckpointEntry(allocation=activation, setup=setup))
+        self.record.recorded.append(CheckpointEntry(allocation=activation, setup=setup))
         self.known.observe([lease])
-        (tenant,) = leased_containers(self.record.told[-1:], self.known.leases, complete=True)
+        (tenant,) = leased_containers(self.record.recorded[-1:], self.known.leases, complete=True)
         assert tenant.region_path is not None
         assert tenant.seed is not None
         Path(tenant.region_path.directory).mkdir(parents=True)
         seed_region(tenant.region_path, tenant.seed, starting=True)
         return tenant
 
-    def runs(
+    def add_process(
         self, tenant: LeasedContainer, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
     ) -> None:
-        """Have a process run on GPU 0."""
+        """Add a process on GPU 0."""
         directory = self.root / "proc" / str(pid)
         directory.mkdir(parents=True)
         (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.lease.pod}/{ID}\n")
@@ -196,11 +189,11 @@ class World:
 
 
 def stat_of(pid: int, began_ticks: int) -> str:
-    """Write /proc/PID/stat of a process whose name is as odd as names may be."""
+    """Write /proc/PID/stat of a process whose name has parentheses and spaces."""
     return f"{pid} (a) b) (R) S {'0 ' * 18}{began_ticks} 0 0\n"
 
 
-def monitored(tmp_path: Path) -> World:
+def monitored(tmp_path: Path) -> MonitorWorld:
     idle = DeviceSample(
         device=GPU,
         index=0,
@@ -209,31 +202,36 @@ def monitored(tmp_path: Path) -> World:
         busy_percent=40,
         memory_busy_percent=12,
     )
-    driver, kubelet, record, clock = Driver((idle,)), Kubelet(), Record(), FakeClock()
+    driver, kubelet, record, clock = (
+        FakeDriver((idle,)),
+        FakeKubelet(),
+        FakeCheckpoint(),
+        FakeClock(),
+    )
     known = KnownLeases(NodeName(NODE), synced=True)
     monitor = UsageMonitor(
         NodeName(NODE),
         usage=driver,
-        list_instances=Hardware().instances,
-        pods=kubelet,
+        list_instances=FakeInstances().instances,
+        list_pods=kubelet.list_pods,
         checkpoint=record,
         leases=known,
         clock=clock,
         proc=tmp_path / "proc",
     )
-    return World(tmp_path, monitor, driver, kubelet, record, known, clock)
+    return MonitorWorld(tmp_path, monitor, driver, kubelet, record, known, clock)
 
 
-def computing(world: World) -> LeasedContainer:
-    """Have a container whose process has used its GPU 30 s ago."""
-    tenant = world.give(lease_of(UID))
+def computing(world: MonitorWorld) -> LeasedContainer:
+    """Add a container whose process used its GPU 30 s ago."""
+    tenant = world.add_container(lease_of(UID))
     assert tenant.region_path is not None
     image = bytearray(path_of(tenant.region_path).read_bytes())
     process(image, 0, 7, totals=(300 * MIB,))
     struct.pack_into("<Q", image, V1_2.slots + 1160 + 16, 25)
     struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
     path_of(tenant.region_path).write_bytes(bytes(image))
-    world.runs(tenant, 70, inner=7)
+    world.add_process(tenant, 70, inner=7)
     return tenant
 
 

@@ -36,7 +36,7 @@ def write_by_c(layout: RegionLayout, place: RegionPath) -> None:
 
 
 def show_by_c(layout: RegionLayout, place: RegionPath) -> dict[str, str]:
-    """Have C map a region, tell its fields, and take its locks (0: it got them)."""
+    """Return the fields that the C program reads from a region; `sem` is 0 if it took the lock."""
     path = Path(place.directory) / place.name
     done = subprocess.run(
         [str(c_program()), "show", layout.name, str(path)],

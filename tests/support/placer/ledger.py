@@ -62,11 +62,13 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: obj
     return Share(**{**known, **more})  # type: ignore[arg-type]
 
 
-def wish(pod: str, *shares: Share, node: str = "a", tag: str = "", cpu: int = 100) -> Reservation:
-    return wish_among(pod, [(node, shares)], tag=tag, cpu=cpu)
+def reservation(
+    pod: str, *shares: Share, node: str = "a", tag: str = "", cpu: int = 100
+) -> Reservation:
+    return reservation_among(pod, [(node, shares)], tag=tag, cpu=cpu)
 
 
-def wish_among(
+def reservation_among(
     pod: str,
     candidates: Sequence[tuple[str, Sequence[Share]]],
     *,

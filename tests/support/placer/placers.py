@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from tests.support.build import dice
+from tests.support.waiting import until
 
 
-class NoPlacerMetrics:
+class NoPlacerMetrics(PrometheusPlacerMetrics):
     def count(self, outcome: str, amount: int = 1) -> None:
         """Count nothing."""
 
@@ -24,9 +26,7 @@ async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]
     ]
     following = [asyncio.create_task(placer.follow_ledger()) for placer in several]
     try:
-        async with asyncio.timeout(30):
-            while any(placer.unready_reason() for placer in several):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(placer.unready_reason() for placer in several))
         yield several
     finally:
         for task in following:

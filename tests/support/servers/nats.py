@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+from tests.support.waiting import until
 
 
 def free_port() -> int:
@@ -30,9 +33,19 @@ def nats_binary() -> str:
 class NatsServer:
     """Start, stop, kill and start again on the same port."""
 
-    def __init__(self, tls: tuple[Path, Path] | None = None, *, more: str = "") -> None:
+    def __init__(
+        self,
+        tls: tuple[Path, Path] | None = None,
+        *,
+        more: str = "",
+        limits: str = "",
+        user: int | None = None,
+    ) -> None:
+        """`limits` are settings of JetStream; `user` is the ID of its user, if not ours."""
         self.tls = tls
         self.more = more
+        self.limits = limits
+        self.user = user
         self.port = free_port()
         self.store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -45,16 +58,18 @@ class NatsServer:
         config = self.store / "nats.conf"
         config.write_text(
             f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n{self._cover()}{self.more}"
+            f"jetstream {{ store_dir: {json.dumps(str(self.store))}\n{self.limits} }}\n"
+            f"{self._cover()}{self.more}"
         )
+        if self.user is not None:
+            os.chown(self.store, self.user, -1)
         self.process = subprocess.Popen(
             [nats_binary(), "-c", str(config)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            user=self.user,
         )
-        async with asyncio.timeout(20):
-            while not await self._answers():
-                await asyncio.sleep(0.02)
+        await until(self._answers)
 
     def _cover(self) -> str:
         if self.tls is None:

@@ -1,17 +1,17 @@
 """A primary, a replica and Sentinels that make the one of the other, on ports of their own."""
 
-import asyncio
 import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import redis.asyncio
 
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import valkey_binary
+from tests.support.waiting import until
 
 NAME = "ledger"
 DOWN_MS = 500
@@ -56,18 +56,15 @@ class Servers:
 
     async def until(self, name: str, section: str, line: str) -> None:
         """Wait until INFO of a server has a line."""
-        async with (
-            asyncio.timeout(30),
-            redis.asyncio.Redis(port=self.ports[name], decode_responses=True) as client,
-        ):
-            while True:
-                try:
-                    said = await client.execute_command("INFO", section)
-                except (OSError, redis.exceptions.ConnectionError):
-                    said = {}
-                if line in (f"{key}:{value}" for key, value in dict(said).items()):
-                    return
-                await asyncio.sleep(0.05)
+        async with redis.asyncio.Redis(port=self.ports[name], decode_responses=True) as client:
+
+            async def info() -> set[str]:
+                with suppress(OSError, redis.exceptions.ConnectionError):
+                    found = dict(await client.execute_command("INFO", section))
+                    return {f"{key}:{value}" for key, value in found.items()}
+                return set()
+
+            await until(info, lambda lines: line in lines)
 
 
 @asynccontextmanager
@@ -94,15 +91,12 @@ async def sentinels() -> AsyncIterator[Servers]:
 
 async def _meet(servers: Servers) -> None:
     for name in servers.sentinels:
-        async with (
-            asyncio.timeout(30),
-            redis.asyncio.Redis(port=servers.ports[name], decode_responses=True) as client,
-        ):
-            while True:
-                try:
-                    known = (await client.sentinel_masters())[NAME]
-                except (OSError, redis.exceptions.ConnectionError):
-                    known = {}
-                if known.get("num-other-sentinels") == 2 and known.get("num-slaves") == 1:
-                    break
-                await asyncio.sleep(0.05)
+        async with redis.asyncio.Redis(port=servers.ports[name], decode_responses=True) as client:
+
+            async def known(client: redis.asyncio.Redis = client) -> tuple[int, int]:
+                with suppress(OSError, redis.exceptions.ConnectionError):
+                    found = (await client.sentinel_masters())[NAME]
+                    return found["num-other-sentinels"], found["num-slaves"]
+                return 0, 0
+
+            await until(known, lambda counts: counts == (2, 1))

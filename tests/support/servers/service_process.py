@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.servers.nats import free_port
+from tests.support.waiting import until
 
 
 class ServiceProcess:
@@ -23,13 +24,13 @@ class ServiceProcess:
     def __init__(self, service: str, *flags: str) -> None:
         self.http = f"127.0.0.1:{free_port()}"
         descriptor, name = tempfile.mkstemp(prefix="lh-log-")
-        self._log, self._said = Path(name), ""
+        self._log, self._last_log = Path(name), ""
         command = [sys.executable, "-m", f"services.{service}", "--http", self.http, *flags]
         self.process = subprocess.Popen(command, stderr=descriptor)
         os.close(descriptor)
 
     async def page(self, path: str) -> tuple[int, str]:
-        """Return a page's status and text; 0 while nobody answers."""
+        """Return a page's status and text; 0 while it does not respond."""
         try:
             async with aiohttp.request("GET", f"http://{self.http}{path}") as response:
                 return response.status, await response.text()
@@ -37,23 +38,22 @@ class ServiceProcess:
             return 0, ""
 
     async def until_ready(self) -> None:
-        """Wait until it is ready; the caller says how long that may take."""
-        while (await self.page("/readyz"))[0] != 200:
-            assert self.process.poll() is None, self.log()
-            await asyncio.sleep(0.05)
+        """Wait until it is ready."""
+        await until(self._readiness, lambda page: page[0] == 200)
 
     async def until_unready(self, *texts: str) -> None:
-        """Wait until it says that it is not ready, and why: each of the texts."""
-        while True:
-            status, said = await self.page("/readyz")
-            if status == 503 and all(text in said for text in texts):
-                return
-            assert self.process.poll() is None, self.log()
-            await asyncio.sleep(0.05)
+        """Wait until it is not ready, with each of the texts among its reasons."""
+        await until(
+            self._readiness, lambda page: page[0] == 503 and all(text in page[1] for text in texts)
+        )
+
+    async def _readiness(self) -> tuple[int, str]:
+        assert self.process.poll() is None, self.log()
+        return await self.page("/readyz")
 
     def log(self) -> str:
         """Return all that it has logged."""
-        return self._log.read_text() if self._log.exists() else self._said
+        return self._log.read_text() if self._log.exists() else self._last_log
 
     def warnings(self) -> list[dict[str, Any]]:
         """Return the lines above `info`; a line that is no JSON fails."""
@@ -69,7 +69,7 @@ class ServiceProcess:
         """Kill it, and remove the file of its log, which is remembered."""
         self.process.kill()
         self.process.wait()
-        self._said = self.log()
+        self._last_log = self.log()
         self._log.unlink()
 
 

@@ -46,11 +46,11 @@ class Cover:
         self.port = 0
         self._open: set[asyncio.StreamWriter] = set()
 
-    def show(self, files: tuple[Path, Path], *, asks: Path | None = None) -> None:
+    def show(self, files: tuple[Path, Path], *, client_ca: Path | None = None) -> None:
         """Show a certificate from now on, and ask for one of the authority `asks`."""
         self.context.load_cert_chain(*files)
-        if asks is not None:
-            self.context.load_verify_locations(asks)
+        if client_ca is not None:
+            self.context.load_verify_locations(client_ca)
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     @property

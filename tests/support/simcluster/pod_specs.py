@@ -3,10 +3,7 @@
 from typing import Any
 
 from simcluster.apimachinery.objects import Json
-from simcluster.kubelet.containers.container_spec import (
-    PodSpec,
-    parse_pod,
-)
+from simcluster.kubelet.containers.container_spec import PodSpec, parse_pod
 
 
 def pod_spec(*containers: Json, **spec: Any) -> PodSpec:

@@ -9,7 +9,7 @@ from typing import Any
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.status_publisher import StatusPublisher
-from services.timekeeper.service import Timekeeper
+from services.timekeeper.service import AccountStore, Timekeeper
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import encode_lease
@@ -24,9 +24,11 @@ from shared.model.budget import (
     ChargeEntry,
     Journal,
 )
+from shared.model.clock import Clock
 from shared.model.events.event import Event
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
+from shared.runtime.heartbeat import EventPublisher
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 
@@ -174,16 +176,26 @@ class AccountLedger:
     def ledger_prefix(self) -> str:
         return self.leases._connection.prefix
 
-    def timekeeper(self, *, charge_every_s: float = 900, **crash: Any) -> Timekeeper:
-        """A new replica with empty caches."""
+    def timekeeper(
+        self,
+        *,
+        charge_every_s: float = 900,
+        store: AccountStore | None = None,
+        configuration: ConfiguredBudgets | None = None,
+        statuses: StatusPublisher | None = None,
+        bus: EventPublisher | None = None,
+        clock: Clock | None = None,
+        **crash: Any,
+    ) -> Timekeeper:
+        """A new replica with empty caches, in the test's time unless `store` is given."""
         return Timekeeper(
-            store=Timeline(self.store, self.now_ms, **crash),
+            store=store or Timeline(self.store, self.now_ms, **crash),
             ledger=self.leases,
-            configuration=self.config,
-            bus=RecordingBus(),
-            statuses=StatusPublisher(),
+            configuration=configuration or self.config,
+            bus=bus or RecordingBus(),
+            statuses=statuses or StatusPublisher(),
             metrics=TimekeeperMetrics(),
-            clock=FakeClock(),
+            clock=clock or FakeClock(),
             factors={},
             tick_s=5,
             charge_every_s=charge_every_s,
@@ -192,10 +204,10 @@ class AccountLedger:
 
     async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:
         """Write what the ledger's scripts write, at an instant of the test's choice."""
-        words: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
+        command: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
         for each in leases:
-            words += [each.pod, encode_lease(each)]
-        await self.leases._connection._redis.execute_command(*words)
+            command += [each.pod, encode_lease(each)]
+        await self.leases._connection._redis.execute_command(*command)
 
     async def count(self, at_ms: int, *, keeper: Timekeeper | None = None) -> list[Any]:
         """Let a replica (a new one, unless given) count at an instant."""
@@ -220,7 +232,7 @@ class AccountLedger:
         return [entry for entry in entries if entry.kind == "charge"]
 
 
-_books = iter(range(1 << 30))
+_prefixes = iter(range(1 << 30))
 
 
 @asynccontextmanager
@@ -229,7 +241,7 @@ async def account_ledger(url: str, *budgets: Budget) -> AsyncIterator[AccountLed
     async with ledger(url, {"a": 4}) as leases:
         prefix = leases._connection.prefix
         async with Budgets.connect(
-            url, ledger_prefix=prefix, prefix=f"b{next(_books)}-{prefix}"
+            url, ledger_prefix=prefix, prefix=f"b{next(_prefixes)}-{prefix}"
         ) as store:
             config = FixedBudgets(given={each.namespace: each for each in budgets})
             yield AccountLedger(url, leases, store, config)

@@ -40,7 +40,7 @@ def fresh(number: int) -> bytes:
 fresh.times = 0  # type: ignore[attr-defined]
 
 
-def test_what_is_there_stays_and_only_what_is_missing_is_made() -> None:
+def test_existing_secrets_stay_and_only_missing_ones_are_created() -> None:
     first = root_secret.complete({}, NAMES, NOW, fresh)
     again = root_secret.complete(first, NAMES, NOW, fresh)
     without = {key: value for key, value in first.items() if key != "redis.binder"}
@@ -51,7 +51,7 @@ def test_what_is_there_stays_and_only_what_is_missing_is_made() -> None:
     assert {key for key in first if first[key] != second[key]} == {"redis.binder"}
 
 
-def test_an_operators_own_administrator_is_kept_and_neither_it_nor_default_is_changed() -> None:
+def test_an_administrator_of_the_operator_and_the_default_user_stay_unchanged() -> None:
     whole = root_secret.complete({"redis.admin": b"default:given"}, NAMES, NOW, fresh)
 
     changed = {words[0] for words in root_secret.redis_user_rules(whole)}
@@ -82,7 +82,7 @@ def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_throu
     ("after", "wanted"),
     [(timedelta(0), False), (timedelta(minutes=6), True), (timedelta(days=8), False)],
 )
-def test_servers_reload_a_renewed_certificate_once_its_files_are_surely_written(
+def test_servers_reload_a_renewed_certificate_once_its_files_are_mounted(
     after: timedelta, wanted: bool
 ) -> None:
     first = root_secret.complete({}, NAMES, NOW, fresh)
@@ -116,7 +116,7 @@ def test_the_manifests_install_empty_every_derived_object() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([ACCOUNT, SERVER]))
-def test_an_nkey_is_decoded_as_it_was_encoded_and_none_of_another_type(
+def test_an_nkey_is_decoded_as_it_was_encoded_and_another_type_is_refused(
     key: bytes, prefix: int
 ) -> None:
     text = encode_key(prefix, key)
@@ -134,7 +134,7 @@ def test_text_that_is_not_an_nkey_is_refused(text: str) -> None:
 
 
 @given(st.data())
-def test_claims_are_accepted_as_signed_and_not_if_anything_is_changed(
+def test_claims_are_accepted_only_as_they_were_signed(
     data: st.DataObject,
 ) -> None:
     token = TokenIssuer(b"s" * 32).sign({"iss": TokenIssuer(b"s" * 32).public, "says": "this"})
@@ -149,7 +149,7 @@ def test_claims_are_accepted_as_signed_and_not_if_anything_is_changed(
 
 
 @given(st.text(max_size=200))
-def test_a_request_that_no_nats_server_has_sent_is_refused(text: str) -> None:
+def test_a_malformed_authorization_request_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         parse_request(text)
 

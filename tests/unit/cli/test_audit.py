@@ -17,14 +17,16 @@ from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import Allocation
+from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import fair_share_of
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaLimits, QuotaTotals
-from shared.model.request import SharingPolicy
+from shared.model.request import Gang, PodRequest, SharingPolicy
 from tests.support.placer.quotas import charge_of
 
 NODE = NodeName("node-0")
@@ -136,7 +138,7 @@ def test_a_lease_copy_of_another_size_and_an_invalid_one_are_found() -> None:
     ]
     (none,) = found(facts(account(held), pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
     assert none[0] == "S7"
-    assert "is no lease" in none[1]
+    assert "is not a lease" in none[1]
 
 
 def test_a_node_total_that_is_not_the_sum_of_its_leases_is_found() -> None:
@@ -237,9 +239,9 @@ def allocation(lease: Lease) -> Allocation:
 
 
 def test_an_allocation_larger_than_its_lease_is_found() -> None:
-    told = allocation(lease("a", share(memory_mib=5_000)))
+    reported = allocation(lease("a", share(memory_mib=5_000)))
 
-    ((invariant, text),) = found(facts(account(lease("a")), allocations={NODE: (told,)}))
+    ((invariant, text),) = found(facts(account(lease("a")), allocations={NODE: (reported,)}))
 
     assert invariant == "S7"
     assert "5000" in text
@@ -247,9 +249,9 @@ def test_an_allocation_larger_than_its_lease_is_found() -> None:
 
 
 def test_an_allocation_without_a_lease_is_found() -> None:
-    told = allocation(lease("a"))
+    reported = allocation(lease("a"))
 
-    assert found(facts(account(), pods=(), allocations={NODE: (told,)})) == [
+    assert found(facts(account(), pods=(), allocations={NODE: (reported,)})) == [
         ("S5", "container main has devices from the kubelet, and no live lease")
     ]
 
@@ -293,13 +295,13 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
     ours = frozenset({"volcano"})
     waits = pod("a", node="", phase="Pending", annotations={})
 
-    silent = list(unexplained(facts(account(), pods=(waits,)), ours))
-    told = replace(waits, unschedulable_message="0/2 nodes are available")
+    unexplained_pods = list(unexplained(facts(account(), pods=(waits,)), ours))
+    reported = replace(waits, unschedulable_message="0/2 nodes are available")
     foreign = replace(waits, scheduler="default-scheduler")
     gated = replace(waits, gates=("example.com/gate",))
 
-    assert [difference.invariant for difference in silent] == ["P1"]
-    assert not list(unexplained(facts(account(), pods=(told, foreign, gated)), ours))
+    assert [difference.invariant for difference in unexplained_pods] == ["P1"]
+    assert not list(unexplained(facts(account(), pods=(reported, foreign, gated)), ours))
 
 
 def test_nodes_with_active_leases_and_no_readable_checkpoint_are_named() -> None:
@@ -336,17 +338,109 @@ def test_the_json_form_counts_what_was_checked() -> None:
     assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
 
 
-def test_a_gang_counted_with_other_pods_than_its_leases_is_found() -> None:
-    member = structs.replace(lease("a"), gang="default/g")
-    sound = Snapshot(
-        read_at=NOW, nodes=(account(member),), gangs={"default/g": frozenset({member.pod})}
+GANG = Gang(name="default/g", min_member=2)
+
+
+def waits(name: str, gang: Gang | None = None) -> WaitingPod:
+    queued = PodQueued(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        resource_version="1",
+        request=PodRequest(containers=(), gang=gang),
+        created_at=NOW,
     )
+    return WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=0)
+
+
+def test_a_gang_counted_with_other_pods_than_its_leases_is_found() -> None:
+    member = structs.replace(lease("a"), gang=GANG.name)
+    sound = facts(account(member), gangs={GANG.name: frozenset({member.pod})})
     wrong = replace(sound, gangs={"default/other": frozenset({member.pod})})
 
-    assert [d for d in differences(sound) if d.invariant == "P5"] == []
-    assert [d.text for d in differences(wrong) if d.invariant == "P5"] == [
-        "the ledger counts 0 pods of it, 1 hold a lease",
-        "the ledger counts 1 pods of it, 0 hold a lease",
+    assert found(sound) == []
+    assert found(wrong) == [
+        ("P5", "1 of its pods hold a lease and are not counted"),
+        ("P5", "1 pods are counted that do not hold a lease"),
+    ]
+
+
+def test_a_gang_that_counts_a_pod_that_is_gone_is_found() -> None:
+    member = structs.replace(lease("a"), gang=GANG.name)
+    uncounted = facts(account(member), pods=())
+    counted = replace(uncounted, gangs={GANG.name: frozenset({member.pod})})
+
+    assert [text for invariant, text in found(uncounted) if invariant == "P5"] == []
+    assert [text for invariant, text in found(counted) if invariant == "P5"] == [
+        "1 pods are counted that are gone, as if they hold a lease"
+    ]
+
+
+def test_a_gang_counted_with_other_pods_than_wait_is_found() -> None:
+    pods = (pod("a", node="", phase="Pending"), pod("b", node="", phase="Pending"))
+    members = tuple(waits(name, GANG) for name in ("a", "b"))
+    uids = frozenset(each.pod for each in pods)
+    sound = facts(pods=pods, waiting=members, waiting_gangs={GANG.name: uids})
+
+    assert found(sound) == []
+    assert found(
+        replace(sound, waiting_gangs={GANG.name: frozenset({PodUid("uid-a"), PodUid("x")})})
+    ) == [
+        ("P5", "1 of its pods wait and are not counted"),
+        ("P5", "1 pods are counted that do not wait"),
+    ]
+
+
+def test_a_waiting_pod_that_is_gone_bound_or_terminated_is_found() -> None:
+    pods = (
+        pod("waits", node="", phase="Pending"),
+        pod("bound", annotations={}),
+        pod("ended", node="", phase="Failed"),
+    )
+    waiting = tuple(map(waits, ("waits", "bound", "ended", "gone")))
+
+    assert found(facts(pods=pods, waiting=waiting)) == [
+        ("P2", f"the pod is bound to {NODE} and the ledger has it as waiting"),
+        ("P2", "the pod has failed and the ledger has it as waiting"),
+        ("P2", "the pod is gone and the ledger has it as waiting"),
+    ]
+
+
+def test_nodes_that_only_the_ledger_or_only_the_api_server_has_are_found() -> None:
+    ledger = account()
+    other = NodeName("node-1")
+
+    assert found(facts(ledger, api_nodes=None)) == []
+    assert found(facts(ledger, api_nodes=frozenset({NODE}))) == []
+    assert found(facts(ledger, api_nodes=frozenset({other}))) == [
+        ("O2", "the ledger has it, the API server does not"),
+        ("O2", "the API server has it, the ledger does not"),
+    ]
+    assert found(facts(replace(ledger, known=False), api_nodes=frozenset())) == []
+
+
+def test_a_device_that_two_nodes_report_is_found() -> None:
+    one = replace(account(), reported=(GPU,))
+    other = NodeTotals(
+        node=LedgerNode(facts=NodeFacts(name=NodeName("node-1"))), leases=(), reported=(GPU,)
+    )
+
+    assert found(facts(one)) == []
+    assert found(facts(one, other)) == [("S1", "it is reported by 2 nodes: node-0, node-1")]
+
+
+def test_an_agent_that_has_given_out_more_than_the_device_has_is_found() -> None:
+    given = tuple(allocation(lease(name, share(memory_mib=8_000))) for name in ("a", "b"))
+    whole = (allocation(lease("a", share(cores=100))), allocation(lease("b", share(cores=0))))
+
+    def over_allocated(allocations: tuple[Allocation, ...]) -> list[str]:
+        seen = facts(account(), allocations={NODE: allocations})
+        return [text for invariant, text in found(seen) if invariant == "S9"]
+
+    assert over_allocated(given[:1]) == []
+    assert over_allocated(given) == ["the agent of node-0 has given out 16000 MiB, it has 15000"]
+    assert over_allocated(whole) == [
+        "the agent of node-0 has given it to 2 pods, to one exclusively"
     ]
 
 
@@ -405,3 +499,17 @@ def test_a_budget_whose_usage_differs_from_its_entries_is_found_with_both_number
     assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
     assert "has 30" in difference.text
     assert "add up to 20" in difference.text
+
+
+def test_a_device_that_its_node_has_not_reported_since_a_rebuild_is_not_judged_yet() -> None:
+    unreported = replace(DEVICE, index=-1, slots=0)
+    totals = account(lease("one"))
+    used = totals.node.devices[0][1]
+    node = replace(totals.node, devices=((unreported, used),))
+    found = differences(facts(replace(totals, node=node)))
+
+    first, seen = lasting_differences(found, {}, NOW)
+    later, _ = lasting_differences(found, seen, NOW + 15)
+
+    assert not [each for each in first if each.invariant == "S1"]
+    assert [each.text for each in later if "slots" in each.text]

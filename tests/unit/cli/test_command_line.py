@@ -53,7 +53,7 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
 
     assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
     assert code_of(*command, "team-a/my-pod") == 2
-    assert "give the namespace with -n: my-pod -n team-a" in capsys.readouterr().err
+    assert "set the namespace with -n: my-pod -n team-a" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -77,7 +77,7 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", [("gpus",), ("ps",), ("audit",), ("explain", "pod")])
-def test_a_view_without_a_stack_says_what_to_do_in_one_line(
+def test_a_view_without_a_stack_prints_the_remedy_in_one_line(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(*command, "--state", str(tmp_path)) == 3
@@ -96,8 +96,8 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
 
 
 def test_a_missing_trace_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("trace", "nobody", "--state", str(tmp_path)) == 1
-    assert "no span of pod default/nobody" in capsys.readouterr().err
+    assert code_of("trace", "unknown", "--state", str(tmp_path)) == 1
+    assert "no span of pod default/unknown" in capsys.readouterr().err
 
 
 def test_the_state_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_short_state_path_stays_as_it_is() -> None:
         assert short == directory
 
 
-def test_a_missing_server_says_what_to_install(
+def test_the_error_about_a_missing_server_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))

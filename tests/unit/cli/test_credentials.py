@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.auth.nats_users import all_users
-from services.auth.redis_users import (
-    USERS,
-    password_digest,
-    password_users,
-    redis_acl,
-)
+from services.auth.redis_users import USERS, password_digest, password_users, redis_acl
 from services.cli import credentials
 from services.cli.up.components import Component, with_credentials
 from services.topology import SERVICES, edges
@@ -50,8 +45,8 @@ def test_each_user_may_publish_what_the_topology_has_and_nothing_else() -> None:
 def test_an_agents_subjects_all_end_in_its_node_except_its_heartbeat() -> None:
     agent = next(u for u in all_users(NODES) if u.name == "node-agent.gpu.example")
 
-    told = [subject for subject in agent.publish if subject.startswith("leasehold.")]
-    assert {each for each in told if not each.endswith(".gpu_example")} == {
+    published = [subject for subject in agent.publish if subject.startswith("leasehold.")]
+    assert {each for each in published if not each.endswith(".gpu_example")} == {
         "leasehold.broadcast.heartbeat.sent.v1"
     }
     assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe

@@ -8,26 +8,25 @@ from typing import Any
 
 import pytest
 
-from services.cli.doctor import cluster_checks, node_checks
+from services.cli.doctor import cluster_checks
 from services.cli.doctor.doctor import (
     CLUSTER_CHECKS,
     NODE_CHECKS,
+    REMEDIES,
     DoctorTarget,
     complete,
     run_check,
     run_checks,
 )
-from services.cli.doctor.findings import REMEDIES, Finding, Outcome, SkipError
-from services.cli.doctor.node_probes import NodeProbes
 from services.node_agent.allocate.cdi import FILE
+from services.node_agent.diagnosis import node_checks
+from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
-from services.node_agent.mig.instances import (
-    MigState,
-)
+from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import MAX_LIST_BYTES
 from shared.dialects.advertised import PluginDeviceId
@@ -36,6 +35,7 @@ from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
+from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -156,7 +156,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.cdi_devices("/c", ["x", "y"], frozenset("x")), FAIL, "does not name y"),
     (node_checks.cdi_devices("/c", ["x"], frozenset("xy")), OK, "2 devices"),
     (cluster_checks.nats(3), OK, "3 messages"),
-    (cluster_checks.nats(None), FAIL, "not our stream"),
+    (cluster_checks.nats(None), FAIL, "not the stream of Leasehold"),
     (cluster_checks.nats(50_000), WARN, "50000"),
     (cluster_checks.clock("Redis", 0.1), OK, ""),
     (cluster_checks.clock("Redis", -0.8), WARN, "0.80 s behind"),
@@ -179,12 +179,12 @@ CASES: list[tuple[Finding, Outcome, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("finding", "outcome", "said"), CASES)
+@pytest.mark.parametrize(("finding", "outcome", "expected_text"), CASES)
 def test_each_finding_has_an_outcome_and_each_problem_a_fix(
-    finding: Finding, outcome: Outcome, said: str
+    finding: Finding, outcome: Outcome, expected_text: str
 ) -> None:
     assert finding.outcome is outcome
-    assert said in finding.text
+    assert expected_text in finding.text
     assert bool(finding.fix) is (outcome is not Outcome.OK)
 
 
@@ -197,7 +197,7 @@ def test_an_unhealthy_device_is_named_with_its_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "by_sentinels", "outcome", "said"),
+    ("changes", "by_sentinels", "outcome", "expected_text"),
     [
         ({}, False, OK, "primary, 1 replicas"),
         ({"replicas": 0}, False, OK, "primary, no replica (the ledger would be rebuilt"),
@@ -216,7 +216,7 @@ def test_an_unhealthy_device_is_named_with_its_fault() -> None:
     ],
 )
 def test_a_redis_that_may_lose_leases_is_reported(
-    changes: dict[str, Any], by_sentinels: bool, outcome: Outcome, said: str
+    changes: dict[str, Any], by_sentinels: bool, outcome: Outcome, expected_text: str
 ) -> None:
     facts: dict[str, Any] = {
         "role": "master",
@@ -227,7 +227,7 @@ def test_a_redis_that_may_lose_leases_is_reported(
 
     found = cluster_checks.redis(RedisFacts(**(facts | changes)), by_sentinels=by_sentinels)
 
-    assert (found.outcome, said in found.text) == (outcome, True)
+    assert (found.outcome, expected_text in found.text) == (outcome, True)
 
 
 def test_a_clock_is_off_only_by_what_is_certain() -> None:
@@ -240,7 +240,7 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
 
 
 @pytest.mark.parametrize(
-    ("form", "labels", "outcome", "said"),
+    ("form", "labels", "outcome", "expected_text"),
     [
         ("unit", UNIT_LABEL, OK, "a unit of this node, pid 7 serves"),
         ("pod", {}, OK, "pod node-agent-x serves"),
@@ -252,13 +252,13 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
     ],
 )
 def test_one_agent_serves_a_node_as_its_labels_select(
-    form: str, labels: dict[str, str] | None, outcome: Outcome, said: str
+    form: str, labels: dict[str, str] | None, outcome: Outcome, expected_text: str
 ) -> None:
     instance = AgentInstance(form=form, name="node-agent-x", pid=7)
 
     found = node_checks.agent("gpu-1", instance, labels)
 
-    assert (found.outcome, said in found.text) == (outcome, True)
+    assert (found.outcome, expected_text in found.text) == (outcome, True)
     assert bool(found.fix) == (outcome is FAIL)
     if form == "unit" and found.fix:
         assert found.fix == "kubectl label node gpu-1 leasehold.dev/agent=unit"
@@ -359,11 +359,11 @@ async def test_an_invalid_kubeconfig_fails_and_a_missing_one_is_skipped(alone: P
     broken = alone / "kubeconfig"
     broken.write_text("a: [")
 
-    said = await run_checks(DoctorTarget(nodes=(), kubeconfig=broken))
+    expected_text = await run_checks(DoctorTarget(nodes=(), kubeconfig=broken))
     nowhere = await run_checks(DoctorTarget(nodes=()))
 
-    assert {one.check: one.outcome for one in said}["rights"] is FAIL
-    assert next(one.text for one in said if one.check == "rights").startswith(
+    assert {one.check: one.outcome for one in expected_text}["rights"] is FAIL
+    assert next(one.text for one in expected_text if one.check == "rights").startswith(
         f"{broken}: not valid"
     )
     assert {one.check: one.outcome for one in nowhere}["rights"] is Outcome.SKIPPED
@@ -384,12 +384,12 @@ async def test_an_invalid_address_is_reported_without_its_secret() -> None:
 
 
 async def test_a_redis_that_does_not_respond_is_reported() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(UnavailableError, match=r"it does not answer within 0\.2 s"):
+        with pytest.raises(UnavailableError, match=r"no reply within 0\.2 s"):
             await redis_facts(f"redis://127.0.0.1:{port}/0", timeout_s=0.2)

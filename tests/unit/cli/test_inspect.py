@@ -78,7 +78,7 @@ WAITING = WaitingPod(
                 node=NodeName("node-0"),
                 reason="Insufficient GPU memory",
                 devices=(
-                    DeviceVerdict(device=GPU, index=2, reason="9 MiB are wanted, 4 are free"),
+                    DeviceVerdict(device=GPU, index=2, reason="9 MiB are requested, 4 are free"),
                 ),
             ),
         ),
@@ -116,12 +116,12 @@ def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> No
     stuck = replace(NODE, node=node, leases=(reserved,))
     active = replace(NODE, node=node)
 
-    def told(node: NodeTotals) -> str:
+    def output(node: NodeTotals) -> str:
         snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
         return "\n".join(explain(POD, snapshot, OURS).lines)
 
-    assert "it waits    its agent does not answer" in told(stuck)
-    assert "it waits" not in told(active)
+    assert "waits for   its agent does not answer" in output(stuck)
+    assert "waits for" not in output(active)
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
@@ -131,7 +131,7 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
     assert answer.verdict == "waiting"
     assert "has waited for 100s" in text
     assert "node node-0 (the nearest fit): Insufficient GPU memory" in text
-    assert "device 2: 9 MiB are wanted, 4 are free" in text
+    assert "device 2: 9 MiB are requested, 4 are free" in text
     assert "next: ask for at most 4 MiB" in text
     assert json.loads(json.dumps(shape(POD, answer)))["refusal"]["counts"] == [
         {"reason": "InsufficientGpuMemory", "nodes": 1}
@@ -213,9 +213,9 @@ def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
     row = drawn(render.ps(snapshot), 160).splitlines()[1]
     (node,) = json_output.gpus([node])["nodes"]
 
-    told = explain(replace(POD, node="node-0", phase="Running"), snapshot, OURS).lines
+    output = explain(replace(POD, node="node-0", phase="Running"), snapshot, OURS).lines
 
-    assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(told)
+    assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(output)
     assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
     assert "team/first main  10240 MiB  2g.10gb  position 1  active" in text
     assert row.split()[:5] == ["team/first", "node-0", "2", "10240", "2g.10gb"]
@@ -233,7 +233,7 @@ def test_an_idle_device_in_mig_mode_is_shown_as_idle() -> None:
     assert "MIG: idle, 1 possible layouts" in drawn(render.gpus([idle], 160), 160)
 
 
-def test_gpus_without_a_device_says_what_to_check() -> None:
+def test_gpus_without_a_device_prints_what_to_check() -> None:
     assert "are the node agents running?" in drawn(render.gpus([], 80))
 
 

@@ -4,13 +4,7 @@ from dataclasses import replace
 
 from services.binder.preempt.plan import NoPlan, PreemptionPlan, cost_of
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
-from services.cli.admin.preemption_render import (
-    DryRun,
-    dry_run_shape,
-    dry_run_text,
-    shape,
-    text,
-)
+from services.cli.admin.preemption_render import DryRun, dry_run_shape, dry_run_text, shape, text
 from services.cli.audit.invariants import differences
 from services.cli.snapshot.snapshot import Snapshot
 from shared.model.device import DeviceUse

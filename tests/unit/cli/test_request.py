@@ -52,9 +52,9 @@ def explained(
     manifest.write_text(text)
     with pytest.raises(SystemExit) as left:
         main(["explain", "--request", str(manifest), *flags])
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert isinstance(left.value.code, int)
-    return left.value.code, said.out, said.err
+    return left.value.code, output.out, output.err
 
 
 def test_a_deployments_request_binding_and_container_are_shown(
@@ -209,7 +209,7 @@ STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "output"),
     [
         ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "as a MIG instance"),
         ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "(the UUID of this 1g."),
@@ -218,10 +218,10 @@ STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
     ],
 )
 def test_strict_isolation_is_explained(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, limits: str, said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, limits: str, output: str
 ) -> None:
     manifest = pod(limits).replace("metadata: {name: one}", STRICT)
 
     _, out, err = explained(capsys, tmp_path, manifest)
 
-    assert said in out + err
+    assert output in out + err

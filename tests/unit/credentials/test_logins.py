@@ -1,4 +1,4 @@
-"""Who we are at NATS and Redis, read from a file."""
+"""The user and secret for NATS and Redis, read from a file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from shared.credentials.logins import Login, load_login
 from shared.model.errors import RequestError
 
 
-def test_a_file_says_user_and_secret(tmp_path: Path) -> None:
+def test_a_file_contains_user_and_secret(tmp_path: Path) -> None:
     file = tmp_path / "placer"
     file.write_text("placer:s:cret\n")
 
@@ -19,7 +19,7 @@ def test_a_file_says_user_and_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "placer", "placer:", ":hidden", "placer:hidden\nmore"])
-def test_another_file_is_refused_without_showing_what_is_in_it(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_refused_without_showing_its_content(tmp_path: Path, text: str) -> None:
     file = tmp_path / "placer"
     file.write_text(text)
 
@@ -29,6 +29,6 @@ def test_another_file_is_refused_without_showing_what_is_in_it(tmp_path: Path, t
     assert "hidden" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_credentials_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="No such file"):
         load_login(tmp_path / "none")

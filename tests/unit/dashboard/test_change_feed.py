@@ -57,14 +57,14 @@ def test_a_reader_that_is_too_far_behind_starts_anew() -> None:
         ("127.0.0.1.example.org:80", False),
     ],
 )
-def test_which_addresses_are_loopback(address: str, here: bool) -> None:
+def test_loopback_addresses_are_recognised(address: str, here: bool) -> None:
     assert is_loopback(address) is here
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"listen": "0.0.0.0:80"}, "--auth none would show everything to everyone"),
+        ({"listen": "0.0.0.0:80"}, "--auth none shows everything to any client"),
         ({"auth": "both"}, "one of none, tokens, kube"),
         ({"tokens": "t"}, "add --auth tokens"),
         ({"trace_url": "javascript:alert(1)"}, "must start with http://"),

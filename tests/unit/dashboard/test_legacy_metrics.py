@@ -81,7 +81,7 @@ def test_item_49_volcanos_memory_is_in_the_units_of_its_node_and_hamis_in_bytes(
     assert values(found["hami_node_gpu_memory_allocated_ratio"]) == [2000 / 32768]
 
 
-def test_pods_of_one_name_are_added_up_where_no_label_tells_them_apart_and_apart_in_ours() -> None:
+def test_pods_of_one_name_are_summed_in_the_vendors_series_and_separate_in_our_own() -> None:
     found = scraped(lease("u1", namespace="a"), lease("u2", namespace="b", mib=500))
 
     assert values(found["volcano_vgpu_device_memory_allocation_for_a_certain_pod"]) == [2500]

@@ -3,9 +3,7 @@
 from typing import Any
 
 from services.dashboard.missing_components import GRACE_PERIOD_S, RETENTION_S, ComponentMonitor
-from shared.model.events.pod_events import (
-    Heartbeat,
-)
+from shared.model.events.pod_events import Heartbeat
 from shared.model.names import NodeName
 
 
@@ -41,7 +39,7 @@ def test_a_required_service_without_heartbeats_is_missing_after_the_grace_period
     assert [one.service for one in components.missing([], GRACE_PERIOD_S)] == ["placer", "binder"]
 
 
-def test_agents_of_two_nodes_on_one_host_are_two() -> None:
+def test_agents_of_two_nodes_on_one_host_count_as_two() -> None:
     components = ComponentMonitor(0.0)
     all_report(components, 20.0)
     for node in ("n1", "n2"):

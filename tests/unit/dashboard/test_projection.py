@@ -3,12 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.dashboard.api_responses import all_namespaces, device_json, state_json, waiting_json
+from services.dashboard.api_responses import all_namespaces, device_json, queue_json, state_json
 from services.dashboard.projection import NAMESPACES, WAITING, Projection
 from services.dashboard.static_page import page
-from shared.model.events.pod_events import (
-    PodBound,
-)
+from shared.model.events.pod_events import PodBound
 from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
@@ -76,7 +74,7 @@ LEASES = st.lists(
 
 
 @given(st.lists(LEASES, min_size=1, max_size=5))
-def test_whatever_the_history_the_result_is_the_latest_read(history: list[list[Lease]]) -> None:
+def test_the_projection_is_the_latest_read_after_any_history(history: list[list[Lease]]) -> None:
     board = Projection()
     for leases in history:
         board.update_nodes([], [node_totals(*leases)])
@@ -91,7 +89,7 @@ def test_the_queue_is_by_priority_then_by_age_and_positions_count_all_pods() -> 
     board.update_waiting([waiting("late", since=9), waiting("early", since=1, namespace="b")])
     board.update_waiting([waiting("first", priority=5, since=20)], requested=[PodUid("first")])
 
-    shape = waiting_json(board.queue(), lambda namespace: namespace == "a")
+    shape = queue_json(board.queue(), lambda namespace: namespace == "a")
 
     assert [(pod["name"], pod["position"]) for pod in shape["pods"]] == [("first", 1), ("late", 3)]
     assert (shape["total"], shape["hidden"]) == (3, 1)
@@ -108,7 +106,7 @@ def test_a_requested_pod_that_does_not_wait_leaves_the_queue() -> None:
     assert board.update_waiting([], requested=[PodUid("p1")]) == frozenset()
 
 
-def test_of_other_namespaces_only_the_use_is_shown() -> None:
+def test_only_the_use_of_other_namespaces_is_shown() -> None:
     secret = lease("uid-secret", namespace="secret", name="hidden-name", dialect="d", gang="g")
     board = projected(node_totals(secret, lease("mine", 1, namespace="mine")))
     board.update_waiting([waiting("waits", namespace="secret")])

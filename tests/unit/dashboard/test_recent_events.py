@@ -79,18 +79,18 @@ def test_an_offer_of_freed_capacity_is_ignored_and_a_refusal_is_listed() -> None
         pod=PodUid("p"), namespace=Namespace("a"), name="x", refusal=Refusal(reason="full")
     )
 
-    assert not recent.add([replace(build.pod_queued("p"), offer=7)], 1.0)
+    assert not recent.add([replace(build.pod_queued("p"), requeue_number=7)], 1.0)
     assert recent.add([refused], 2.0)
     assert (recent.latest[0].kind, recent.latest[0].text) == ("waiting", "full")
 
 
 def test_a_pod_that_terminates_has_its_phase() -> None:
     board = Projection()
-    gone = PodTerminated(
+    terminated = PodTerminated(
         pod=PodUid("p"), namespace=Namespace("a"), name="x", node=None, phase="Succeeded"
     )
 
-    assert board.add_events([gone], 1.0) == {EVENTS}
+    assert board.add_events([terminated], 1.0) == {EVENTS}
     assert board.events.latest[0].text == "Succeeded"
 
 

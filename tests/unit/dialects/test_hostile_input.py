@@ -104,7 +104,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @given(pod=pods_with(odd) | pods_with(st.none()), old_words=st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_any_pod_under_review_gets_an_answer(pod: dict[str, Any], *, old_words: bool) -> None:
+def test_any_pod_under_review_gets_a_response(pod: dict[str, Any], *, old_words: bool) -> None:
     policy = AdmissionPolicy(vendor_messages=frozenset(DIALECTS if old_words else ()))
     try:
         seen = reviewed(pod, "team-a")

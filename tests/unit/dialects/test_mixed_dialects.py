@@ -44,22 +44,24 @@ class Placed:
         self.recount = Recount(NODES)
         self.draw = dice(seed)
 
-    def place(self, number: int, wish: ExpectedPod, rules: Rules) -> Lease | None:
-        lease = self._placed(number, wish.asks, rules)
+    def place(self, number: int, expected: ExpectedPod, rules: Rules) -> Lease | None:
+        lease = self._placed(number, expected.manifest, rules)
         if lease is not None:
-            self.recount.add(lease.pod, wish, lease)
+            self.recount.add(lease.pod, expected, lease)
         return lease
 
     def lease(self, number: int, limits: dict[str, int], scheduler: str) -> Lease:
         """Place a pod of one container that must fit."""
         container = ContainerManifest(name="c", limits=limits)
-        asks = PodManifest(namespace=Namespace("ns"), containers=(container,), scheduler=scheduler)
-        lease = self._placed(number, asks, Rules())
+        manifest = PodManifest(
+            namespace=Namespace("ns"), containers=(container,), scheduler=scheduler
+        )
+        lease = self._placed(number, manifest, Rules())
         assert lease is not None
         return lease
 
-    def _placed(self, number: int, asks: PodManifest, rules: Rules) -> Lease | None:
-        request = replace(parse_pod_request(asks, rules), resources={"pods": 1})
+    def _placed(self, number: int, manifest: PodManifest, rules: Rules) -> Lease | None:
+        request = replace(parse_pod_request(manifest, rules), resources={"pods": 1})
         answer = place(request, self.index, self.draw)
         if isinstance(answer, Refusal):
             return None
@@ -90,20 +92,22 @@ def _lease(pod: PodUid, request: PodRequest, placement: Placement) -> Lease:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so(name: str) -> None:
+def test_every_dialect_grants_exactly_the_requested_shares_and_sets_the_container_up_for_them(
+    name: str,
+) -> None:
     seen = []
 
     @settings(max_examples=40, deadline=None)
     @given(BY_NAME[name], st.sampled_from(RULES))
-    def alone(wish: ExpectedPod, rules: Rules) -> None:
+    def alone(expected: ExpectedPod, rules: Rules) -> None:
         placed = Placed(1)
-        lease = placed.place(1, wish, rules)
+        lease = placed.place(1, expected, rules)
         if lease is not None:
             seen.append(lease)
-            assert lease.dialect == wish.dialect
-            assert_environment(wish, lease, NODES[lease.node])
-        elif len(wish.parts) == 1:
-            assert not placed.recount.fits(wish)
+            assert lease.dialect == expected.dialect
+            assert_environment(expected, lease, NODES[lease.node])
+        elif len(expected.parts) == 1:
+            assert not placed.recount.fits(expected)
 
     alone()
     assert seen, "nothing was ever placed"
@@ -136,7 +140,7 @@ def test_random_mixes_of_all_dialects_never_over_commit_a_device(
 
 HALF = ExpectedPod(
     dialect="tencent",
-    asks=PodManifest(
+    manifest=PodManifest(
         namespace=Namespace("ns"),
         containers=(
             ContainerManifest(
@@ -148,7 +152,7 @@ HALF = ExpectedPod(
 )
 
 
-def test_the_recount_sees_a_device_promised_twice_and_a_share_that_is_too_small() -> None:
+def test_the_recount_detects_a_double_reservation_and_a_too_small_share() -> None:
     placed = Placed(1)
     lease = placed.place(1, HALF, Rules())
     assert lease is not None

@@ -42,7 +42,7 @@ def test_gpusharing_1_the_fullest_gpu_with_enough_of_both_is_taken() -> None:
         assert cluster.indices(parse_pod_request(vcuda(core, memory), RULES)) == [card]
 
 
-def test_gpusharing_4_whole_gpus_are_idle_before_and_closed_after() -> None:
+def test_gpusharing_4_whole_gpus_are_idle_before_and_exclusive_afterwards() -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=16384)))
     assert cluster.indices(parse_pod_request(vcuda(1, 1), RULES)) == [0]
 
@@ -128,8 +128,8 @@ def test_hami_topology_aware_avoids_devices_with_good_links() -> None:
 
     def chosen(gpus: int) -> list[int]:
         cluster = Cluster(node("n1", *linked))
-        asks = hami(policy("topology-aware"), gpu=gpus, gpumem=1000)
-        return sorted(cluster.indices(parse_pod_request(asks, RULES)))
+        manifest = hami(policy("topology-aware"), gpu=gpus, gpumem=1000)
+        return sorted(cluster.indices(parse_pod_request(manifest, RULES)))
 
     assert chosen(1) == [2]
     assert chosen(2) == [0, 1]

@@ -135,7 +135,7 @@ def test_without_instances_a_strict_part_is_refused_by_name_and_for_good() -> No
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuIsolationStrict", 1),)
-    assert "takes MIG instances or whole GPUs only" in refusal.nearest_nodes[0].devices[0].reason
+    assert "can use only MIG instances and whole GPUs" in refusal.nearest_nodes[0].devices[0].reason
     assert "remove strict isolation from the pod" in refusal.hint
     assert refusal.permanent
 

@@ -1,4 +1,4 @@
-"""Whatever a watch repeats, loses or reorders, what was told adds up to what exists."""
+"""Changes add up to the objects that exist, whatever a watch repeats, loses or reorders."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ def pod(name: str, uid: str, version: int) -> ApiPod:
     return ApiPod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
 
 
-class Told:
+class RecordedChanges:
     """A reader of changes that minds their order."""
 
     def __init__(self) -> None:
@@ -83,43 +83,43 @@ def list_at(known: ObjectCache[ApiPod], history: History, version: int) -> list[
 
 
 @given(histories(), st.data())
-def test_what_was_told_is_what_exists(history: History, data: st.DataObject) -> None:
+def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.DataObject) -> None:
     """Lists at any time; watches that replay some of what was seen already, then go on."""
     known: ObjectCache[ApiPod] = ObjectCache()
-    told, seen = Told(), data.draw(st.integers(0, LAST))
-    told.take(list_at(known, history, seen))
+    recorded, seen = RecordedChanges(), data.draw(st.integers(0, LAST))
+    recorded.take(list_at(known, history, seen))
     for step in data.draw(st.lists(st.integers(0, 9), max_size=6)):
         before, seen = seen, min(LAST, seen + step)
         if data.draw(st.booleans()):
-            told.take(list_at(known, history, seen))
+            recorded.take(list_at(known, history, seen))
         else:
             for kind, item in history[data.draw(st.integers(0, before)) : seen]:
-                gone = kind == "DELETED"
-                told.take(known.remove(item.metadata, item) if gone else known.upsert(item))
-        assert told.pods == existing(history, seen)
+                deleted = kind == "DELETED"
+                recorded.take(known.remove(item.metadata, item) if deleted else known.upsert(item))
+        assert recorded.pods == existing(history, seen)
         assert known.resource_version == str(seen)
-        assert len(known) == len(told.pods)
+        assert len(known) == len(recorded.pods)
 
 
 @given(histories())
-def test_a_list_of_what_is_known_tells_nothing(history: History) -> None:
+def test_a_list_of_known_objects_yields_no_changes(history: History) -> None:
     known: ObjectCache[ApiPod] = ObjectCache()
     list_at(known, history, LAST)
 
     assert list_at(known, history, LAST) == [ListSynced(str(LAST))]
 
 
-def test_an_unreadable_successor_ends_the_pod_it_replaced() -> None:
+def test_an_unreadable_replacement_removes_the_pod_that_had_its_name() -> None:
     known: ObjectCache[ApiPod] = ObjectCache()
     first = pod("a", "first", 1)
     known.upsert(first)
 
-    told = known.skip(ObjectIdentity(name="a", uid="second", resource_version="5"))
+    recorded = known.skip(ObjectIdentity(name="a", uid="second", resource_version="5"))
 
-    assert told == (ObjectDeleted(first, "5"),)
+    assert recorded == (ObjectDeleted(first, "5"),)
 
 
-def test_a_pod_recreated_under_its_name_ends_before_it_appears() -> None:
+def test_a_pod_recreated_under_its_name_is_removed_before_it_is_added() -> None:
     known: ObjectCache[ApiPod] = ObjectCache()
     first, second = pod("a", "first", 1), pod("a", "second", 5)
     known.upsert(first)
@@ -127,14 +127,14 @@ def test_a_pod_recreated_under_its_name_ends_before_it_appears() -> None:
     assert known.upsert(second) == (ObjectDeleted(first, "5"), ObjectAdded(second))
 
 
-def test_versions_compare_as_integers_where_they_are() -> None:
+def test_numeric_resource_versions_compare_as_integers() -> None:
     assert newer("10", "9")
     assert not newer("9", "10")
     assert not newer("9", "9")
     assert newer("9", "")
 
 
-def test_other_versions_only_differ() -> None:
+def test_other_resource_versions_compare_for_equality_only() -> None:
     assert newer("a1", "b2")
     assert newer("b2", "a1")
     assert not newer("a1", "a1")

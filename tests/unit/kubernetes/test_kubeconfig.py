@@ -1,4 +1,4 @@
-"""Kubeconfig files as people have them, and what is said about those that cannot be used."""
+"""Kubeconfig files, and the errors for those that cannot be used."""
 
 import base64
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_secrets_do_not_show_in_logs(tmp_path: Path) -> None:
     assert "hush" not in shown
 
 
-def test_data_fields_are_decoded_and_beat_files(tmp_path: Path) -> None:
+def test_data_fields_are_decoded_and_precede_files(tmp_path: Path) -> None:
     cluster: dict[str, object] = {
         "certificate-authority-data": encoded(PEM),
         "certificate-authority": "absent.crt",
@@ -97,7 +97,7 @@ def test_relative_paths_start_at_the_files_folder(
     assert credentials.token_file == tmp_path / "token"
 
 
-def test_a_token_file_beats_a_token(tmp_path: Path) -> None:
+def test_a_token_file_precedes_a_token(tmp_path: Path) -> None:
     path = write(tmp_path / "config", user={"token": "old", "tokenFile": "/run/token"})
 
     credentials = read_kubeconfig(path)
@@ -133,7 +133,7 @@ def test_tls_may_be_left_unverified_or_check_another_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("user", "said"),
+    ("user", "message"),
     [
         ({"exec": {"command": "aws"}}, "an exec credential plugin"),
         ({"auth-provider": {"name": "gcp"}}, "an auth-provider plugin"),
@@ -145,39 +145,41 @@ def test_tls_may_be_left_unverified_or_check_another_name(tmp_path: Path) -> Non
         ({"client-certificate-data": "%%%", "client-key-data": "AAAA"}, "not base64"),
     ],
 )
-def test_a_user_we_cannot_be_is_refused(tmp_path: Path, user: dict[str, object], said: str) -> None:
+def test_an_unsupported_user_is_refused(
+    tmp_path: Path, user: dict[str, object], message: str
+) -> None:
     path = write(tmp_path / "config", user=user)
 
-    with pytest.raises(KubeconfigError, match=said):
+    with pytest.raises(KubeconfigError, match=message):
         read_kubeconfig(path)
 
 
 @pytest.mark.parametrize(
-    ("top", "said"),
+    ("top", "message"),
     [
         ({"current-context": ""}, r"no current-context is set \(it has main\)"),
         ({"current-context": "lost"}, r"no context 'lost' \(it has main\)"),
         ({"clusters": []}, r"no cluster 'c' \(it has none\)"),
         ({"users": None}, r"no user 'u' \(it has none\)"),
         ({"clusters": [{"name": "c", "cluster": {}}]}, "cluster 'c' has no server"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "x", "proxy-url": "y"}}]}, "a proxy"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "x", "proxy-url": "y"}}]}, "proxy-url"),
         ({"clusters": {"c": {}}}, "clusters that are not a list"),
         ({"contexts": ["main"]}, "contexts is not a mapping"),
     ],
 )
-def test_a_file_that_does_not_hold_together_is_explained(
-    tmp_path: Path, top: dict[str, object], said: str
+def test_an_inconsistent_kubeconfig_is_refused_with_the_reason(
+    tmp_path: Path, top: dict[str, object], message: str
 ) -> None:
     path = write(tmp_path / "config", top=top)
 
-    with pytest.raises(KubeconfigError, match=said) as caught:
+    with pytest.raises(KubeconfigError, match=message) as caught:
         read_kubeconfig(path)
 
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["a: [", "just words", "- a list"])
-def test_a_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
 
@@ -185,7 +187,7 @@ def test_a_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> N
         read_kubeconfig(path)
 
 
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(KubeconfigError, match="absent: cannot be read"):
         load_credentials(tmp_path / "absent", environ={})
 
@@ -225,7 +227,7 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, host: str, server: str) 
     assert (credentials.ca_pem, credentials.token_file) == (PEM, folder / "token")
 
 
-def test_the_home_folders_file_comes_last(tmp_path: Path) -> None:
+def test_the_kubeconfig_in_the_home_directory_comes_last(tmp_path: Path) -> None:
     write(tmp_path / ".kube" / "config", cluster={"server": "https://home"})
 
     credentials = load_credentials(
@@ -235,7 +237,7 @@ def test_the_home_folders_file_comes_last(tmp_path: Path) -> None:
     assert credentials.server == "https://home"
 
 
-def test_where_nothing_is_found_every_place_tried_is_named(tmp_path: Path) -> None:
+def test_the_error_without_any_kubeconfig_names_every_path_tried(tmp_path: Path) -> None:
     environ = {"KUBECONFIG": "/absent/config"}
 
     with pytest.raises(KubeconfigError) as caught:

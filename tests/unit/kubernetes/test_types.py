@@ -76,7 +76,7 @@ def test_a_pods_identity_is_read() -> None:
     assert metadata.owner_references == (OwnerReference(kind="Job", name="train", uid="j-1"),)
 
 
-def test_what_a_pod_needs_of_its_node_is_read() -> None:
+def test_the_node_requirements_of_a_pod_are_read() -> None:
     spec = msgspec.json.decode(POD, type=ApiPod).spec
 
     affinity = spec.affinity
@@ -102,7 +102,7 @@ def test_what_a_pod_needs_of_its_node_is_read() -> None:
     assert spec.overhead == {"cpu": "250m"}
 
 
-def test_what_the_containers_ask_for_is_read() -> None:
+def test_the_requests_of_containers_are_read() -> None:
     spec = msgspec.json.decode(POD, type=ApiPod).spec
 
     (main,), (side,) = spec.containers, spec.init_containers
@@ -114,7 +114,7 @@ def test_what_the_containers_ask_for_is_read() -> None:
     assert (side.name, side.image, side.restart_policy) == ("side", "s:1", "Always")
 
 
-def test_a_pods_progress_is_read() -> None:
+def test_the_status_of_a_pod_is_read() -> None:
     status = msgspec.json.decode(POD, type=ApiPod).status
 
     assert (status.phase, status.reason) == ("Failed", "Evicted")
@@ -142,6 +142,6 @@ def test_a_node_is_read() -> None:
 
 
 @pytest.mark.parametrize("kind", [ApiPod, ApiNode])
-def test_no_field_has_to_be_there(kind: type[ApiPod | ApiNode]) -> None:
+def test_every_field_may_be_missing(kind: type[ApiPod | ApiNode]) -> None:
     assert msgspec.json.decode(b"{}", type=kind) == kind()
     assert msgspec.json.decode(b'{"metadata":{},"spec":{},"status":{}}', type=kind) == kind()

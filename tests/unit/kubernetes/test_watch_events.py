@@ -9,7 +9,7 @@ from shared.kubernetes.watch_events import Lines, UnreadableLineError
 
 
 @given(st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line)), st.data())
-def test_lines_are_the_same_wherever_the_stream_was_cut(
+def test_lines_do_not_depend_on_where_the_stream_is_split(
     wanted: list[bytes], data: st.DataObject
 ) -> None:
     body = b"".join(line + b"\n" for line in wanted)
@@ -25,7 +25,7 @@ def test_lines_are_the_same_wherever_the_stream_was_cut(
     assert found == wanted
 
 
-def test_the_end_of_a_line_is_awaited() -> None:
+def test_an_incomplete_line_waits_for_its_end() -> None:
     lines = Lines()
 
     assert lines.feed(b"whole\nha") == [b"whole"]
@@ -33,7 +33,7 @@ def test_the_end_of_a_line_is_awaited() -> None:
     assert lines.feed(b"\n") == [b"half"]
 
 
-def test_a_line_may_not_grow_without_end() -> None:
+def test_a_line_longer_than_the_limit_is_an_error() -> None:
     lines = Lines(limit_bytes=10)
     lines.feed(b"12345678")
 
@@ -52,7 +52,7 @@ def test_pauses_double_up_to_ten_seconds() -> None:
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
 
 
-def test_a_servers_wish_for_a_longer_pause_is_granted() -> None:
-    assert pause_s(1, jitter=1, wish_s=30) == 30
-    assert pause_s(9, jitter=1, wish_s=1) == 10
-    assert pause_s(1, jitter=1, wish_s=86_400) == 60
+def test_retry_after_lengthens_the_pause() -> None:
+    assert pause_s(1, jitter=1, retry_after_s=30) == 30
+    assert pause_s(9, jitter=1, retry_after_s=1) == 10
+    assert pause_s(1, jitter=1, retry_after_s=86_400) == 60

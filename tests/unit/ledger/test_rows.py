@@ -24,7 +24,15 @@ from shared.model.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.ledger import counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
-from tests.support.placer.ledger import NOW, queued, share, uuid, verdict, wish, wish_among
+from tests.support.placer.ledger import (
+    NOW,
+    queued,
+    reservation,
+    reservation_among,
+    share,
+    uuid,
+    verdict,
+)
 
 A = NodeName("a")
 
@@ -36,7 +44,7 @@ def test_one_share_takes_one_slot() -> None:
 
 
 @pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
-def test_a_share_of_everything_is_exclusive(wanted: Share) -> None:
+def test_a_share_of_a_whole_device_is_exclusive(wanted: Share) -> None:
     assert demand_of(A, [wanted])[7] == 1
 
 
@@ -68,8 +76,8 @@ def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candida
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
     pieces = encode_reservations(
         [
-            wish_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
-            wish("q", share("a"), cpu=7),
+            reservation_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
+            reservation("q", share("a"), cpu=7),
         ]
     )
 
@@ -81,16 +89,16 @@ def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candida
 
 
 def test_each_piece_begins_with_a_one_byte_array_header_because_scripts_skip_one_byte() -> None:
-    for piece in encode_reservations([wish("p", share("a"), node="a" * 253)]):
+    for piece in encode_reservations([reservation("p", share("a"), node="a" * 253)]):
         assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
 
 
-def test_joined_pieces_can_be_told_apart() -> None:
+def test_joined_parts_stay_distinct() -> None:
     assert joined([b"ab", b"", b"c"]) == ([0, 2, 2, 3], b"abc")
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
-    wanted = wish_among(
+    wanted = reservation_among(
         "p",
         [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
         tag="red",
@@ -106,8 +114,8 @@ def test_a_lease_is_read_as_it_was_written() -> None:
     assert decode_lease(encode_lease(bound)) == bound
 
 
-def test_a_new_lease_is_as_frozen_as_any_other() -> None:
-    lease = new_lease(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
+def test_a_new_lease_is_immutable() -> None:
+    lease = new_lease(reservation("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
 
     assert lease == structs.replace(lease)
     assert [type(thing) for thing in (lease, lease.shares[0])] == [Lease, Share]
@@ -119,7 +127,7 @@ def test_a_new_lease_is_as_frozen_as_any_other() -> None:
 def test_the_use_of_leases_is_added_up() -> None:
     def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
         numbers = iter([1] + [0, 5] * len(shares))
-        return new_lease(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW)
+        return new_lease(reservation(pod, *shares, tag=tag), 1, numbers, NOW, NOW)
 
     devices, nodes = counted_use(
         [lease("p", share("a", mib=10, cores=5), tag="red"), lease("q", share("a", mib=4))]

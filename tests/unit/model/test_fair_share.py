@@ -1,4 +1,4 @@
-"""The order of waiting pods among namespaces, and what is said about it."""
+"""The order of waiting pods among namespaces, and its explanation."""
 
 import pytest
 from hypothesis import given
@@ -26,21 +26,21 @@ TOTAL = GpuAmount(cores_percent=1_000, memory_mib=100_000)
 
 
 def waits(name: str, namespace: Namespace, at: float = 0.0, *, priority: int = 0) -> PodQueued:
-    asked = request(gpu(memory=10_000), priority=priority)
-    return pod_queued(name, asked, namespace=namespace, created_at=at)
+    requested = request(gpu(memory=10_000), priority=priority)
+    return pod_queued(name, requested, namespace=namespace, created_at=at)
 
 
 def names(pods: list[PodQueued]) -> list[str]:
     return [pod.name for pod in pods]
 
 
-def test_namespaces_that_hold_equally_much_take_turns_and_the_oldest_begins() -> None:
+def test_namespaces_of_equal_use_alternate_and_the_oldest_pod_is_first() -> None:
     pods = [waits(f"a{n}", A, n) for n in range(3)] + [waits(f"b{n}", B, 10 + n) for n in range(3)]
 
     assert names(fair_order(pods, FairShare(total=TOTAL))) == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_twice_the_share_has_twice_the_turns() -> None:
+def test_a_namespace_of_weight_two_gets_twice_as_many_offers() -> None:
     turns = FairShare(total=TOTAL, entitlements={A: Entitlement(weight=2)})
     pods = [waits(f"a{n}", A, n) for n in range(4)] + [waits(f"b{n}", B, n) for n in range(4)]
 
@@ -50,7 +50,7 @@ def test_twice_the_share_has_twice_the_turns() -> None:
     assert sorted(order[3:6]) == ["a2", "a3", "b1"]
 
 
-def test_the_larger_part_of_cores_and_memory_decides() -> None:
+def test_the_larger_fraction_of_cores_and_memory_decides() -> None:
     turns = FairShare(
         total=TOTAL,
         used={A: GpuAmount(memory_mib=30_000), B: GpuAmount(cores_percent=400, memory_mib=10_000)},
@@ -65,17 +65,17 @@ def test_the_larger_part_of_cores_and_memory_decides() -> None:
     [
         (waits("x", A), {B: Entitlement(has_budget=False)}, {}, "whose namespace has budget left"),
         (waits("x", A, priority=7), {}, {}, "of priority 7"),
-        (waits("x", A), {}, {B: GpuAmount(memory_mib=50_000)}, "whose namespace holds 0.0% of the"),
+        (waits("x", A), {}, {B: GpuAmount(memory_mib=50_000)}, "whose namespace uses 0.0% of the"),
         (
             waits("x", A),
             {},
             {A: GpuAmount(memory_mib=50_000)},
-            "once what is offered before is counted",
+            "once earlier offers are counted",
         ),
         (waits("x", B, -5), {}, {}, "which is older"),
     ],
 )
-def test_why_another_comes_first_is_said(
+def test_the_reason_why_another_pod_precedes_it_is_named(
     first: PodQueued,
     rights: dict[Namespace, Entitlement],
     taken: dict[Namespace, GpuAmount],
@@ -86,7 +86,7 @@ def test_why_another_comes_first_is_said(
     assert why in precedence_reason(first, waits("y", B), turns)
 
 
-def test_what_is_held_is_added_up_and_sick_devices_do_not_count() -> None:
+def test_use_is_summed_and_unhealthy_devices_do_not_count() -> None:
     whole = share("GPU-0", memory_mib=32_768, sharing=SharingPolicy.EXCLUSIVE)
     leases = [
         lease("p", "n1", whole, namespace="team-a"),
@@ -104,7 +104,7 @@ def test_what_is_held_is_added_up_and_sick_devices_do_not_count() -> None:
     st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 2)), max_size=20),
     st.integers(1, 4),
 )
-def test_every_pod_has_one_place_and_within_a_namespace_priority_and_age_decide(
+def test_every_pod_has_one_position_and_within_a_namespace_priority_and_age_decide(
     made: list[tuple[Namespace, int]], weight: int
 ) -> None:
     pods = [waits(f"{n}", space, n, priority=priority) for n, (space, priority) in enumerate(made)]
@@ -131,11 +131,11 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before() -> None:
     answer = explain(pod, facts, frozenset({"leasehold"}))
 
     assert (
-        "queue       position 2 of 2; before it comes team-b/poor, whose namespace holds 0.0% of "
-        "the GPUs for each of its shares"
+        "queue       position 2 of 2; after team-b/poor, whose namespace uses 0.0% of "
+        "the GPUs per unit of its weight"
     ) in answer.lines
     assert (
-        "namespace   team-a holds 40.0% of the GPUs, its weight is 2: 20.0% for each; it has "
-        "budget left"
+        "namespace   team-a holds 40.0% of the GPUs, its weight is 2: 20.0% per unit of weight; "
+        "it has budget left"
     ) in answer.lines
     assert dict(answer.extra)["queue"]["position"] == 2

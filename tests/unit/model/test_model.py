@@ -31,12 +31,12 @@ def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, count: i
 @pytest.mark.parametrize(
     ("text", "thousandths"), [("500m", 500), ("2", 2000), ("0.0001", 1), (2, 2000)]
 )
-def test_cpu_is_read_in_thousandths_rounded_up(text: str | int, thousandths: int) -> None:
+def test_cpu_is_read_in_millicores_rounded_up(text: str | int, thousandths: int) -> None:
     assert parse_cpu_m(text) == thousandths
 
 
 @pytest.mark.parametrize("text", ["", "x", "1x", "1 Gi", "--1", "1e", "Ki", "1KiB"])
-def test_what_is_no_quantity_is_named(text: str) -> None:
+def test_an_invalid_quantity_is_named_in_the_error(text: str) -> None:
     with pytest.raises(RequestError, match="quantity"):
         parse_count(text)
 
@@ -52,11 +52,13 @@ def test_what_is_no_quantity_is_named(text: str) -> None:
         ("pods", 110, "110"),
     ],
 )
-def test_amounts_are_written_as_people_write_them(name: str, amount: int, text: str) -> None:
+def test_amounts_are_written_with_the_units_of_kubernetes(
+    name: str, amount: int, text: str
+) -> None:
     assert amount_text(name, amount) == text
 
 
-def test_a_resource_list_knows_which_entry_is_cpu() -> None:
+def test_a_resource_list_is_parsed_with_cpu_in_millicores() -> None:
     assert parse_resources({"cpu": "1", "memory": "1Ki", "x/y": "3"}) == {
         "cpu": 1000,
         "memory": 1024,
@@ -89,13 +91,13 @@ def test_a_booking_holds_what_any_moment_of_the_pod_needs(
     assert booking.memory_mib in {together, *(memory for memory, _, init in parts if init)}
 
 
-def test_devices_are_booked_apart() -> None:
+def test_each_device_is_booked_separately() -> None:
     both = [share(5, 1, init=False), share(7, 2, init=False, device="GPU-b")]
 
     assert [(b.device, b.memory_mib) for b in bookings(both)] == [("GPU-a", 5), ("GPU-b", 7)]
 
 
-def test_a_lease_ends_for_good() -> None:
+def test_an_ended_lease_never_changes_its_state() -> None:
     assert LeaseState.BOUND in TRANSITIONS[LeaseState.RESERVED]
     for state in set(LeaseState) - LIVE:
         assert not TRANSITIONS[state]

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
-from services.node_agent.gpus.inventory import (
-    Gpu,
-    devices_of,
-    mode_warnings,
-)
+from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
 from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
@@ -59,7 +55,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_no_document_stops_the_agent(device: object, node: object) -> None:
+def test_any_document_is_parsed_without_an_error(device: object, node: object) -> None:
     config = parse_device_config(
         {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
     )
@@ -70,7 +66,7 @@ def test_no_document_stops_the_agent(device: object, node: object) -> None:
     parse_device_config(device, node, NODE)
 
 
-def test_flags_win_over_the_file_for_all_nodes_and_the_nodes_own_entry_over_both() -> None:
+def test_flags_override_the_common_file_and_the_nodes_own_entry_overrides_both() -> None:
     of_all = parse_device_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
     own = parse_device_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
 
@@ -89,7 +85,7 @@ async def found(layout: str) -> tuple[Gpu, ...]:
     return await SimulatedGpus(NodeName(NODE), layout).discover()
 
 
-async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
+async def test_a_node_has_devices_of_both_modes(tmp_path: Path) -> None:
     gpus = await found("1xT4+1xA100-40GB+1xA100-40GB:mig")
 
     devices = devices_of(gpus, SharingConfig(split_count=5))
@@ -99,12 +95,12 @@ async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
     assert [len(device.layouts) for device in devices] == [0, 0, 4]
 
 
-async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
+async def test_a_device_in_mig_mode_serves_no_memory_units() -> None:
     gpus = await found("1xT4+1xA100-40GB:mig")
 
     shown = advertisement_of(DIALECTS.values(), devices_of(gpus, SharingConfig()), Strategy.AUTO)
 
-    assert healthy_counts(shown)["volcano.sh/gpu-memory"] == 15360
+    assert shown.node_status["volcano.sh/gpu-memory"] == 15360
     assert shown.node_status["volcano.sh/gpu-number"] == 1
     assert healthy_counts(shown)["volcano.sh/vgpu-number"] == 20
 
@@ -138,16 +134,16 @@ async def test_a_pending_mig_mode_is_a_warning() -> None:
     )
 
 
-class Maps:
+class FakeConfigMaps:
     """An API server with ConfigMaps, or one that is away."""
 
     def __init__(self, **texts: str) -> None:
         self.texts = texts
         self.away = False
-        self.asked: list[str] = []
+        self.reads: list[str] = []
 
     async def read(self, path: str, kind: type[Any]) -> Any:
-        self.asked.append(path)
+        self.reads.append(path)
         if self.away:
             raise UnreachableError("GET", path, "no answer")
         key = "device-config.yaml" if "device-config" in path else "config.json"
@@ -180,32 +176,34 @@ async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
-    both = Maps(kube_system=text(deviceSplitCount=3), volcano_system=text(deviceSplitCount=4))
-    other = Maps(volcano_system=text(deviceSplitCount=4))
+    both = FakeConfigMaps(
+        kube_system=text(deviceSplitCount=3), volcano_system=text(deviceSplitCount=4)
+    )
+    other = FakeConfigMaps(volcano_system=text(deviceSplitCount=4))
 
     assert (await configuring(tmp_path, both, clock).load()).split_count == 3
     assert (await configuring(tmp_path, other, clock).load()).split_count == 4
-    assert (await configuring(tmp_path, Maps(), clock).load()).split_count == 10
+    assert (await configuring(tmp_path, FakeConfigMaps(), clock).load()).split_count == 10
 
 
 async def test_a_change_is_applied_within_a_minute(
     tmp_path: Path,
 ) -> None:
-    clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
+    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     config = configuring(tmp_path, maps, clock)
     await config.load()
     maps.texts["kube_system"] = text(deviceSplitCount=6)
 
-    before, asked = await config.load(), len(maps.asked)
+    before, reads = await config.load(), len(maps.reads)
     clock.advance(REFRESH_S)
     after = await config.load()
 
     assert (before.split_count, after.split_count) == (3, 6)
-    assert asked == 3
+    assert reads == 3
 
 
 async def test_without_the_api_server_the_previous_configuration_applies(tmp_path: Path) -> None:
-    clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
+    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     running = configuring(tmp_path, maps, clock)
     await running.load()
     maps.away = True
@@ -221,13 +219,13 @@ async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal
     device, node = tmp_path / "device.yaml", tmp_path / "config.json"
     device.write_text(text(deviceSplitCount=5))
     node.write_text(json.dumps(OF_NODES))
-    maps = Maps(kube_system=text(deviceSplitCount=3))
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
 
     from_files = configuring(tmp_path, maps, FakeClock(), device_file=device, node_file=node)
     missing = configuring(tmp_path, maps, FakeClock(), device_file=tmp_path / "none")
 
     assert (await from_files.load()).split_count == 4
-    assert maps.asked == []
+    assert maps.reads == []
     with pytest.raises(RequestError, match="none cannot be read"):
         await missing.load()
 
@@ -235,7 +233,7 @@ async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal
 async def test_invalid_yaml_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configuring(tmp_path, Maps(kube_system="nvidia: ["), FakeClock())
+    config = configuring(tmp_path, FakeConfigMaps(kube_system="nvidia: ["), FakeClock())
 
     assert (await config.load()).split_count == 10
     assert "device-config.yaml is ignored, its syntax is invalid" in caplog.text

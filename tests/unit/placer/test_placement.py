@@ -59,12 +59,12 @@ def test_item_05_init_containers_count_by_the_largest() -> None:
 
 
 def test_item_06_unhealthy_cards_are_never_chosen() -> None:
-    ill = [device(f"GPU-{n}", n, healthy=n > 1) for n in range(4)]
+    two_unhealthy = [device(f"GPU-{n}", n, healthy=n > 1) for n in range(4)]
 
-    assert Cluster(ledger_node("n1", *ill)).indices(gpushare(1024)) == [2]
+    assert Cluster(ledger_node("n1", *two_unhealthy)).indices(gpushare(1024)) == [2]
 
 
-def test_item_06_cards_that_the_node_closes_are_never_chosen() -> None:
+def test_item_06_cordoned_cards_are_never_chosen() -> None:
     cluster = Cluster(ledger_node("n1", *devices(4), excluded_devices=(0, 1)))
 
     assert cluster.indices(gpushare(1024)) == [2]
@@ -120,7 +120,7 @@ def test_memory_units_and_percentages_count_in_units_of_the_node() -> None:
     assert by_percent.shares[0].memory_mib == 3276 * 33 // 100 * 10
 
 
-def test_item_22_all_cores_need_an_idle_card_and_close_it() -> None:
+def test_item_22_all_cores_require_an_idle_card_and_make_it_exclusive() -> None:
     cluster = Cluster(ledger_node("n1", device()))
 
     assert cluster.indices(
@@ -212,7 +212,7 @@ def test_item_26_uuids_match_exactly_and_deny_wins(
         (None, DeviceMode.HAMI_CORE, True),
     ],
 )
-def test_item_27_a_demanded_mode_must_be_the_nodes(
+def test_item_27_a_required_mode_must_be_the_mode_of_the_node(
     mode: str | None, node_mode: DeviceMode, fits: bool
 ) -> None:
     wanted = request(gpu(memory=1), selection=DeviceSelection(mode=mode))
@@ -220,7 +220,7 @@ def test_item_27_a_demanded_mode_must_be_the_nodes(
     assert bool(Cluster(two_cards(mode=node_mode)).indices(wanted)) == fits
 
 
-def test_item_28_a_spread_group_never_meets_on_a_card() -> None:
+def test_item_28_pods_of_a_spread_group_never_share_a_card() -> None:
     cluster = Cluster(two_cards())
     wanted = request(gpu(memory=1), anti_affinity_groups=("default/group",))
 
@@ -259,7 +259,7 @@ def test_item_29_binpack_takes_the_fullest_card_and_spread_the_emptiest() -> Non
     assert chosen(DeviceOrder.SPREAD) == [2]
 
 
-def test_item_30_containers_of_one_pod_may_meet_on_a_card() -> None:
+def test_item_30_containers_of_one_pod_may_share_a_card() -> None:
     placement = Cluster(two_cards()).place(
         request(gpu("a", memory=3000, cores_percent=10), gpu("b", memory=5000, cores_percent=20))
     )

@@ -87,7 +87,7 @@ def ids(placed: Placement | Refusal) -> list[str]:
         (None, "GPU-m[group4-0]", 40960),
     ],
 )
-def test_item_42_an_idle_card_takes_the_first_layout_that_does(
+def test_item_42_an_idle_card_gets_the_first_layout_that_fits(
     memory: int | None, expected: str, booked: int
 ) -> None:
     placed = cluster().place(request(vgpu(memory, cores_percent=30)))
@@ -112,7 +112,7 @@ def test_item_42_an_idle_card_takes_the_first_layout_that_does(
         (A100_80, 81920, 80896, MigPlacement(layout="group4", position=0, profile="7g.80gb")),
     ],
 )
-def test_item_42_the_other_tables(
+def test_item_42_the_layouts_of_other_models(
     layouts: tuple[MigLayout, ...], total: int, memory: int | None, place: MigPlacement
 ) -> None:
     placed = cluster(card(memory_mib=total, layouts=layouts)).place(request(vgpu(memory)))
@@ -121,7 +121,7 @@ def test_item_42_the_other_tables(
     assert [share.mig for share in placed.shares] == [place]
 
 
-def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> None:
+def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_fits() -> None:
     one = cluster()
     sequence = [ids(one.place(request(vgpu(n)))) for n in (8000, 3000, 8000, 8000)]
 
@@ -137,7 +137,7 @@ def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> N
     assert not refusal.permanent
     assert "wait until an instance" in refusal.hint
     assert refusal.nearest_nodes[0].devices[0].reason == (
-        "an instance of 8000 MiB or more is needed, leased instances keep it in layout group2, "
+        "an instance of 8000 MiB or more is needed, leased instances require its layout group2, "
         "and none is free there"
     )
 
@@ -151,7 +151,7 @@ def test_item_44_two_containers_of_a_pod_never_share_a_position() -> None:
     assert ids(one.place(request(vgpu(8000)))) == ["GPU-m[group2-2]"]
 
 
-def test_item_46_an_idle_card_changes_its_layout_at_once_a_live_one_never() -> None:
+def test_item_46_only_an_idle_card_changes_its_layout() -> None:
     one = cluster()
     one.place(request(vgpu(8000)))
 
@@ -180,7 +180,7 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
     )
 
 
-def test_percentages_are_of_the_cards_memory_and_cores_count_for_nothing() -> None:
+def test_percentages_apply_to_the_cards_memory_and_cores_are_ignored() -> None:
     one = cluster()
 
     assert ids(one.place(request(vgpu(None, memory_percent=20, cores_percent=60)))) == [
@@ -224,9 +224,7 @@ def test_a_container_takes_the_instance_of_an_init_container_before_it() -> None
     assert ids(cluster().place(pod)) == []
 
 
-def test_where_the_first_container_would_leave_no_layout_for_the_second_the_largest_decides() -> (
-    None
-):
+def test_a_layout_that_fits_all_containers_is_preferred_to_the_first_that_fits_one() -> None:
     pod = request(vgpu(3000, "a"), vgpu(8000, "b"))
     first = request(vgpu(3000, "first", init=True), vgpu(8000, "a"))
 
@@ -235,7 +233,7 @@ def test_where_the_first_container_would_leave_no_layout_for_the_second_the_larg
     assert ids(cluster(card(), card(1)).place(pod)) == ["GPU-m1[group1-0]", "GPU-m[group2-0]"]
 
 
-def test_a_group_that_must_not_meet_does_not_meet_on_instances() -> None:
+def test_pods_of_an_anti_affinity_group_do_not_share_a_card_by_instances() -> None:
     one = cluster()
     wanted = request(vgpu(3000), anti_affinity_groups=("default/group",))
 
@@ -243,14 +241,14 @@ def test_a_group_that_must_not_meet_does_not_meet_on_instances() -> None:
     assert ids(one.place(wanted)) == []
 
 
-def test_a_card_with_shares_from_before_is_not_partitioned() -> None:
+def test_a_card_with_shares_is_not_partitioned() -> None:
     refusal = cluster((card(), use(1000))).place(request(vgpu(3000)))
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuNotPartitioned", 1),)
 
 
-def test_item_27_either_mode_will_do_if_none_is_demanded() -> None:
+def test_item_27_without_a_required_mode_either_mode_is_used() -> None:
     nodes = (ledger_node("cut", card()), ledger_node("shared", device()))
     either = request(vgpu(8000))
 
@@ -269,7 +267,7 @@ def test_item_27_either_mode_will_do_if_none_is_demanded() -> None:
     assert node_of(request(vgpu(None, whole=True)), nodes[0]) == "GpuModeMismatch"
 
 
-def test_what_no_shares_are_left_for_goes_to_instances_on_the_same_node() -> None:
+def test_a_pod_gets_an_instance_where_no_share_of_the_node_is_left() -> None:
     one = cluster(device("GPU-h", 0, memory_mib=10_000), card(1))
     wanted = request(vgpu(8000))
 
@@ -283,7 +281,7 @@ def test_all_devices_of_a_pod_are_of_one_mode() -> None:
     assert ids(mixed.place(request(vgpu(30_000, "a"), vgpu(30_000, "b")))) == []
 
 
-def test_a_tighter_node_is_preferred_and_an_idle_card_kept_whole() -> None:
+def test_a_tighter_node_is_preferred_and_an_idle_card_is_not_partitioned() -> None:
     nodes = (ledger_node("idle", card()), ledger_node("cut", card(1)))
     one = Cluster(*nodes)
     first = one.place(request(vgpu(8000)))
@@ -294,7 +292,7 @@ def test_a_tighter_node_is_preferred_and_an_idle_card_kept_whole() -> None:
     assert first.node == second.node
 
 
-def test_each_device_says_what_its_instances_lack() -> None:
+def test_a_refusal_names_what_the_instances_of_each_device_lack() -> None:
     live_use = use(10240, shares=1)
     pinned = (
         card(1),
@@ -310,15 +308,15 @@ def test_each_device_says_what_its_instances_lack() -> None:
 
     assert isinstance(refusal, Refusal)
     assert {v.index: v.reason for v in refusal.nearest_nodes[0].devices} == {
-        1: "an instance of 15000 MiB or more is needed, leased instances keep it in layout group2, "
-        "and the largest free instance there has 10240 MiB",
+        1: "an instance of 15000 MiB or more is needed, leased instances require its layout "
+        "group2, and the largest free instance there has 10240 MiB",
         2: "it is in MIG mode, and no layout for it is known",
         3: "it is unhealthy",
-        4: "15000 MiB are wanted, 9000 of 9000 MiB are free",
+        4: "15000 MiB are requested, 9000 of 9000 MiB are free",
     }
 
 
-def test_instances_of_one_container_lie_within_its_scope() -> None:
+def test_instances_of_one_container_are_within_its_scope() -> None:
     cards = [card(n + 1, numa=n // 2) for n in range(4)]
     wanted = request(
         vgpu(8000, gpus=2), topology_scope=TopologyScope.NUMA, device_order=DeviceOrder.FIRST
@@ -328,14 +326,14 @@ def test_instances_of_one_container_lie_within_its_scope() -> None:
     assert ids(cluster(card(1, numa=0), card(2, numa=1)).place(wanted)) == []
 
 
-def test_units_of_a_node_stay_the_unit_of_requests() -> None:
+def test_requests_for_instances_are_in_the_units_of_the_node() -> None:
     placed = cluster(card(unit_mib=10)).place(request(vgpu(800)))
 
     assert isinstance(placed, Placement)
     assert encode_shares(placed.shares) == "GPU-m[group2-0],NVIDIA,800,0:"
 
 
-def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
+def test_a_share_of_an_instance_reserves_all_of_it_and_no_cores() -> None:
     place = MigPlacement(layout="group2", position=1, profile="2g.10gb")
     share = instance_share(vgpu(8000, cores_percent=40), card(), 10240, place)
 
@@ -343,7 +341,7 @@ def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
     assert share.limit_bytes == 10240 << 20
 
 
-def test_the_operator_says_which_mode_is_tried_first() -> None:
+def test_a_setting_decides_which_mode_is_tried_first() -> None:
     limits = {NUMBER: 1, MEMORY: 1000}
     pod = PodManifest(
         namespace=Namespace("default"), containers=(ContainerManifest(name="c", limits=limits),)

@@ -24,7 +24,7 @@ def cards(*uses: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("order", "index"), [("least-allocated", 1), ("most-allocated", 0)])
-def test_koordinator_18_of_two_partly_used_cards_least_takes_the_emptier_most_the_fuller(
+def test_koordinator_18_least_allocated_takes_the_emptier_card_and_most_allocated_the_fuller(
     order: str, index: int
 ) -> None:
     partly = cards(use(20_000), use(8_000))
@@ -46,7 +46,7 @@ def reversed_places(node_devices: list[Any]) -> list[Any]:
         pytest.param((1, 1, 1), 2, 1, id="all alike"),
     ],
 )
-def test_orders_by_allocated_part_weigh_slots_cores_and_memory(
+def test_orders_by_allocated_fraction_weigh_slots_cores_and_memory(
     weights: tuple[int, int, int], least: int, most: int
 ) -> None:
     node_devices = cards(use(16_000, 10, 2), use(8_000, 60, 1), use(1_000, 20, 3))
@@ -75,7 +75,7 @@ def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
         (DeviceOrder.TIGHTEST, [0, 0]),
     ],
 )
-def test_item_29_the_second_container_is_ordered_by_what_the_first_has(
+def test_item_29_the_order_for_the_second_container_counts_the_first(
     order: DeviceOrder, indices: list[int]
 ) -> None:
     pair = request(gpu("a", memory=1000), gpu("b", memory=1000), device_order=order)
@@ -83,7 +83,7 @@ def test_item_29_the_second_container_is_ordered_by_what_the_first_has(
     assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == indices
 
 
-def test_item_22_an_exclusive_container_keeps_its_card_from_the_pods_other_containers() -> None:
+def test_item_22_an_exclusive_container_shares_its_card_with_no_container_of_its_pod() -> None:
     alone = {"cores_percent": 100, "sharing": SharingPolicy.EXCLUSIVE}
     both = request(gpu("a", memory=10, **alone), gpu("b", memory=10))
     late = request(gpu("b", memory=10), gpu("a", memory=10, **alone))
@@ -109,7 +109,7 @@ def test_item_24_each_container_may_have_as_many_gpus_as_the_node_has_cards() ->
     assert refusal.counts == (("NotEnoughGpus", 1),)
 
 
-def test_item_28_containers_of_one_pod_of_a_spread_group_may_meet() -> None:
+def test_item_28_containers_of_one_pod_of_a_spread_group_may_share_a_card() -> None:
     pair = request(gpu("a", memory=10), gpu("b", memory=10), anti_affinity_groups=("default/g",))
 
     assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
@@ -117,7 +117,7 @@ def test_item_28_containers_of_one_pod_of_a_spread_group_may_meet() -> None:
 
 
 @pytest.mark.parametrize(("order", "node"), [("binpack", "full"), ("spread", "idle")])
-def test_item_29_nodes_are_packed_or_spread_over(order: str, node: str) -> None:
+def test_item_29_nodes_are_packed_or_spread(order: str, node: str) -> None:
     nodes = (
         ledger_node("idle", device("GPU-i")),
         ledger_node("half", (device("GPU-h"), use(V100_MIB // 2))),

@@ -210,7 +210,7 @@ def _check(
 
 @settings(max_examples=100, deadline=None)
 @given(clusters(), st.lists(requests(), min_size=1, max_size=4))
-def test_a_placement_fits_and_a_refusal_is_shared_by_the_naive_scan(
+def test_placements_fit_and_refusals_agree_with_the_naive_scan(
     nodes: list[LedgerNode], wanted: list[PodRequest]
 ) -> None:
     mirror = ClusterMirror()
@@ -265,7 +265,7 @@ def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) ->
         st.one_of(requests(), st.tuples(st.integers(0, 5), st.data())), min_size=2, max_size=8
     ),
 )
-def test_after_any_changes_the_index_answers_as_one_built_anew(
+def test_a_changed_index_decides_as_one_that_is_built_anew(
     nodes: list[LedgerNode], steps: list[Any]
 ) -> None:
     mirror = ClusterMirror()
@@ -325,7 +325,7 @@ gpu_requests = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(_partitioned(), st.lists(gpu_requests, min_size=2, max_size=7))
-def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
+def test_successive_instances_agree_with_the_naive_scan(
     node: LedgerNode, steps: list[PodRequest]
 ) -> None:
     mirror = ClusterMirror()
@@ -344,7 +344,7 @@ def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
             node = _with_taken(node, answer[0], step)
 
 
-def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:
+def test_a_tentative_reservation_and_the_total_that_contains_it_count_once() -> None:
     mirror = ClusterMirror()
     mirror.reset([ledger_node("n1", device())])
     index = NodeIndex(mirror)

@@ -22,19 +22,19 @@ def index_of(*nodes: LedgerNode) -> NodeIndex:
     return NodeIndex(mirror)
 
 
-def answer(wanted: PodRequest, index: NodeIndex) -> tuple[Placement, ...] | Refusal:
+def decision(wanted: PodRequest, index: NodeIndex) -> tuple[Placement, ...] | Refusal:
     return place(wanted, index, dice(3))
 
 
 def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
-    said = answer(wanted, index_of(*nodes))
-    assert isinstance(said, Refusal)
-    return said
+    outcome = decision(wanted, index_of(*nodes))
+    assert isinstance(outcome, Refusal)
+    return outcome
 
 
 def chosen(wanted: PodRequest, index: NodeIndex) -> list[str]:
-    said = answer(wanted, index)
-    return [] if isinstance(said, Refusal) else [placement.node for placement in said]
+    outcome = decision(wanted, index)
+    return [] if isinstance(outcome, Refusal) else [placement.node for placement in outcome]
 
 
 def test_reasons_are_counted_as_the_scheduler_counts_them() -> None:
@@ -70,14 +70,14 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
             DeviceVerdict(
                 device=device("GPU-near").uuid,
                 index=3,
-                reason="5000 MiB are wanted, 2768 of 32768 MiB are free",
+                reason="5000 MiB are requested, 2768 of 32768 MiB are free",
             ),
         ),
     )
     assert refusal.hint == "request at most 2768 MiB: node near device 3 has the most free memory"
 
 
-def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
+def test_a_hint_considers_only_nodes_that_are_blocked_for_that_reason() -> None:
     refusal = refused(
         request(gpu(memory=5000)),
         ledger_node("full", (device("GPU-full"), use(30000))),
@@ -102,7 +102,7 @@ def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
         (request(gpu(memory=1), triggers=("volcano.sh/other",)), False),
     ],
 )
-def test_a_refusal_is_permanent_where_no_end_of_other_pods_helps(
+def test_a_refusal_is_permanent_if_no_end_of_other_pods_helps(
     wanted: PodRequest, permanent: bool
 ) -> None:
     assert refused(wanted, ledger_node("n1", (device(), use(32768)))).permanent == permanent
@@ -113,27 +113,40 @@ def test_the_hint_for_a_resource_that_is_not_served_names_the_agent() -> None:
 
     assert refusal.nearest_nodes[0].reason == "it did not serve volcano.sh/vgpu-number"
     assert refusal.hint == (
-        "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number: no "
-        "fitting node does"
+        "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number; if "
+        "one should, its log names what its kubelet cannot allocate"
     )
 
 
-def test_a_resource_whose_list_was_too_long_points_at_what_is_served_in_its_place() -> None:
+def test_the_hint_for_memory_without_the_trigger_says_what_to_add() -> None:
     node = ledger_node("n1", device(), served=("leasehold.dev/share",))
 
     refusal = refused(request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",)), node)
+    other = refused(request(gpu(memory=1)), node)
 
-    assert refusal.hint.startswith("request leasehold.dev/share: 1 beside it: node n1 has so much")
+    assert refusal.hint.startswith(
+        "also request leasehold.dev/share: 1 in each container with volcano.sh/gpu-memory"
+    )
+    assert other.hint.startswith("run a node agent whose --dialects")
 
 
-def test_an_empty_cluster_is_no_reason_to_give_up() -> None:
+def test_the_hint_for_the_trigger_on_a_node_that_serves_units_names_the_strategy() -> None:
+    node = ledger_node("n1", device(), served=("volcano.sh/gpu-memory",))
+    wanted = request(gpu(memory=1), triggers=("leasehold.dev/share",), dialect="volcano-gpushare")
+
+    hint = refused(wanted, node).hint
+
+    assert hint.startswith("start the node agent of node n1 with --gpu-strategy auto")
+
+
+def test_a_refusal_by_an_empty_cluster_is_not_permanent() -> None:
     refusal = refused(request(gpu(memory=1)))
 
     assert refusal.reason == "0/0 nodes are available: there is no node."
     assert not refusal.permanent
 
 
-def test_few_eligible_nodes_among_many_full_fronts_are_found() -> None:
+def test_few_eligible_nodes_are_found_among_many_full_nodes() -> None:
     nodes = [ledger_node(f"n{n}", (device(f"GPU-{n}"), use(n * 10))) for n in range(300)]
     nodes.append(ledger_node("special", device("GPU-s"), labels={"team": "x"}))
     index = index_of(*nodes)
@@ -142,7 +155,7 @@ def test_few_eligible_nodes_among_many_full_fronts_are_found() -> None:
     assert [chosen(wanted, index) for _ in range(3)] == [["special"]] * 3
 
 
-def test_changed_facts_change_the_verdict() -> None:
+def test_changed_node_facts_change_the_verdict() -> None:
     taint = Taint(key="gpu", effect="NoSchedule")
     index = index_of(ledger_node("n1", device(), taints=(taint,)))
     wanted = request(gpu(memory=1))
@@ -183,7 +196,7 @@ def test_preferred_nodes_come_first_and_soft_taints_last() -> None:
     assert chosen(request(gpu(memory=1)), index)[0] != "soft"
 
 
-def test_packing_prefers_the_tightest_gap_and_never_opens_an_idle_node() -> None:
+def test_packing_prefers_the_least_free_memory_and_avoids_idle_nodes() -> None:
     nodes = [ledger_node(f"idle{n}", device(f"GPU-i{n}")) for n in range(40)]
     index = index_of(
         *nodes,
@@ -206,7 +219,7 @@ def test_spreading_prefers_the_emptiest_node() -> None:
     assert chosen(spread, index)[0] == "idle"
 
 
-def test_cores_that_decide_lead_past_the_tight_nodes() -> None:
+def test_a_node_with_free_cores_is_found_among_many_without() -> None:
     busy = [ledger_node(f"n{n}", (device(f"GPU-{n}"), use(20000 + n, 90))) for n in range(100)]
     index = index_of(*busy, ledger_node("calm", (device("GPU-c"), use(10, 10))))
 
@@ -221,12 +234,27 @@ def test_three_candidates_are_on_three_nodes() -> None:
     assert len(set(chosen(request(gpu(memory=1)), index))) == 3
 
 
-def test_a_node_whose_kubelet_shows_none_of_the_resource_gets_no_pod() -> None:
+def test_a_node_without_allocatable_of_the_resource_gets_no_pod() -> None:
     served = ledger_node("a", device())
-    away = replace(
+    without_agent = replace(
         served, facts=replace(served.facts, unserved_resources=("volcano.sh/vgpu-number",))
     )
     wanted = request(gpu(), triggers=("volcano.sh/vgpu-number",))
 
     assert chosen(wanted, index_of(served)) == ["a"]
-    assert refused(wanted, away).counts == refused(wanted, replace(served, served=())).counts
+    assert (
+        refused(wanted, without_agent).counts == refused(wanted, replace(served, served=())).counts
+    )
+
+
+def test_an_unhealthy_device_is_not_blamed_on_the_annotation_that_its_agent_wrote() -> None:
+    sick = replace(device(), healthy=False, fault="XID 79 (the GPU has fallen off the bus)")
+
+    refusal = refused(
+        request(gpu(memory=5000)), ledger_node("n1", sick, excluded_devices=(sick.index,))
+    )
+
+    assert refusal.counts == (("GpuUnhealthy", 1),)
+    [verdict] = refusal.nearest_nodes[0].devices
+    assert verdict.reason == "it is unhealthy: XID 79 (the GPU has fallen off the bus)"
+    assert "annotation" not in refusal.hint

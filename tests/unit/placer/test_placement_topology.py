@@ -44,7 +44,7 @@ def chosen(wanted: PodRequest, *node_devices: Any) -> list[int]:
     return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
 
 
-def test_the_pair_with_the_best_link_is_preferred_to_the_order() -> None:
+def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None:
     four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
 
     assert chosen(asking(2), *four) == [1, 3]
@@ -54,20 +54,20 @@ def test_the_pair_with_the_best_link_is_preferred_to_the_order() -> None:
     assert chosen(asking(1), *four) == [0]
 
 
-def test_a_link_to_a_device_that_is_full_is_no_link() -> None:
+def test_a_link_to_a_full_device_does_not_count() -> None:
     one, two, three, four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
 
     assert chosen(asking(2), one, two, three, (four, use(four.memory_mib))) == [0, 2]
 
 
-def test_three_devices_are_those_whose_pairs_add_up_to_most() -> None:
+def test_three_devices_are_chosen_by_the_best_sum_of_their_links() -> None:
     links = {(0, 1): NVLINK, (2, 3): SWITCH, (3, 4): SWITCH, (2, 4): 3 * SWITCH}
 
     assert chosen(asking(3), *cards(5, links)) == [0, 1, 2]
     assert chosen(asking(3), *cards(5, {**links, (0, 1): SWITCH})) == [2, 3, 4]
 
 
-def test_a_link_that_only_one_end_reports_counts_nothing() -> None:
+def test_a_link_that_only_one_device_reports_does_not_count() -> None:
     one = device("GPU-0", 0, links={DeviceUuid("GPU-1"): NVLINK, DeviceUuid("GPU-2"): SWITCH})
     two = device("GPU-1", 1, links={DeviceUuid("GPU-0"): BRIDGE})
     three = device("GPU-2", 2, links={DeviceUuid("GPU-0"): SWITCH})
@@ -84,13 +84,13 @@ def test_without_links_one_numa_node_is_preferred_and_then_the_order() -> None:
     assert chosen(asking(2), *[device(f"GPU-{n}", n) for n in range(3)]) == [0, 1]
 
 
-def test_whole_devices_are_named_in_ascending_order_wherever_they_lie() -> None:
+def test_whole_devices_are_listed_in_ascending_order_in_any_topology() -> None:
     wanted = request(gpu(gpus=2, whole=True), device_order=DeviceOrder.LAST)
 
     assert chosen(wanted, *cards(4, {(0, 3): NVLINK})) == [0, 3]
 
 
-def test_hamis_topology_aware_gives_one_pod_the_device_that_others_miss_least() -> None:
+def test_hamis_topology_aware_gives_a_single_device_with_the_worst_links() -> None:
     four = cards(4, {(0, 1): NVLINK, (0, 2): SWITCH, (1, 2): SWITCH})
 
     assert chosen(asking(1, device_order=DeviceOrder.LEAST_LINKED), *four) == [3]
@@ -116,7 +116,7 @@ def test_a_scope_keeps_the_devices_of_a_container_together(
     assert chosen(asking(3, topology_scope=scope), *four) == []
 
 
-def test_a_scope_is_for_each_container_by_itself() -> None:
+def test_a_scope_applies_to_each_container_separately() -> None:
     four = [device(f"GPU-{n}", n, numa=n // 2) for n in range(4)]
     pair = request(
         gpu("a", 2, 30_000),
@@ -144,7 +144,7 @@ def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() 
     assert chosen(asking(1, topology_scope=TopologyScope.NUMA), unknown) == []
 
 
-def test_devices_that_fit_but_lie_apart_are_named_as_that() -> None:
+def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> None:
     apart = [device(f"GPU-{n}", n, pcie=f"pci{n}") for n in range(2)]
 
     refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, topology_scope=TopologyScope.PCIE))
@@ -161,7 +161,7 @@ def mirrored(node_devices: list[Device]) -> MirroredNode:
     return mirror.nodes[NodeName("n1")]
 
 
-def test_sixteen_devices_are_searched_greedily_and_found_well() -> None:
+def test_the_greedy_search_over_sixteen_devices_finds_the_best_set() -> None:
     boards = {(a, b): NVLINK for a, b in combinations(range(16), 2) if a // 8 == b // 8}
     node = mirrored(cards(16, boards))
 
@@ -171,7 +171,7 @@ def test_sixteen_devices_are_searched_greedily_and_found_well() -> None:
     assert {node.devices[5 + place].index // 8 for place in places} == {1}
 
 
-def test_the_greedy_search_is_seldom_far_from_the_best() -> None:
+def test_the_greedy_search_reaches_95_percent_of_the_best_links() -> None:
     dice = random.Random(3)  # noqa: S311
     found = best = 0
     for _ in range(30):

@@ -117,7 +117,7 @@ def test_terms_are_alternatives_and_their_requirements_go_together() -> None:
     assert check_node(NodeRequirements(required=((),)), node) is not None
 
 
-def test_a_field_requirement_looks_at_the_nodes_name() -> None:
+def test_a_field_requirement_compares_the_name_of_the_node() -> None:
     need = NodeTerm(key="metadata.name", operator="In", values=("n1",), field=True)
     other = NodeTerm(key="spec.podCIDR", operator="Exists", field=True)
 
@@ -126,7 +126,7 @@ def test_a_field_requirement_looks_at_the_nodes_name() -> None:
     assert not matches_term((other,), facts("n1"))
 
 
-def test_preference_is_weights_less_soft_taints() -> None:
+def test_the_preference_is_the_sum_of_weights_minus_soft_taints() -> None:
     liked = NodeTerm(key="zone", operator="Exists")
     demands = NodeRequirements(preferred=((30, (liked,)), (50, (liked,)), (7, ())))
     soft = (Taint(key="slow", effect="PreferNoSchedule"),)
@@ -149,7 +149,7 @@ def test_constraints_that_are_not_supported_are_refused_by_name() -> None:
     assert "podAffinity" in blocked.message
 
 
-def test_resources_count_what_leases_and_other_pods_take() -> None:
+def test_free_resources_exclude_leases_and_other_pods() -> None:
     node = facts(allocatable={"cpu": 4000, "pods": 3}, used_by_others={"cpu": 1000, "pods": 1})
     free = free_resources(node, {"cpu": 2500, "pods": 1})
 
@@ -181,7 +181,7 @@ def test_a_resource_that_a_node_does_not_list_counts_as_zero(
     assert check_resources({name: 0}, {}) is None
 
 
-def test_a_resource_that_no_plugin_serves_blocks() -> None:
+def test_a_resource_that_no_device_plugin_serves_blocks_the_node() -> None:
     served = frozenset({"volcano.sh/vgpu-number"})
 
     assert check_served(("volcano.sh/vgpu-number",), served) is None
@@ -198,7 +198,7 @@ def test_a_node_whose_agent_is_not_ready_is_refused_with_the_reason() -> None:
     assert check_served((), frozenset({f"{CORDON_PREFIX}its agent hangs"})) is None
 
 
-def test_the_first_reason_is_the_one_that_waiting_helps_least() -> None:
+def test_the_first_reason_is_the_most_permanent_one() -> None:
     node = facts(taints=(GPU_TAINT,), allocatable={})
 
     assert code_of(check_all(request(gpu(memory=1)), node, {}, frozenset())) == "UntoleratedTaint"

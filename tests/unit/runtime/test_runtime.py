@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, strategies
 from opentelemetry.trace import SpanKind
 
+from shared.model.clock import end
 from shared.model.errors import RequestError
 from shared.model.events.event import is_traceparent
 from shared.model.events.pod_events import LedgerRebuilt, PodQueued, PodTerminated, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
-from shared.nats.cancellation import end
 from shared.runtime import telemetry
+from shared.runtime.runner import STEADY_S, WaitReasons
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
-from shared.runtime.wait_reasons import STEADY_S, WaitReasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ def read(*argv: str, **environ: str) -> Example:
     )
 
 
-def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_defaults() -> None:
     settings = read("--limit", "5", LEASEHOLD_LIMIT="4", LEASEHOLD_NAMES="x, y,")
 
     assert (settings.limit, settings.names, settings.strict) == (5, ("x", "y"), True)
 
 
-def test_types_come_from_the_fields() -> None:
+def test_settings_are_parsed_by_the_types_of_their_fields() -> None:
     settings = read("--ratio", "0.5", "--no-strict", "--path", "/x")
 
     assert (settings.ratio, settings.strict, settings.path) == (0.5, False, Path("/x"))
@@ -75,19 +75,21 @@ def test_help_names_every_variable_and_shows_examples(capsys: pytest.CaptureFixt
     assert "example --limit 4" in text
 
 
-class Speaker:
+class ExampleService:
     @handles
-    async def hear(self, events: Sequence[ResyncRequested | LedgerRebuilt]) -> list[PodTerminated]:
+    async def consume(
+        self, events: Sequence[ResyncRequested | LedgerRebuilt]
+    ) -> list[PodTerminated]:
         return []
 
     @handles(concurrency=4)
-    async def hear_more(
+    async def consume_more(
         self, events: Sequence[PodTerminated]
     ) -> list[LedgerRebuilt | ResyncRequested]:
         return []
 
     @emits
-    async def tell(self) -> AsyncIterator[Sequence[PodTerminated | LedgerRebuilt]]:
+    async def report(self) -> AsyncIterator[Sequence[PodTerminated | LedgerRebuilt]]:
         yield []
 
     @answers
@@ -100,17 +102,17 @@ class Speaker:
     async def neither(self) -> None: ...
 
 
-def test_the_signature_of_a_method_says_what_it_hears_and_says() -> None:
-    assert roles_of(Speaker) == (
+def test_the_signature_of_a_handler_declares_what_it_consumes_and_publishes() -> None:
+    assert roles_of(ExampleService) == (
         Role(
             kind="handles",
-            method="hear",
+            method="consume",
             consumes=(ResyncRequested, LedgerRebuilt),
             publishes=(PodTerminated,),
         ),
         Role(
             kind="handles",
-            method="hear_more",
+            method="consume_more",
             consumes=(PodTerminated,),
             publishes=(LedgerRebuilt, ResyncRequested),
             concurrency=4,
@@ -121,7 +123,7 @@ def test_the_signature_of_a_method_says_what_it_hears_and_says() -> None:
             consumes=(TerminationRequest,),
             publishes=(TerminationReply,),
         ),
-        Role(kind="emits", method="tell", publishes=(PodTerminated, LedgerRebuilt)),
+        Role(kind="emits", method="report", publishes=(PodTerminated, LedgerRebuilt)),
         Role(kind="loops", method="turn"),
     )
 
@@ -191,14 +193,14 @@ def test_a_pods_first_span_links_to_its_admission_and_what_follows_does_not(
 @given(
     strategies.text() | strategies.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-.{16}-..", fullmatch=True)
 )
-def test_whatever_is_written_where_a_context_belongs_is_one_or_none(text: str) -> None:
+def test_any_text_is_parsed_as_a_trace_context_or_none(text: str) -> None:
     context = telemetry.parse_traceparent(text)
 
     assert (context is not None) == is_traceparent(text)
     assert context is None or f"{context.trace_id:032x}-{context.span_id:016x}" in text
 
 
-def test_without_an_exporter_events_pass_through_untouched() -> None:
+def test_without_an_exporter_events_are_unchanged() -> None:
     tracing = telemetry.open_tracing("test", ServiceSettings())
 
     assert tracing.start("one", [GONE], kind=SpanKind.PRODUCER) == ([GONE], [])
@@ -207,7 +209,7 @@ def test_without_an_exporter_events_pass_through_untouched() -> None:
 @pytest.mark.parametrize(
     "text", ["", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 55]
 )
-def test_what_is_no_traceparent_is_none(text: str) -> None:
+def test_an_invalid_traceparent_is_none(text: str) -> None:
     assert telemetry.parse_traceparent(text) is None
 
 
@@ -224,7 +226,7 @@ def test_logs_are_json_lines_that_carry_pod_and_trace() -> None:
     )
 
 
-def test_a_reason_is_a_warning_once_whoever_meets_it_until_it_was_away(
+def test_an_unready_reason_is_logged_once_until_it_has_cleared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
@@ -244,7 +246,7 @@ def test_a_reason_is_a_warning_once_whoever_meets_it_until_it_was_away(
     ]
 
 
-async def test_a_task_that_lets_a_cancellation_pass_is_ended_all_the_same() -> None:
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
     started = asyncio.Event()
 
     async def deaf() -> None:

@@ -69,7 +69,9 @@ def test_gpusharing_21_an_interval_across_midnight_is_split_to_the_millisecond()
     ]
 
 
-def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boundaries() -> None:
+def test_gpusharing_22_a_month_across_a_daylight_saving_change_keeps_its_stored_boundaries() -> (
+    None
+):
     policy = BudgetPolicy(period=Period.MONTH, time_zone="Europe/Berlin")
     march = period_at(policy, ms(2031, 3, 15))
 
@@ -213,7 +215,7 @@ def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() ->
         assert spent.state.state == state
 
 
-def test_gpusharing_25_nothing_flaps_when_the_rate_equals_the_refill() -> None:
+def test_gpusharing_25_the_state_does_not_flap_when_the_rate_equals_the_refill() -> None:
     wanted = budget(60, type=PolicyType.BUCKET, refill_units_per_hour=units(30))
     now, found = account(charged_lease()), []
     now = stepped(now, wanted, T0)
@@ -249,7 +251,7 @@ def test_a_new_window_makes_leases_guaranteed_again() -> None:
     assert (spent.state.state, after.state.state) == (BudgetState.EXHAUSTED, BudgetState.OK)
 
 
-def test_overdrawn_at_the_debt_limit_and_what_follows() -> None:
+def test_a_namespace_at_its_debt_limit_is_overdrawn_and_its_leases_expire() -> None:
     wanted = budget(10, debt_limit_units=units(5), evict_on_debt=True, debt_grace_minutes=3)
 
     assert states(wanted, 20, 29, 30) == ["exhausted", "exhausted", "overdrawn"]
@@ -262,7 +264,9 @@ def test_overdrawn_at_the_debt_limit_and_what_follows() -> None:
     [("demote", "admit", None), ("queue", "queue", None), ("deny", "deny", None),
      ("evict", "admit", 10)],
 )  # fmt: skip
-def test_what_follows_from_exhaustion(action: str, new_pods: str, evict_after: int | None) -> None:
+def test_the_configured_action_decides_what_follows_exhaustion(
+    action: str, new_pods: str, evict_after: int | None
+) -> None:
     wanted = budget(10, on_exhausted=OnExhausted(action))
 
     exhausted = consequence(wanted, BudgetState.EXHAUSTED)
@@ -283,7 +287,7 @@ def test_projection_divides_what_remains_by_the_rate() -> None:
 
 
 @pytest.mark.parametrize("kind", [PolicyType.NONE, PolicyType.SLIDING, PolicyType.BUCKET])
-def test_a_limit_that_is_never_reached_is_published_like_any_other(kind: PolicyType) -> None:
+def test_a_balance_without_an_exhaustion_time_is_published(kind: PolicyType) -> None:
     refill: dict[str, Any] = {"refill_units_per_hour": 1} if kind is PolicyType.BUCKET else {}
     wanted = budget(10**12, type=kind, **refill)
     now = stepped(account(charged_lease(weight=1)), wanted, T0 + MINUTE_MS)
@@ -296,7 +300,7 @@ def test_a_limit_that_is_never_reached_is_published_like_any_other(kind: PolicyT
     assert wire.decode(wire.encode([event]), BudgetChanged) == [event]
 
 
-def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:
+def test_sliding_use_expires_bucket_by_bucket() -> None:
     wanted = budget(100, type=PolicyType.SLIDING, length_ms=3 * HOUR_MS, bucket_ms=HOUR_MS)
     now = stepped(
         account(charged_lease(weight=1000, ended_ms=T0 + 30 * MINUTE_MS)), wanted, T0 + HOUR_MS
@@ -310,7 +314,7 @@ def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:
     assert used == [units(30)] * 3 + [0, 0]
 
 
-def test_running_leases_are_charged_rarely_and_counted_always() -> None:
+def test_running_leases_are_charged_at_intervals_and_counted_in_every_balance() -> None:
     wanted = budget(100)
     now = stepped(account(charged_lease()), wanted, T0)
 
@@ -319,7 +323,7 @@ def test_running_leases_are_charged_rarely_and_counted_always() -> None:
     assert advance(now, wanted, T0 + 900_000, charge_every_ms=900_000) is not None
 
 
-def test_a_new_limit_is_adjusted_in_the_open_window_and_a_new_shape_closes_it() -> None:
+def test_a_new_limit_changes_the_open_window_and_a_new_period_closes_it() -> None:
     now = stepped(account(charged_lease()), budget(100), T0 + 20 * MINUTE_MS)
     raised = stepped(now, budget(200), T0 + 20 * MINUTE_MS)
     daily = budget(200, period=Period.DAY)

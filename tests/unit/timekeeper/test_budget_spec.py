@@ -12,14 +12,7 @@ from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
 from services.timekeeper.config.budget_spec import parse_budget, parse_factors, parse_status
 from services.timekeeper.report.budget_reports import budget_status, minutes
-from shared.model.budget import (
-    Budget,
-    BudgetPolicy,
-    OnExhausted,
-    Period,
-    PolicyType,
-    WeightMode,
-)
+from shared.model.budget import Budget, BudgetPolicy, OnExhausted, Period, PolicyType, WeightMode
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.timekeeper.accounts import T0, account, budget, units
@@ -104,7 +97,7 @@ def test_an_invalid_field_is_refused_with_its_path(spec: dict[str, Any], named: 
         parse_budget(item(**spec))
 
 
-def test_a_file_gives_budgets_to_namespaces_and_to_everybody_else(tmp_path: Path) -> None:
+def test_a_file_has_budgets_of_namespaces_and_one_for_all_others(tmp_path: Path) -> None:
     path = tmp_path / "budgets.yaml"
     everybody = item(limitGPUMinutes=5) | {"metadata": {"name": "*"}}
     path.write_text(f"{WHOLE}---\n{yaml.safe_dump(everybody)}")
@@ -168,7 +161,7 @@ def test_minutes_are_rounded_towards_zero(amount: int, text: str) -> None:
     assert minutes(amount) == text
 
 
-def test_a_status_of_another_making_is_no_copy() -> None:
+def test_a_malformed_status_is_ignored() -> None:
     wanted = budget(10)
 
     strange: list[Any] = [None, [], {}, {"checkpointAt": 1}, {"checkpointAt": "x", "window": {}}]
@@ -176,7 +169,7 @@ def test_a_status_of_another_making_is_no_copy() -> None:
         assert parse_status(status, wanted) is None
 
 
-def test_a_status_and_its_copy_agree() -> None:
+def test_a_written_status_is_parsed_with_the_same_window() -> None:
     wanted = budget(10)
     step = advance(account(), wanted, T0, charge_every_ms=0)
     assert step is not None

@@ -4,6 +4,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 from services.timekeeper.report.showback import EntryRange, add_up
+from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
 from shared.model.names import Namespace
 
@@ -11,12 +12,14 @@ PAGE = 500
 
 
 @dataclass
-class Endless:
-    """A ledger of so many pages, each made when it is asked for."""
+class Endless(Budgets):
+    """A ledger of so many pages, each made on request."""
 
     pages: int
 
-    async def entries(self, namespace: Namespace, *, after: str = "") -> list[ChargeEntry]:
+    async def entries(
+        self, namespace: Namespace, *, after: str = "", most: int = PAGE
+    ) -> list[ChargeEntry]:
         begin = int(after or 0)
         return [
             ChargeEntry(
@@ -30,11 +33,11 @@ class Endless:
                 weight=1,
                 reason=f"{namespace} {number:0500}",
             )
-            for number in range(begin + 1, min(begin + PAGE, self.pages * PAGE) + 1)
+            for number in range(begin + 1, min(begin + most, self.pages * PAGE) + 1)
         ]
 
 
-async def test_a_long_ledger_is_added_up_in_the_memory_of_a_page() -> None:
+async def test_a_long_ledger_is_summed_with_the_memory_of_one_page() -> None:
     tracemalloc.start()
     try:
         (row,) = await add_up(Endless(pages=40), [Namespace("team-a")], EntryRange())

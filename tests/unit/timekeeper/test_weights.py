@@ -61,14 +61,14 @@ def test_init_containers_and_those_beside_each_other_count_as_the_larger() -> No
     assert weight(*beside, before) == 750
 
 
-def test_the_longest_name_of_a_model_gives_the_factor_and_the_sum_is_rounded_up_once() -> None:
+def test_the_longest_matching_model_name_gives_the_factor_and_the_sum_is_rounded_up_once() -> None:
     third = share("T4", memory_mib=1, cores_percent=33)
 
     assert weight(half(), factors={"a100": Fraction("2.5"), "A100-SXM4": Fraction(3)}) == 1500
     assert weight(third, factors={"T4": Fraction("0.001")}) == 1
 
 
-def test_a_device_that_is_not_known_any_more_counts_by_its_terms_or_wholly() -> None:
+def test_a_device_that_was_removed_counts_by_the_requested_units_or_as_a_whole_device() -> None:
     terms = RequestedUnits(memory_mib=4_096, device_mib=16_384)
 
     assert weight(share("GPU-gone", memory_mib=4_096, requested_units=terms)) == 250

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
 from services.watcher.service import Watcher
-from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, BoundPodLister
+from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import PodsListed
+from shared.model.events.pod_events import ListedPods, PodsListed, ResyncRequested
 from shared.model.lease_copy import ANNOTATION
 from shared.nats.wire import encode
 
@@ -38,7 +37,7 @@ def _pod(number: int, text: str) -> dict[str, Any]:
 
 async def chunks_of(texts: list[str]) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
-    return [chunk async for chunk in BoundPodLister(kube, frozenset({"volcano"})).chunks()]
+    return [chunk async for chunk in OurPodLister(kube, frozenset({"volcano"})).chunks()]
 
 
 async def test_a_list_is_cut_into_chunks_that_fit_a_message() -> None:
@@ -47,20 +46,20 @@ async def test_a_list_is_cut_into_chunks_that_fit_a_message() -> None:
     chunks = await chunks_of(texts)
 
     assert [chunk.chunk for chunk in chunks] == list(range(chunks[0].chunks))
-    assert [pod.lease for chunk in chunks for pod in chunk.pods] == texts
+    assert [pod.lease for chunk in chunks for pod in chunk.pods.bound] == texts
     assert all(len(encode([chunk])) < 2 * CHUNK_BYTES for chunk in chunks)
 
 
 async def test_an_annotation_that_is_too_long_for_a_lease_is_left_out() -> None:
     (chunk,) = await chunks_of(["x" * (LEASE_BYTES + 1), "lease"])
 
-    assert [pod.lease for pod in chunk.pods] == ["", "lease"]
+    assert [pod.lease for pod in chunk.pods.bound] == ["", "lease"]
 
 
 async def test_an_empty_list_is_one_chunk() -> None:
     (chunk,) = await chunks_of([])
 
-    assert (chunk.chunks, chunk.pods) == (1, ())
+    assert (chunk.chunks, chunk.pods) == (1, ListedPods())
 
 
 class Clock:
@@ -74,18 +73,19 @@ class Clock:
         await asyncio.sleep(0)
 
 
-@dataclass
-class FlakyLister:
+class FlakyLister(OurPodLister):
     """A lister that fails a few times."""
 
-    failures: int
-    attempts: int = field(default=0)
+    def __init__(self, failures: int) -> None:
+        super().__init__(cast("Any", None), frozenset())
+        self.failures, self.attempts = failures, 0
 
-    async def chunks(self) -> AsyncIterator[PodsListed]:
+    async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
         self.attempts += 1
         if self.attempts <= self.failures:
             raise UnavailableError("the API server is away")
-        yield PodsListed(listing_id="l", chunk=0, chunks=1, pods=())
+        listed = ListedPods()
+        yield PodsListed(listing_id="l", chunk=0, chunks=1, pods=listed, request_ids=request_ids)
 
 
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
@@ -93,10 +93,11 @@ async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     nothing = cast("Any", None)
     watcher = Watcher(nothing, nothing, nothing, lister, Clock(), quotas=nothing)
 
+    await watcher.request_resync([ResyncRequested(reason="a test", request_id="t")])
     batches = watcher.resync()
     async with asyncio.timeout(30):
         first, second = [await anext(batches) for _ in range(2)]
 
     assert list(first) == []
-    assert [type(event) for event in second] == [PodsListed]
+    assert [event.request_ids for event in second if isinstance(event, PodsListed)] == [("t",)]
     assert lister.attempts == 4

@@ -1,4 +1,4 @@
-"""What the watcher says of nodes and of other plugins' devices, and how it reads them."""
+"""How the watcher reads and publishes nodes and the devices of other plugins."""
 
 from dataclasses import replace
 
@@ -22,33 +22,33 @@ def test_devices_of_another_plugin_are_published_when_they_change() -> None:
     none = DeviceReported(node=name, devices=(), served=())
     some = replace(none, devices=(gpu,))
 
-    told = [known.update(name, seen) for seen in (none, some, some, none, none, some)]
+    events = [known.update(name, seen) for seen in (none, some, some, none, none, some)]
 
-    assert told == [[], [some], [], [none], [], [some]]
+    assert events == [[], [some], [], [none], [], [some]]
     assert known.resync(now_s=5.0) == [replace(some, reported_at=5.0)]
     assert known.update(name, None) == []
     assert known.update(name, some) == [some]
 
 
-def test_a_node_that_our_agent_has_left_is_published_even_without_devices() -> None:
+def test_a_node_whose_agent_has_left_is_published_even_without_devices() -> None:
     name, known = NodeName("a"), ForeignDeviceTracker()
     none = DeviceReported(node=name, devices=(), served=(), other_plugin=True)
 
-    told = [known.update(name, seen) for seen in (None, none, none)]
+    events = [known.update(name, seen) for seen in (None, none, none)]
 
-    assert told == [[], [none], []]
+    assert events == [[], [none], []]
     assert known.resync(now_s=5.0) == [replace(none, reported_at=5.0)]
 
 
-def test_a_node_is_published_only_when_it_differs() -> None:
-    told = NodeTracker(PodTracker())
+def test_a_node_is_published_only_when_it_has_changed() -> None:
+    events = NodeTracker(PodTracker())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
 
-    assert [change.observed_at for change in told.update(facts, now_s=1.0)] == [1.0]
-    assert told.update(facts, now_s=2.0) == [], "when it was seen is no difference"
-    gone = told.remove(facts.name, now_s=3.0)
-    assert [(change.deleted, change.observed_at) for change in gone] == [(True, 3.0)]
-    assert told.remove(facts.name, now_s=4.0) == []
+    assert [change.revision.node for change in events.update(facts, 1)] == [1]
+    assert events.update(facts, 2) == [], "another revision is no difference"
+    removal = events.remove(facts.name, 3)
+    assert [(change.deleted, change.revision.node) for change in removal] == [(True, 3)]
+    assert events.remove(facts.name, 4) == []
 
 
 def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:

@@ -118,7 +118,7 @@ def test_a_pod_of_a_missing_group_is_rejected_and_queued_once_the_group_exists()
     [there] = apply(pods, group(2))
     assert gangs([there]) == [Gang(name="ns/g", min_member=2)]
     assert isinstance(there, PodQueued)
-    assert there.offer == -7
+    assert there.requeue_number == -7
 
 
 def test_where_the_kind_is_not_installed_pods_are_placed_one_by_one() -> None:
@@ -135,10 +135,10 @@ def test_pods_of_an_unreadable_group_are_not_placed_one_by_one() -> None:
     pods = PodTracker()
     pods.update(WAITING, None)
 
-    (told,) = apply(pods, unreadable_groups(VOLCANO, "403 Forbidden"))
+    (event,) = apply(pods, unreadable_groups(VOLCANO, "403 Forbidden"))
 
-    assert isinstance(told, PodRejected)
-    assert told.reason.endswith("cannot be read: 403 Forbidden")
+    assert isinstance(event, PodRejected)
+    assert event.reason.endswith("cannot be read: 403 Forbidden")
 
 
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
@@ -168,10 +168,10 @@ def test_a_pod_with_its_own_min_member_needs_no_pod_group() -> None:
 def test_an_invalid_request_is_reported_before_a_missing_group() -> None:
     faulty = replace(WAITING, request=None, request_error="cores 101")
 
-    (told,) = PodTracker().update(faulty, None)
+    (event,) = PodTracker().update(faulty, None)
 
-    assert isinstance(told, PodRejected)
-    assert told.reason == "cores 101"
+    assert isinstance(event, PodRejected)
+    assert event.reason == "cores 101"
 
 
 def test_an_absent_kind_is_requested_when_a_pod_names_its_group() -> None:

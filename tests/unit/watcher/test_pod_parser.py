@@ -34,20 +34,22 @@ def read(text: dict[str, object], **meta: object) -> ObservedPod:
 
 
 @pytest.mark.parametrize(
-    ("said", "read_as"),
+    ("annotation", "read_as"),
     [
         (f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"),
         *((text, "") for text in ("", "x" * 100_000, f"00-{'0' * 32}-{'b' * 16}-01", "00-\n-1-01")),
     ],
 )
-def test_the_span_of_a_pods_admission_is_published_if_it_is_valid(said: str, read_as: str) -> None:
+def test_the_span_of_a_pods_admission_is_published_if_it_is_valid(
+    annotation: str, read_as: str
+) -> None:
     spec = {"schedulerName": "volcano", "containers": [VGPU]}
-    seen = read({"spec": spec}, annotations={ADMISSION: said})
+    seen = read({"spec": spec}, annotations={ADMISSION: annotation})
 
-    (told,) = PodTracker().update(seen, None)
+    (queued,) = PodTracker().update(seen, None)
 
-    assert isinstance(told, PodQueued)
-    assert told.admitted == read_as
+    assert isinstance(queued, PodQueued)
+    assert queued.admitted == read_as
 
 
 def test_the_largest_init_container_counts_and_sidecars_add_up() -> None:
@@ -125,7 +127,7 @@ def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
     assert facts.allocatable == {"tencent.com/vcuda-memory": 60}
 
 
-def test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others() -> None:
+def test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others() -> None:
     limits = {"limits": {"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1}}
     ends: dict[str, object] = {"name": "ends", "resources": limits}
     stays: dict[str, object] = {"name": "stays", "restartPolicy": "Always"}
@@ -221,7 +223,7 @@ def test_invalid_settings_are_refused_at_the_start(settings: WatcherSettings, te
         load_rules(settings)
 
 
-def test_pods_of_four_schedulers_are_ours_by_default() -> None:
+def test_pods_of_four_scheduler_names_are_placed_by_default() -> None:
     assert WatcherSettings().schedulers == (
         "leasehold",
         "volcano",
@@ -231,7 +233,7 @@ def test_pods_of_four_schedulers_are_ours_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"volumes": [{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]}, "/dev/nvidia0"),
         ({"volumes": [{"name": "v", "hostPath": {"path": "/etc/ld.so.preload"}}]}, "preload"),
@@ -246,15 +248,15 @@ def test_pods_of_four_schedulers_are_ours_by_default() -> None:
         ),
     ],
 )
-def test_gpusharing_35_what_the_webhook_would_have_denied_is_rejected_without_it(
-    spec: dict[str, object], said: str
+def test_gpusharing_35_a_pod_that_the_webhook_would_deny_is_rejected_without_it(
+    spec: dict[str, object], message: str
 ) -> None:
     seen = read({"spec": {"schedulerName": "volcano", "containers": [VGPU], **spec}})
 
     [event] = PodTracker().update(seen, None)
 
     assert isinstance(event, PodRejected)
-    assert said in event.reason
+    assert message in event.reason
 
 
 def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_admitted() -> None:

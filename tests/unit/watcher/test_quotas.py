@@ -39,7 +39,7 @@ def test_a_quota_is_read_field_by_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"maxGPUs": 3}, "maxGPUs"),
         ({"maxCards": -1}, "spec.maxCards must be at least 0"),
@@ -50,11 +50,11 @@ def test_a_quota_is_read_field_by_field() -> None:
         ([], "GPUQuota team: spec"),
     ],
 )
-def test_an_invalid_quota_is_refused_with_its_field(spec: Any, said: str) -> None:
+def test_an_invalid_quota_is_refused_with_its_field(spec: Any, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_spec(TEAM, spec)
 
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:

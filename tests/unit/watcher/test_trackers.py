@@ -1,5 +1,6 @@
 """Which events follow from the observed states of pods and nodes."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -77,14 +78,31 @@ def test_a_deleted_pod_terminates_without_a_phase() -> None:
     "pod",
     [
         replace(WAITING, ours=False),
-        replace(WAITING, deleting=True),
         replace(WAITING, gated=True),
         BOUND,
     ],
-    ids=["not ours", "deleting", "gated", "bound"],
+    ids=["not ours", "gated", "bound"],
 )
-def test_pods_that_do_not_wait_for_us_are_not_queued(pod: ObservedPod) -> None:
+def test_bound_finished_and_foreign_pods_are_not_queued(pod: ObservedPod) -> None:
     assert PodTracker().update(pod, None) == []
+
+
+def test_a_waiting_pod_that_a_finalizer_keeps_has_ended_once_it_is_deleted() -> None:
+    pods, deleting = PodTracker(), replace(WAITING, deleting=True)
+    pods.update(WAITING, None)
+
+    ended = pods.update(deleting, WAITING)
+
+    assert [type(event) for event in ended] == [PodTerminated]
+    assert pods.update(replace(deleting, resource_version="9"), deleting) == []
+    assert [type(event) for event in PodTracker().update(deleting, None)] == [PodTerminated]
+
+
+def test_a_bound_pod_that_is_deleted_has_not_ended() -> None:
+    pods, deleting = PodTracker(), replace(BOUND, deleting=True)
+    pods.update(BOUND, None)
+
+    assert pods.update(deleting, BOUND) == []
 
 
 def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
@@ -117,26 +135,34 @@ def test_a_gated_pod_that_is_deleted_is_forgotten() -> None:
 def test_only_pods_without_a_lease_count_as_usage_of_their_node() -> None:
     pods = PodTracker()
     nodes = NodeTracker(pods)
-    nodes.update(NodeFacts(name=NodeName("a")), now_s=1.0)
+    nodes.update(NodeFacts(name=NodeName("a")), 1)
     pods.update(BOUND, None)
     pods.update(FOREIGN, None)
 
-    (change,) = nodes.update_usage(now_s=2.0)
+    (change,) = nodes.update_usage()
 
     assert change.node.used_by_others == {"cpu": 500, "pods": 1}
-    assert nodes.update_usage(now_s=2.0) == []
+    assert nodes.update_usage() == []
     pods.remove(FOREIGN)
-    assert [c.node.used_by_others for c in nodes.update_usage(now_s=2.0)] == [{}]
+    assert [c.node.used_by_others for c in nodes.update_usage()] == [{}]
 
 
 def test_unexplained_pods_are_published_again_with_other_ids() -> None:
     pods = PodTracker()
     (first,) = pods.update(WAITING, None)
 
-    (second,) = pods.resync(1, unexplained_before=101.0)
+    assert pods.resync_unexplained(1) == pods.resync_unexplained(2) == [], "not for long yet"
+    (second,) = pods.resync_unexplained(3)
 
     assert first.event_id != second.event_id
-    assert pods.resync(2, unexplained_before=99.0) == []
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_the_clock_of_the_api_server_does_not_delay_unexplained_pods(ahead_s: float) -> None:
+    pods = PodTracker()
+    pods.update(replace(WAITING, created_at=time.time() + ahead_s), None)
+
+    assert [len(pods.resync_unexplained(number)) for number in range(1, 5)] == [0, 0, 1, 1]
 
 
 def test_each_explained_pod_is_published_again_in_one_shard() -> None:

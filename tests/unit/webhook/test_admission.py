@@ -70,7 +70,7 @@ def test_gpusharing_2_whole_cards_are_admitted(cores: int) -> None:
     assert decided(pod(container(**{CORE: str(cores)}))).allowed
 
 
-def test_gpusharing_2_cores_that_are_no_whole_cards_are_denied_with_their_number() -> None:
+def test_gpusharing_2_cores_that_are_not_whole_cards_are_denied_with_their_number() -> None:
     decision = decided(pod(container("cuda", **{CORE: "150", MEMORY: "4"})))
 
     assert not decision.allowed
@@ -79,7 +79,7 @@ def test_gpusharing_2_cores_that_are_no_whole_cards_are_denied_with_their_number
 
 
 @pytest.mark.parametrize("one", [{CORE: "50"}, {MEMORY: "4"}])
-def test_gpusharing_3_one_of_the_two_is_denied_with_the_vendors_message_on_request(
+def test_gpusharing_3_cores_or_memory_alone_are_denied_with_an_optional_vendor_message(
     one: dict[str, str],
 ) -> None:
     assert 'container "main"' in decided(pod(container(**one))).message
@@ -89,7 +89,7 @@ def test_gpusharing_3_one_of_the_two_is_denied_with_the_vendors_message_on_reque
 
 
 @pytest.mark.parametrize("kind", ["initContainers", "containers"])
-def test_gpusharing_7_a_request_is_seen_in_every_container_of_every_kind(kind: str) -> None:
+def test_gpusharing_7_requests_of_every_kind_of_container_are_read(kind: str) -> None:
     wrong = container("late", **{CORE: "150", MEMORY: "4"})
     obj = pod(container("first"))
     obj["spec"][kind] = [*obj["spec"].get(kind, []), wrong]
@@ -140,7 +140,7 @@ def test_gpusharing_9_foreign_annotations_survive_beside_the_core_limit() -> Non
     assert patched(pod(asking))["metadata"]["annotations"] == {"tencent.com/vcuda-core-limit": "50"}
 
 
-def test_gpusharing_9_a_core_limit_of_the_users_stays() -> None:
+def test_gpusharing_9_a_core_limit_set_by_the_user_stays() -> None:
     asking = container(**{CORE: "50", MEMORY: "15"})
     given = {"tencent.com/vcuda-core-limit": "80"}
 
@@ -168,7 +168,7 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
 
 
 @pytest.mark.parametrize(
-    ("obj", "said"),
+    ("obj", "message"),
     [
         (pod(gpu(env=[{"name": "LD_PRELOAD", "value": ""}])), "variable LD_PRELOAD"),
         (
@@ -220,11 +220,11 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
         (pod(container() | NAMING), "would select devices in the container runtime"),
     ],
 )
-def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Any, said: str) -> None:
+def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Any, message: str) -> None:
     decision = decided(obj)
 
     assert (decision.allowed, decision.code) == (False, 403)
-    assert said in decision.message
+    assert message in decision.message
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,9 @@ def test_a_pod_without_a_request_sees_no_device_whatever_its_image_sets(
 @pytest.mark.parametrize(
     ("given", "becomes"), [("default-scheduler", "leasehold"), ("volcano", "volcano")]
 )
-def test_a_gpu_pod_of_the_default_scheduler_gets_ours(given: str, becomes: str) -> None:
+def test_a_gpu_pod_of_the_default_scheduler_gets_the_scheduler_leasehold(
+    given: str, becomes: str
+) -> None:
     schedulers = frozenset({"leasehold", "volcano"})
     spec = patched(pod(gpu(), schedulerName=given), schedulers=schedulers)["spec"]
 
@@ -314,6 +316,14 @@ def test_hamis_count_is_added_where_only_memory_is_requested() -> None:
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
+def test_the_trigger_is_added_to_limits_and_requests_of_containers_with_gpu_memory() -> None:
+    memory = container("one", **{"volcano.sh/gpu-memory": "1024"})
+    spec = patched(pod(memory))["spec"]
+
+    expected = {"volcano.sh/gpu-memory": "1024", "leasehold.dev/share": "1"}
+    assert spec["containers"][0]["resources"] == {"limits": expected, "requests": expected}
+
+
 @pytest.mark.parametrize(("has_budget", "name"), [(True, "in"), (False, "out")])
 def test_the_priority_class_follows_the_budget_and_removes_derived_fields(
     has_budget: bool, name: str
@@ -328,7 +338,7 @@ def test_the_priority_class_follows_the_budget_and_removes_derived_fields(
     assert "preemptionPolicy" not in spec
 
 
-def test_a_priority_class_of_the_users_stays() -> None:
+def test_a_priority_class_set_by_the_user_stays() -> None:
     spec = patched(pod(gpu(), priorityClassName="mine", priority=7), in_budget_class="in")["spec"]
 
     assert (spec["priorityClassName"], spec["priority"]) == ("mine", 7)

@@ -72,7 +72,7 @@ def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_
     assert text in decision.message
 
 
-def test_an_init_container_may_not_request_more_either() -> None:
+def test_an_init_container_larger_than_the_largest_device_is_denied() -> None:
     decision = decided(TOO_LARGE["blocks"][0], kind="initContainers")
 
     assert not decision.allowed
@@ -80,7 +80,7 @@ def test_an_init_container_may_not_request_more_either() -> None:
 
 
 @pytest.mark.parametrize(("limits", "_"), TOO_LARGE.values(), ids=TOO_LARGE)
-def test_before_any_device_is_known_nothing_is_too_much(limits: dict[str, str], _: str) -> None:
+def test_before_any_device_is_known_every_size_is_admitted(limits: dict[str, str], _: str) -> None:
     assert decided(limits, None).allowed
 
 
@@ -92,10 +92,10 @@ def test_where_larger_requests_are_allowed_the_pod_is_admitted_with_a_warning() 
 
 
 def report(mib: int) -> LargestDeviceReported:
-    return LargestDeviceReported(memory_mib=mib, memory_units=mib, reported_at=0.0)
+    return LargestDeviceReported(memory_mib=mib, memory_units=mib)
 
 
-def test_a_device_counts_for_a_while_after_its_last_report() -> None:
+def test_a_device_counts_for_a_limited_time_after_its_last_report() -> None:
     largest = LargestDevice()
     assert largest.now(100.0) is None
 
@@ -108,11 +108,9 @@ def test_a_device_counts_for_a_while_after_its_last_report() -> None:
     assert largest.now(151.0 + STALE_S) is None
 
 
-def test_units_and_mib_may_be_of_different_devices() -> None:
+def test_the_largest_units_and_the_largest_mib_may_be_of_different_devices() -> None:
     largest = LargestDevice()
-    largest.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000, reported_at=1.0), 1.0)
-    largest.note(
-        LargestDeviceReported(memory_mib=16_000, memory_units=16_000, reported_at=1.0), 1.0
-    )
+    largest.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000), 1.0)
+    largest.note(LargestDeviceReported(memory_mib=16_000, memory_units=16_000), 1.0)
 
     assert largest.now(2.0) == DeviceMaximum(80_000, 16_000)

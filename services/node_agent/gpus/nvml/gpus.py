@@ -19,9 +19,7 @@ from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, wi
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
-from services.node_agent.mig.instances import (
-    MigInstance,
-)
+from services.node_agent.mig.instances import MigInstance
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -156,7 +154,7 @@ def _count_gpus() -> int:
     except pynvml.NVMLError as error:
         raise UnavailableError(
             f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
-            "here, or give --gpus a layout such as 8xA100-80GB to simulate GPUs"
+            "here, or set --gpus to a layout such as 8xA100-80GB to simulate GPUs"
         ) from error
 
 

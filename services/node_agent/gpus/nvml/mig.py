@@ -12,11 +12,7 @@ from typing import Any
 import pynvml
 
 from services.node_agent.gpus.nvml.calls import text_of
-from services.node_agent.mig.instances import (
-    InstanceProfile,
-    MigInstance,
-    MigState,
-)
+from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from shared.model.names import DeviceUuid
 
 UNSUPPORTED = frozenset(

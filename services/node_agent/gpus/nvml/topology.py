@@ -1,4 +1,4 @@
-"""Where a GPU sits on the PCI bus, and how it is linked to the others; blocking.
+"""A GPU's location on the PCI bus, and its links to other GPUs; blocking.
 
 Call these functions through `with_nvml`. What a model or driver does not report is left out.
 """
@@ -49,7 +49,7 @@ class _LinkedGpu:
 
 
 def location_of(handle: Any) -> PciLocation:
-    """Return where a GPU sits; queries no other GPU."""
+    """Return the location of a GPU; queries no other GPU."""
     address = _address_of(handle)
     numa, root_complex = _read_sysfs(address) if address else (None, "")
     if numa is None:

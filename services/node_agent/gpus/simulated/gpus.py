@@ -15,10 +15,7 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.simulated.mig import SimulatedMig
 from services.node_agent.gpus.simulated.models import GPU_MODELS, GpuModel
-from services.node_agent.mig.instances import (
-    MigInstance,
-    MigState,
-)
+from services.node_agent.mig.instances import MigInstance, MigState
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 
@@ -28,6 +25,7 @@ VANISH = "vanish"
 MODE_FLIP = "mode-flip"
 _XID = re.compile(r"xid-(\d+)")
 _MEMORY = re.compile(r"memory-(\d+)")
+_UUID = "GPU-"
 DRIVER = "simulated"
 """Reported as the driver's version."""
 CREATE_FAILS = "create-fails"
@@ -49,11 +47,12 @@ FAULTS = (
 """In this order: it is unhealthy; NVML hangs; does not list it; reports its MIG mode inverted;
 creating an instance fails; creating a compute instance fails; no instance is created although NVML
 reports success; creating an instance hangs; processes use all instances. Besides these: `xid-79`,
-such an event at each probe, and `memory-8192`, its memory in MiB from now on."""
+such an event at each probe, `memory-8192`, its memory in MiB from now on, and a UUID, which it
+reports instead of its own."""
 HANG_LIMIT_S = 1.0
 """Time limit of a probe while a simulated GPU is to hang."""
 LIMIT_S = 20.0
-"""Time limit otherwise, as for real GPUs: if a probe is slow then, the machine is."""
+"""Time limit otherwise, as for real GPUs."""
 HANG_POLL_S = 0.05
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
 _LAYOUT_PART = re.compile(r"(\d+)x(.+?)(:mig)?")
@@ -190,7 +189,7 @@ class SimulatedGpus:
             return None
         memory = _MEMORY.fullmatch(fault)
         return Gpu(
-            uuid=name,
+            uuid=DeviceUuid(fault) if fault.startswith(_UUID) else name,
             index=index,
             model=gpu.model.product,
             memory_mib=int(memory[1]) if memory else gpu.model.memory_mib,

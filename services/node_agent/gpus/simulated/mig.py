@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.mig.instances import (
-    InstanceProfile,
-    MigInstance,
-)
+from services.node_agent.mig.instances import InstanceProfile, MigInstance
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.node_agent.mig.instances import (
-    InstanceProfile,
-)
+from services.node_agent.mig.instances import InstanceProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
--- What fits where, and what a lease changes in totals and indexes.
+-- Checks whether a demand fits, and the totals and indexes of leases.
 
 -- A slot map is a string of 0 and 1, one character per slot, cut off after the last one that is used.
 
@@ -42,7 +42,7 @@ local function changed_groups(known, groups_text, sign)
   return known
 end
 
--- Where the room of each of a node's resources is; what is used of it is in the next place.
+-- Position of each of a node's resources; its amount in use is at the next position.
 local positions_by_names = {}
 local function resource_positions(node)
   local names = node[N_RESOURCE_NAMES]
@@ -67,7 +67,7 @@ local function add_resource(node, name, room, used)
   return at
 end
 
--- For each of `resources` where its room is (0: nowhere), and its amount.
+-- For each of `resources` its position (0: none), and its amount.
 local amounts_by_resources = {}
 local function placed_amounts(resources, node)
   local by_names, names = amounts_by_resources[resources], node[N_RESOURCE_NAMES]
@@ -116,16 +116,18 @@ local function add_to_device(device, memory, cores, shares, policy, layout, grou
   changed_devices[device[D_UUID]] = true
 end
 
--- Add a demand to the totals of its node and devices (sign 1), or subtract it (sign -1).
+-- Add a demand to the totals of its node and devices (sign 1), or subtract it (sign -1). What has no
+-- record any more is left out: a lease must be able to end all the same.
 local function add_demand(demand, resources, groups_text, sign)
-  add_to_node(nodes[demand[1]], resources, sign)
+  if nodes[demand[1]] then add_to_node(nodes[demand[1]], resources, sign) end
   for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    add_to_device(devices[demand[d]], demand[d + 1], demand[d + 2], demand[d + 3], demand[d + 5],
-      demand[d + 7], groups_text, sign)
+    local device = devices[demand[d]]
+    if device then add_to_device(device, demand[d + 1], demand[d + 2], demand[d + 3], demand[d + 5],
+      demand[d + 7], groups_text, sign) end
   end
 end
 
--- Reasons are words that end in refusals, and so in messages about pods.
+-- Reasons are part of refusals, and so of messages about pods.
 
 local function node_refusal(node, resources)
   if not node or node[N_STATUS] ~= 1 then return 'node-unknown' end
@@ -138,16 +140,16 @@ local function node_refusal(node, resources)
   end
 end
 
--- Why the device is not there to take anything, or nil.
+-- Why the device is not available, or nil.
 local function unavailable(device, node_name)
   if not device then return 'device-unknown' end
   if device[D_NODE] ~= node_name then return 'device-moved' end
   if device[D_STATUS] ~= 1 then
-    return device[D_STATUS] == 2 and 'device-closed' or 'device-unhealthy'
+    return device[D_STATUS] == 2 and 'device-excluded' or 'device-unhealthy'
   end
 end
 
--- Why a device cannot take a share, or nil. The order is that of shared.model.device.device_refusal.
+-- Why a share does not fit on a device, or nil. The order is that of shared.model.device.device_refusal.
 local function device_refusal(device, node_name, memory, cores, shares, slotted, policy, slots, layout,
     groups_text)
   local reason = unavailable(device, node_name)
@@ -183,7 +185,7 @@ local function demand_refusal(demand, resources, groups_text)
   end
 end
 
--- Note a new lease in the indexes.
+-- Add a new lease to the indexes.
 local function index_lease(pod, node, expires_at, gang)
   if gang ~= '' then
     gang_members[#gang_members + 1] = 0

@@ -1,9 +1,9 @@
--- Claims: devices that a preemption reserves for a pod while the leases on them end, and with them what
--- the pod needs of the node's ordinary resources, as far as that is free by now. All other pods see such
--- a device as one in exclusive use. A pod's claim ends with its reservation, wherever that is.
+-- Claims: devices that a preemption reserves for a pod while the leases on them end, with the node's
+-- ordinary resources that the pod needs, as far as they are free. For all other pods the device is in
+-- exclusive use. A pod's claim ends with its reservation on any node.
 --   claims  hash  pod -> see FIELD
---   ledger  hash  claims: how many there are
--- RESOURCES: {name, amount, ...} that the pod wants; RESERVED: how much of each is reserved by now.
+--   ledger  hash  claims: their number
+-- RESOURCES: {name, amount, ...} that the pod requests; RESERVED: how much of each is reserved.
 -- MARK is added to D_EXCLUSIVE.
 local claims = {
   MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, RESERVED = 5},
@@ -27,7 +27,7 @@ function claims.mark_devices(claim, is_claimed)
   end
 end
 
--- Nil for a node that was removed and came back: nothing is reserved of that one any more.
+-- Nil for a node that was removed and added again: nothing is reserved on it any more.
 function claims.node_of(claim)
   local node = node_of(claim[FIELD.NODE])
   return node and node[N_NUMBER] == claim[FIELD.NODE_NUMBER] and node or nil
@@ -44,7 +44,7 @@ local function add_reserved(claim, sign)
   if node then add_to_node(node, amounts, sign) end
 end
 
--- Reserve what is free by now of what is still missing.
+-- Reserve what is free of the resources that are still missing.
 function claims.reserve_more(claim)
   local node = claims.node_of(claim)
   if not node then return end
@@ -66,7 +66,7 @@ function claims.put(pod, claim)
   call('HSET', PREFIX .. 'claims', pod, encode(claim))
 end
 
--- Suspend the claim of a pod, so that nothing of it is in the pod's own way. Call `claims.resume` after.
+-- Suspend the claim of a pod, so that it does not block the pod itself. Call `claims.resume` after.
 function claims.suspend(pod)
   local claim = claims.of(pod)
   if claim then
@@ -98,7 +98,7 @@ function claims.delete_ended()
   end
 end
 
--- Reserve the ordinary resources that leases gave back on these nodes for the pods that claim them.
+-- Reserve the ordinary resources that were freed on these nodes for the pods that claim them.
 function claims.reserve_freed(names)
   if claim_count == 0 then return end
   local is_freed, found = {}, call('HGETALL', PREFIX .. 'claims')

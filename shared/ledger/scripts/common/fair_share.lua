@@ -1,12 +1,12 @@
--- The order of namespaces whose pods wait: first the one that holds the smallest dominant part of all
--- healthy devices, divided by its weight (shared.model.fair_share). It is updated as leases come and
--- go, so that no pod has to be read for it.
---   used-cores, used-mib      hashes  namespace -> what its live leases hold
+-- The order of namespaces whose pods wait: first the one with the smallest dominant share of all healthy
+-- devices, divided by its weight (shared.model.fair_share). It is updated with each lease, so that no pod
+-- has to be read for it.
+--   used-cores, used-mib      hashes  namespace -> use of its live leases
 --   node-sizes                hash    node -> {cores, MiB} of its healthy devices
 --   ledger                    hash    total_cores, total_mib: of all of them; is_ordered: '0' when the
---                                     order of all groups must be written anew
+--                                     order of all groups must be rewritten
 --   entitlements              hash    namespace -> {0: it has budget left, 1: it has none; its weight;
---                                     1: its budget keeps new pods waiting}
+--                                     1: its budget queues new pods}
 --   queue:NAMESPACE|GROUP     zset    order|pod, all of score 0: highest priority first, then oldest
 --   group-order:GROUP         zset    position|namespace, all of score 0: the queues of a group
 --   queue-positions:NAMESPACE hash    group -> the namespace's entry in the group's order
@@ -40,8 +40,8 @@ local function entitlement_of(namespace)
   return fair.entitlements[namespace]
 end
 
--- What sorts a pod: whether its namespace has budget left, its rank, and the dominant part that the
--- namespace holds, with `more` {cores, MiB} added, divided by its weight.
+-- The sort key of a pod: whether its namespace has budget left, its rank, and the namespace's dominant
+-- share, with `more` {cores, MiB} added, divided by its weight.
 function fair.sort_prefix(namespace, rank, more)
   local entitlement, used, total = entitlement_of(namespace), used_by(namespace), fair.total_of()
   local cores, mib = used[1], used[2]
@@ -105,17 +105,17 @@ function fair.set_entitlement(namespace, is_spent, weight, must_wait)
   return had_to_wait and not must_wait
 end
 
--- Set all entitlements as budgets say, which a rebuild leaves alone (preemptions.lua).
+-- Set all entitlements from the budgets, which a rebuild does not change (preemptions.lua).
 function fair.load_entitlements()
   local found = call('HGETALL', string.gsub(PREFIX, ':$', '') .. '-preemption:budgets')
   for i = 1, #found, 2 do
     local budget = parse_json(decode(found[i + 1])[2])
-    fair.set_entitlement(found[i], budget.lease_class ~= 'guaranteed', budget.share or 1,
+    fair.set_entitlement(found[i], budget.lease_class ~= 'guaranteed', budget.weight or 1,
       (budget.new_pods or 'admit') ~= 'admit')
   end
 end
 
--- Add a lease's demand to what its namespace holds (sign 1), or subtract it (sign -1).
+-- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
 function fair.add_demand(namespace, demand, sign)
   local cores, mib = 0, 0
   for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do

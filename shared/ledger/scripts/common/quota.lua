@@ -1,13 +1,13 @@
--- Quotas: the most that live leases of a namespace may hold at once, on all devices and on those of
--- each model. Without any quota, nothing below is called. Counting reads no lease again: what a lease
--- is charged is stored until it ends, whatever becomes of its quota or its devices meanwhile.
---   (PREFIX)-quotas  hash  (a rebuild leaves it alone) namespace -> see R_*
---   ledger           hash  quotas: how many there are
+-- Quotas: the maximum use of a namespace's live leases, on all devices and on those of each model. Without
+-- any quota, nothing below is called. A lease's charge is stored until the lease ends, even if its quota
+-- or its devices change, so that no lease is read again.
+--   (PREFIX)-quotas  hash  (not changed by a rebuild) namespace -> see R_*
+--   ledger           hash  quotas: their number
 --   quota-charges    hash  pod -> {namespace, {bucket, {cores, milli-GPU, MiB, devices}, ...}}
 --   quota-used       hash  namespace -> {bucket -> {cores, milli-GPU, MiB, device -> leases on it}}
 --   quota-freed      hash  namespace -> capacity number at which it last had more left of its quota
 --   quota-offers     hash  namespace -> how often its waiting pods are still to be offered that
--- A bucket is '' (all devices) or the name of a model. Pods that a quota keeps waiting have the group
+-- A bucket is '' (all devices) or the name of a model. Pods that wait for a quota have the group
 -- 'q:NAMESPACE', or 'q:NAMESPACE|GROUP' if capacity freed where the quota allows it may help them, too.
 local quota = {
   on = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0) > 0,
@@ -16,9 +16,9 @@ local quota = {
 }
 do -- A script may have 200 local names.
 local MEASURES, MAX_OFFERS = {'cores', 'milliGPU', 'memoryMiB', 'cards'}, 4
--- A quota: limits of everything (in the order of MEASURES, -1: none); models {name, limits}; whether
--- other models are refused; the node label that names models ('': the devices' own names); the pools
--- that are allowed ({}: all); and the node label that names pools.
+-- A quota: limits on all devices (in the order of MEASURES, -1: none); models {name, limits}; whether
+-- other models are refused; the node label with the model ('': the devices' own names); the allowed pools
+-- ({}: all); and the node label with the pool.
 local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL = 1, 2, 3, 4, 5, 6
 
 function quota.rule_of(namespace)
@@ -73,8 +73,8 @@ local function add_row(rows, bucket, core, milli, memory, uuid)
   row[4][#row[4] + 1] = uuid
 end
 
--- What a lease with this demand is charged, by bucket; and whether a device is of a model that the
--- quota does not name.
+-- The charge of a lease with this demand, by bucket; and whether a device is of a model that the quota
+-- does not contain.
 local function charges_for(rule, demand)
   local rows, has_other_model, name = {}, false, demand[1]
   for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
@@ -123,7 +123,7 @@ local function names_of(table_of)
   return names
 end
 
--- `before` is what a lease that is being resized holds of it already.
+-- `before` is the current use of a lease that is being resized.
 local function excess_in(limits, bucket, used, requested, label, before)
   for m, measure in ipairs(MEASURES) do
     local limit = limits[m]
@@ -138,8 +138,8 @@ local function excess_in(limits, bucket, used, requested, label, before)
   end
 end
 
--- Why the namespace may not take this, too, as {measure, bucket, limit, used, requested, node label,
--- values}, or nil; and what it would be charged.
+-- Why the quota does not allow this demand, as {measure, bucket, limit, used, requested, node label,
+-- values}, or nil; and its charge.
 function quota.check(namespace, demand)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
@@ -183,8 +183,7 @@ function quota.charge(pod, namespace, rows)
   add_charges(namespace, rows, 1)
 end
 
--- Replace what a lease is charged; or return why its namespace may not have so much more, and then
--- nothing may be written.
+-- Replace the charge of a lease; or return why the quota does not allow it: then nothing may be written.
 function quota.recharge(pod, namespace, demand, is_smaller)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
@@ -222,13 +221,13 @@ function quota.release(pod)
   end
 end
 
--- Discard what was counted and is not to be written.
+-- Discard counts that must not be written.
 function quota.discard()
   quota.used, quota.charges, quota.freed, quota.changed = {}, {}, {}, {}
 end
 
--- Have what is left of the quota offered to pods that wait for it, `times` times at most; again whenever
--- one of them takes some.
+-- Offer what is left of the quota to pods that wait for it, at most `times` times; again whenever one of
+-- them is placed.
 function quota.offer(namespace, times)
   for _, group in ipairs(call('HKEYS', PREFIX .. 'waiting-groups')) do
     if quota_namespace(group) == namespace then
@@ -252,7 +251,7 @@ function quota.write()
   end
 end
 
--- Charge all leases anew.
+-- Charge all leases again.
 function quota.recount()
   local count = call('HLEN', quota.rules_key)
   quota.on = count > 0

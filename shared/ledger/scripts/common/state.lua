@@ -1,55 +1,61 @@
--- Put before every script of the ledger, first of the files in this folder. It loads what a script
--- asks for and keeps it while the script runs; `writes.lua` writes all changes at the end, so that a
--- script that refuses writes nothing.
+-- Prepended to every script of the ledger, first of the files in this folder. It loads and caches the
+-- records that a script reads; `writes.lua` writes all changes at the end, so that a refused call
+-- writes nothing.
 --
--- All keys have one prefix and are computed: run one server, or one with replicas, but no cluster.
+-- All keys have one prefix and are computed: use one server, with or without replicas, not a cluster.
 -- ARGV[1]  the prefix
 -- ARGV[2]  the arguments, a MessagePack array
 -- ARGV[3]  the state that the ledger must be in: 'ready', 'open' (ready or being rebuilt) or 'any'
 -- ARGV[4]  the length of the feed
 -- ARGV[5]  bytes that are stored as they are, joined
--- ARGV[6]  the highest version that the caller has seen; where this server has none so high, it has
---          lost writes that it had confirmed, and the ledger is closed until it is rebuilt
+-- ARGV[6]  the highest version that the caller has read; if this server's is lower, it has lost
+--          confirmed writes, and the ledger rejects calls until it is rebuilt
 --
 --   ledger              hash    format, generation, ready, version (the last one), capacity, feed_entry
 --                               (the last one), fence_floor, node_number (the last one), inventory_grew
 --                               (capacity number at which the inventory last became better),
+--                               reasons_changed (the one at which the reasons of verdicts last
+--                               changed: nodes, devices or cordons),
 --                               offered_up_to (number up to which freed capacity has been offered),
 --                               offer_round (how often what was freed after that was offered),
 --                               offer_round_for (the highest score of `freed-nodes` then), claims and
---                               quotas (how many there are), rebuild_lock_until, total_cores, total_mib
+--                               quotas (their number), rebuild_lock_until, total_cores, total_mib
 --   nodes               hash    name -> see N_*
 --   devices             hash    uuid -> see D_*
 --   leases              hash    pod -> see L_*
 --   lease-nodes         zset    pod -> number of the node that its lease is on
 --   gang-leases         zset    gang|pod of every live lease of a gang, all of score 0
---   facts:NODE          hash    facts, rules, seen_at, closed_devices, devices, uuids, served,
---                               reported_at, by_agent
+--   facts:NODE          hash    facts, rules, excluded_devices, devices, uuids, served, reported_at,
+--                               saved_at (of the last changed report, by this server), by_agent
+--   node-revision:NODE  string  revisions of the node and its pods as last saved or removed, for two
+--                               minutes
 --   cordons             hash    node -> why no pod may be bound to it now
+--   vanished            set     pods that are gone while they have leases: their containers may still run
 --   expiring            zset    {version, pods} packed -> instant at which their reservations expire
 --   freed-nodes         zset    node -> capacity number at which something on it was last freed
 --   waiting             hash    pod -> see W in waiting_queue.lua
 --   waiting-groups      hash    group of equal smallest needs -> number of pods that wait in it
 --   gang-waiting        zset    gang|order|pod of every waiting pod of a gang, all of score 0
+--   changed-gangs       set     gangs whose pods' verdicts must be decided again
 --   verdicts            zset    order|pod -> capacity number at which it was last decided or offered
---   offers              zset    order|pod -> instant of an offer that was not answered yet
+--   offers              zset    order|pod -> instant of an offer that was not decided yet
 --   queue:..., group-order:..., used-..., entitlements: see fair_share.lua
 --   quota-charges, quota-used, quota-freed, quota-offers: see quota.lua
---   claims: see claims.lua; tenures: see tenures.lua; resize-lock:..., unsynced: see resize.lua
+--   claims: see claims.lua; gone: see gone_pods.lua; tenures: see tenures.lua
+--   resize-lock:..., unsynced: see resize.lua
 --   feed                stream  absolute totals, one entry per script, numbered without gaps: e
 --                               generation, c capacity number, w cause, n and d changed nodes and
 --                               devices, fNODE gNODE sNODE facts, devices and served resources of a
 --                               node, xNODE a node that was removed
 --
--- There are many nodes, devices and leases, and they change often, so that each microsecond counts:
--- they are fields of a few hashes (one call reads or writes all that a script needs, and no key has to
--- be built) and packed with `struct` (half the time of `cmsgpack` here).
+-- Nodes, devices and leases are many and change often. They are fields of a few hashes (one call reads or
+-- writes all that a script needs) and packed with `struct` (half the time of `cmsgpack` here).
 local PREFIX = ARGV[1]
 local ARGS = cmsgpack.unpack(ARGV[2])
 local call, encode, decode, parse_json = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
 local struct_pack, struct_unpack, unpack_limit = struct.pack, struct.unpack, cmsgpack.unpack_limit
 
--- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is closed by an annotation of its node.
+-- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is excluded by an annotation of its node.
 -- D_EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
 -- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
 -- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
@@ -58,11 +64,11 @@ local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES
   1, 2, 3, 4, 5, 6, 7, 8
 local D_EXCLUSIVE, D_MODE, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
 
--- How a share gets along with others: shared.model.request.SharingPolicy.
+-- See shared.model.request.SharingPolicy.
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = 1, 2, 3
 
 -- A node. N_STATUS: 1 known, 0 only its devices are known, -1 removed. N_RESOURCE_NAMES: each before a
--- line feed. From N_AMOUNTS on: how much there is and how much is used of each resource.
+-- line feed. From N_AMOUNTS on: the capacity and the use of each resource.
 local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES, N_AMOUNTS =
   1, 2, 3, 4, 5, 6, 7
 
@@ -74,7 +80,7 @@ local LEASE_FORMAT, LEASE_BYTES, GRANT_FORMAT, GRANT_BYTES = '<BddddHH', 37, 'i4
 local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUNT, L_DESCRIPTION_BYTES =
   1, 2, 3, 4, 5, 6, 7
 
--- A demand, what a lease takes of a node: {node, position of the last device field, DEVICE_FIELDS
+-- A demand, the use of a lease on a node: {node, position of the last device field, DEVICE_FIELDS
 -- values per device from FIRST_DEVICE on (uuid, MiB, cores, shares, new slots, sharing policy, slots
 -- that its dialect has (0: D_SLOTS), MIG layout), two values per share (number of the device, and
 -- number of the slot among its new ones; 0: no slot; below 0: position -1 - value of the layout)}.
@@ -107,12 +113,12 @@ local first_version, first_capacity = last_version, capacity
 local caches = {nodes = {}, devices = {}, leases = {}}
 local nodes, devices, leases = caches.nodes, caches.devices, caches.leases
 -- What `write_changes` writes. changed_inventories: node -> true, or false for a node that was removed.
+-- inventory_changes: `grew`: pods that could never fit may fit now; `reasons`: verdicts may be outdated.
 local changed_nodes, changed_devices, changed_inventories = {}, {}, {}
-local freed_nodes, inventory_grew, expiring, lease_nodes = {}, false, {}, {}
+local freed_nodes, inventory_changes, expiring, lease_nodes = {}, {}, {}, {}
 local written_leases, gang_members = {}, {}
 
--- A script may have 200 local names, and some have nearly as many: what only one function needs is
--- local to it.
+-- A script may have 200 local names, and some have nearly as many: use locals of functions.
 local node_format
 do
   local formats = {}
@@ -191,7 +197,7 @@ local function new_device(uuid, node, unit, status)
   return devices[uuid]
 end
 
--- A node and a device as arrays for an answer, without what `struct` leaves behind.
+-- A node and a device as arrays for a reply, without the extra value of `struct`.
 local function node_row(node)
   return {unpack(node, 1, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1)}
 end
@@ -225,6 +231,21 @@ local function mark_changed(name)
   changed_nodes[name] = true
 end
 
+-- Save the revision of a node's state, by resource versions of the API server; false if a higher one was
+-- saved less than two minutes ago. After that time the state counts whatever its revision: an API server
+-- that was restored from a backup begins again with lower versions.
+local function raise_node_revision(name, revision, pods_revision)
+  local key = PREFIX .. 'node-revision:' .. name
+  local stored = call('GET', key)
+  if stored and revision > 0 then
+    local known, known_pods = string.match(stored, '^(%d+) (%d+)$')
+    known, known_pods = tonumber(known), tonumber(known_pods)
+    if revision < known or (revision == known and pods_revision < known_pods) then return false end
+  end
+  call('SET', key, string.format('%.0f %.0f', revision, pods_revision), 'EX', 120)
+  return true
+end
+
 -- Mark the node, and its devices for the mirrors.
 local function mark_inventory_changed(name)
   mark_changed(name)
@@ -234,13 +255,25 @@ local function mark_inventory_changed(name)
   for _, uuid in ipairs(uuids) do changed_devices[uuid] = devices[uuid] and true or nil end
 end
 
+-- Give a device to another node. Call this only while no lease is on it.
+local function move_device(device, name)
+  local other, remaining = device[D_NODE], {}
+  for _, uuid in ipairs(device_uuids(other)) do
+    if uuid ~= device[D_UUID] then remaining[#remaining + 1] = uuid end
+  end
+  call('HSET', PREFIX .. 'facts:' .. other, 'uuids', encode(remaining))
+  device[D_NODE] = name
+  changed_devices[device[D_UUID]] = true
+  if node_of(other) and nodes[other][N_STATUS] == 1 then mark_inventory_changed(other) end
+end
+
 local function mark_freed(name)
   freed_nodes[name] = true
 end
 
--- There is something new: pods that could never fit may fit now.
+-- The inventory has grown: pods that could never fit may fit now.
 local function mark_grown(name)
-  freed_nodes[name], inventory_grew = true, true
+  freed_nodes[name], inventory_changes.grew = true, true
 end
 
 local function header_of(value)
@@ -264,7 +297,7 @@ local function put_header(pod, header, value)
   return value
 end
 
--- Move a lease on, as the table in shared/model/lease.py allows; the state and the version change.
+-- Advance a lease if the table in shared/model/lease.py allows it; state and version change.
 local function change_state(header, to)
   if not MAY_BECOME[header[L_STATE]][to] then
     error('a lease in state ' .. header[L_STATE] .. ' cannot become ' .. to)
@@ -275,6 +308,12 @@ end
 -- The slot and the fence of each share.
 local function grants_of(header, value)
   return {struct_unpack('<' .. string.rep(GRANT_FORMAT, header[L_SHARE_COUNT]), value, LEASE_BYTES + 1)}
+end
+
+-- The device and the fence of a lease's first share, which no other lease has; nil without shares.
+local function first_grant(demand, grants)
+  local number = demand[demand[2] + 1]
+  if number then return demand[FIRST_DEVICE + (number - 1) * DEVICE_FIELDS], grants[2] end
 end
 
 -- The demand that the array at `at` (from 0) describes. One share: node, uuid, MiB, cores, slotted,

@@ -1,6 +1,6 @@
--- The journal of tenures: from when until when leases hold what they hold, by this server's clock (the
--- time in an entry's id). The timekeeper charges budgets by it, and trims what it has charged.
---   tenures   stream  kind: 'held' (bound now), 'restored' (written anew, held since it was created) or
+-- The journal of tenures: when leases began and ended, by this server's clock (the time in an entry's ID).
+-- The timekeeper charges budgets by it, and trims what it has charged.
+--   tenures   stream  kind: 'held' (bound now), 'restored' (rewritten, held since it was created) or
 --                     'ended' (now); and each lease as it is, under its pod
 local MAX_TENURES = 50000
 

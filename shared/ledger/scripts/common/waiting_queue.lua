@@ -1,11 +1,11 @@
--- Pods that wait: how they enter and leave the queues, and what room there is for them.
+-- Waiting pods: their queues, and the free capacity for them.
 
 -- Fields of a waiting pod. GROUP: the group of equal smallest needs with which it is offered capacity, or
 -- NO_OFFERS. NEED: that group, whether or not it is offered anything. VERDICT: the capacity number of the
--- state that its verdict is about. ORDER: what sorts it by priority and age.
+-- state that its verdict is about. ORDER: its sort key, by priority and age.
 local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, NEED = 7, NAMESPACE = 8}
 
--- In place of a group: nothing is offered to this pod, but to another of its gang, or to none.
+-- Instead of a group: capacity is offered to another pod of its gang, or to none.
 local NO_OFFERS = '-'
 
 -- The range of all members of a gang in a set of {gang|...}.
@@ -31,6 +31,18 @@ local function gang_pods(set, gang)
   return pods
 end
 
+-- The gang's first waiting pod, or nil.
+local function first_of_gang(gang)
+  local from, to = gang_range(gang)
+  local entry = call('ZRANGEBYLEX', PREFIX .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
+  return entry and string.match(entry, '([^|]*)$')
+end
+
+-- Let the verdicts of the gang's waiting pods be decided again; true unless that is due already.
+local function mark_gang_changed(gang)
+  return call('SADD', PREFIX .. 'changed-gangs', gang) == 1
+end
+
 local function waiting_records(pods)
   local found = {}
   for from = 1, #pods, MAX_ARGS do
@@ -41,7 +53,7 @@ local function waiting_records(pods)
   return found
 end
 
--- A waiting pod as an answer: {verdict, since, record, group}.
+-- A waiting pod as returned: {verdict, since, record, group}.
 local function waiting_row(value)
   local pod = decode(value)
   return {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
@@ -71,7 +83,7 @@ local function remove_waiting(pods)
   for _, queue in pairs(changed_queues) do fair.reorder(queue[1], queue[2]) end
 end
 
--- Write a pod that waits, as decided at the capacity number `verdict`. It waits since its first verdict.
+-- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict.
 local function put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
   local before = call('HGET', PREFIX .. 'waiting', pod)
   if before then
@@ -90,7 +102,7 @@ local function put_waiting(pod, need, order, verdict, record, since, gang, recei
   end
 end
 
--- The namespace whose quota keeps the pods of this group waiting; nil: none does.
+-- The namespace whose quota the pods of this group wait for, or nil.
 local function quota_namespace(group)
   return string.match(group, '^q:([^|]*)')
 end
@@ -108,7 +120,7 @@ local function need_of(group)
   return unpack(needs[group])
 end
 
--- About what a pod of the group takes: cores, and MiB. The exact amounts are known once it is placed.
+-- The approximate demand of a pod of the group: cores, and MiB. The exact one is known after placement.
 function fair.need_of(group)
   local need = string.match(group, '^q:[^|]*|?(.*)$') or group
   if need == '' then return 0, 0 end
@@ -139,7 +151,7 @@ local function fits_on_device(device, units, percent, cores, policy, slotted, mi
   local need = needed_memory(device, units, percent, mib)
   local times = need > 0 and math.floor((device[D_MEMORY] - device[D_MEMORY_USED]) / need) or 64
   if is_mig then
-    -- A pod that wants all memory gets the largest instance, which may be any part of the device.
+    -- A pod that requests all memory gets the largest instance, which may be any part of the device.
     if need > device[D_MEMORY] - fair.unit and device[D_MEMORY_USED] < need then times = 1 end
     return times
   end
@@ -178,8 +190,8 @@ function room_for(group, name)
 end
 end
 
--- Waiting pods that something freed is being offered to, or is about to be: the first few of each group,
--- with what sorts them, their verdict, and whether their offer was not answered yet.
+-- Waiting pods to which capacity is or will be offered: the first few of each group, with their sort key,
+-- their verdict, and whether their offer is open.
 local OFFER_S = 2
 do
 local MAX_GROUPS, MAX_PER_GROUP = 64, 4
@@ -190,7 +202,7 @@ local function is_offering(now)
     or call('ZCOUNT', PREFIX .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
 end
 
--- Can a pod of this queue come before one of the requests, {namespace -> its lowest rank}?
+-- Return whether a pod of this queue can come before one of the requests, {namespace -> its lowest rank}.
 local function may_come_before(entry, lowest_ranks)
   local rank = string.sub(entry, 2, 11)
   for namespace, lowest in pairs(lowest_ranks) do
@@ -232,8 +244,8 @@ function fair.pending_offers(now, lowest_ranks)
   return pending
 end
 
--- Is what is free on the node reserved for a pod that comes before this one? Between pods of one
--- namespace only the rank counts.
+-- Return whether the node's free capacity is reserved for a pod that comes before this one. Between pods
+-- of one namespace only the rank counts.
 local freed_at = {}
 function fair.is_reserved_for_other(pending, pod, namespace, rank, name)
   local own_prefix = fair.sort_prefix(namespace, rank, fair.added[namespace])

@@ -1,6 +1,6 @@
 -- Writing everything that changed, once, at the end of a script.
 
--- Delete the changed nodes that were removed and hold no leases. Fences go on from the highest deleted.
+-- Delete removed nodes without leases. Fences continue from the highest deleted one.
 local function delete_removed_nodes()
   for name in pairs(changed_nodes) do
     local node = nodes[name]
@@ -10,7 +10,7 @@ local function delete_removed_nodes()
       fetch('devices', uuids)
       for _, uuid in ipairs(uuids) do
         local device = devices[uuid]
-        if device and device[D_NODE] == name then
+        if device and device[D_NODE] == name and device[D_SHARES] == 0 then
           fence_floor = math.max(fence_floor, device[D_FENCE])
           devices[uuid] = false
           call('HDEL', PREFIX .. 'devices', uuid)
@@ -37,7 +37,7 @@ end
 
 local write_changes
 do
--- Names with the packed values to be written, and all values joined: each says where it ends.
+-- Names with the packed values to be written, and all values joined: each contains its length.
 local function packed_values(changed, cache, value_of)
   local parts, joined = {}, {}
   for name in pairs(changed) do
@@ -73,7 +73,7 @@ end
 
 -- Write everything. The feed names the `cause`.
 function write_changes(cause)
-  if next(freed_nodes) then capacity = capacity + 1 end
+  if next(freed_nodes) or inventory_changes.reasons then capacity = capacity + 1 end
   local version = next_version()
   for name in pairs(changed_nodes) do
     if nodes[name] then nodes[name][N_VERSION] = version end
@@ -90,7 +90,8 @@ function write_changes(cause)
     call('ZADD', PREFIX .. 'expiring', at, encode({last_version, pods}))
   end
   for name in pairs(freed_nodes) do call('ZADD', PREFIX .. 'freed-nodes', capacity, name) end
-  if inventory_grew then call('HSET', PREFIX .. 'ledger', 'inventory_grew', capacity) end
+  if inventory_changes.grew then call('HSET', PREFIX .. 'ledger', 'inventory_grew', capacity) end
+  if inventory_changes.reasons then call('HSET', PREFIX .. 'ledger', 'reasons_changed', capacity) end
   if last_version ~= first_version or capacity ~= first_capacity then
     call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry',
       last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number)
@@ -100,8 +101,8 @@ function write_changes(cause)
 end
 end
 
--- Nothing was freed, but pods may be placed that could not before: raise the capacity number, so that
--- no earlier verdict counts as a later one.
+-- Nothing was freed, but pods may fit that did not before: raise the capacity number, so that no earlier
+-- verdict counts as a later one.
 local function raise_capacity(cause)
   capacity = capacity + 1
   add_feed_entry('e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')

@@ -41,7 +41,7 @@ async def reader_as(
     user: str, server: tuple[ValkeyServer, CredentialFiles]
 ) -> AsyncIterator[SnapshotReader]:
     valkey, files = server
-    login = ClientCredentials(credentials=files.redis(user))
+    login = ClientCredentials(login_file=files.redis(user))
     location = ClusterLocation(redis_url=valkey.url, kubeconfig=None, redis_credentials=login)
     async with RedisLeases.connect(location.redis_url, credentials=login) as ledger:
         pods: Any = NoPods()

@@ -145,14 +145,14 @@ def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
     until_blocking(lambda: up.stdout and up.stdout.readline().startswith("ready in"), 60.0)
 
     up.send_signal(signal.SIGINT)
-    said, _ = up.communicate(timeout=30)
+    output, _ = up.communicate(timeout=30)
 
     assert up.returncode == 0
-    assert "nothing is left running" in said
+    assert "nothing is left running" in output
     assert leftovers(directory) == []
 
 
-def test_a_nats_of_its_own_that_cannot_start_ends_up_with_its_log(tmp_path: Path) -> None:
+def test_up_ends_with_the_log_of_a_nats_that_cannot_start(tmp_path: Path) -> None:
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "jetstream").write_text("in the way of its streams")
 

@@ -268,7 +268,7 @@ async def test_down_ends_the_supervisor_and_everything_under_it(
     assert "nothing is left running" in capsys.readouterr().out
 
 
-def test_down_where_nothing_runs_says_so(
+def test_down_reports_that_nothing_runs(
     directory: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert down(directory) == 0

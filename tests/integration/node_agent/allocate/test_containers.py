@@ -1,6 +1,6 @@
 """Init containers, sidecars and restarts: which devices a container gets, and when it may start."""
 
-from tests.support.node_agent.agent import NUMBER, handler_of, share, site
+from tests.support.node_agent.agent import NUMBER, handler_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import container, pod
 from tests.support.waiting import until
 
@@ -14,38 +14,40 @@ def limit(env: dict[str, str]) -> str:
 
 async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_container() -> None:
     first = container("first", limits={GPU: 1})
-    async with site() as at, at.running():
-        at.bind(
+    async with one_node_cluster() as cluster, cluster.running():
+        cluster.bind(
             pod("one", limits={GPU: 1}, initContainers=[first]),
             share(0, 500, container="first", init=True, slot=0),
             share(1, 3000, slot=4),
             dialect="nvidia",
         )
-        await at.node.phase("one", "Running")
-        told = await until(lambda: len(at.activated) == 2 and at.activated)
+        await cluster.node.phase("one", "Running")
+        activated = await until(lambda: len(cluster.activated) == 2 and cluster.activated)
 
-        assert limit(at.env("one", "first")) == "500m"
-        assert limit(at.env("one")) == "3000m"
-    assert told[0].allocation.device_ids == told[1].allocation.device_ids
-    assert not at.refused
+        assert limit(cluster.env("one", "first")) == "500m"
+        assert limit(cluster.env("one")) == "3000m"
+    assert activated[0].allocation.device_ids == activated[1].allocation.device_ids
+    assert not cluster.refused
 
 
 async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_side() -> None:
     side = container("side", limits={GPU: 1}, restartPolicy="Always")
     first = container("first", limits={GPU: 1})
-    async with site() as at, at.running():
-        at.bind(
+    async with one_node_cluster() as cluster, cluster.running():
+        cluster.bind(
             pod("one", limits={GPU: 1}, initContainers=[first, side]),
             share(0, 400, container="first", slot=0),
             share(0, 500, container="side", slot=1),
             share(1, 3000, slot=0),
             dialect="nvidia",
         )
-        await at.node.phase("one", "Running")
-        held = await at.node.allocated_devices()
-        env = {name: at.env("one", name) for name in ("first", "side", "main")}
+        await cluster.node.phase("one", "Running")
+        held = await cluster.node.allocated_devices()
+        env = {name: cluster.env("one", name) for name in ("first", "side", "main")}
         writable = {
-            name: {m.host_path for m in at.node.container("one", name).mounts if not m.read_only}
+            name: {
+                m.host_path for m in cluster.node.container("one", name).mounts if not m.read_only
+            }
             for name in env
         }
 
@@ -56,37 +58,37 @@ async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_
     }
     assert not held["one", "side"] & held["one", "main"]
     assert len(set().union(*writable.values())) == sum(map(len, writable.values())) > len(env)
-    assert not at.refused
+    assert not cluster.refused
 
 
-async def test_a_container_that_restarts_while_the_agent_is_away_starts_when_it_is_back() -> None:
-    async with site() as at:
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-            await at.node.phase("one", "Running")
-        state = at.node.container("one")
+async def test_a_container_that_restarts_while_the_agent_is_down_starts_once_it_is_back() -> None:
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+        state = cluster.node.container("one")
         first = state.started_at
         await until(lambda: "has been stopped" in state.message)
         assert state.started_at == first
-        async with at.running():
-            await until(lambda: at.node.container("one").started_at > first)
+        async with cluster.running():
+            await until(lambda: cluster.node.container("one").started_at > first)
 
-            assert limit(at.env("one")) == "1000m"
-            assert not at.refused
+            assert limit(cluster.env("one")) == "1000m"
+            assert not cluster.refused
 
 
-async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -> None:
-    async with site() as at:
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=7))
-            await at.node.phase("one", "Running")
-            before = await at.node.allocated_devices()
-        await at.node.kubelet.restart()
-        async with at.running() as agent:
+async def test_a_restarted_node_admits_its_pods_with_the_same_devices() -> None:
+    async with one_node_cluster() as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=7))
+            await cluster.node.phase("one", "Running")
+            before = await cluster.node.allocated_devices()
+        await cluster.node.kubelet.restart()
+        async with cluster.running() as agent:
             await handler_of(agent).pre_start_container(NUMBER, sorted(before["one", "main"]))
-            at.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
-            await at.node.phase("two", "Running")
+            cluster.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
+            await cluster.node.phase("two", "Running")
 
-            assert (await at.node.allocated_devices())["one", "main"] == before["one", "main"]
-            assert limit(at.env("two")) == "2000m"
+            assert (await cluster.node.allocated_devices())["one", "main"] == before["one", "main"]
+            assert limit(cluster.env("two")) == "2000m"
             assert len(agent.checkpoint.allocations) == 2

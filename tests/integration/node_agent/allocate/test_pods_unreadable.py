@@ -1,4 +1,4 @@
-"""Without the kubelet's list, pods are known by what they ask for, and never guessed."""
+"""Without the kubelet's pod list, pods are resolved by their requests and never guessed."""
 
 import asyncio
 from dataclasses import replace
@@ -11,79 +11,84 @@ from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.node_binder import Binder, post, reserve
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
-WHY = "the kubelet's list of pods cannot be read"
+UNREADABLE = "the kubelet's list of pods cannot be read"
 
 
-def take_rights(at: Site, *left: str) -> None:
-    at.node.kubelet.endpoint.allowed_resources = set(left)
+def set_permissions(cluster: OneNodeCluster, *allowed: str) -> None:
+    cluster.node.kubelet.endpoint.allowed_resources = set(allowed)
 
 
 @pytest.mark.parametrize("right", ["nodes/pods", "nodes/proxy"])
-async def test_either_right_is_enough(right: str) -> None:
-    async with site() as at:
-        take_rights(at, right)
-        async with at.running() as agent:
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
+async def test_either_permission_suffices_to_list_pods(right: str) -> None:
+    async with one_node_cluster() as cluster:
+        set_permissions(cluster, right)
+        async with cluster.running() as agent:
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
 
             assert not agent.pods.unreadable_reason
-            assert not at.reported[-1].pods_unreadable
+            assert not cluster.reported[-1].pods_unreadable
 
 
-async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() -> None:
-    async with site("4xA100-80GB") as at:
-        take_rights(at)
-        async with at.running():
-            binder = Binder(at)
-            await until(lambda: at.reported and at.reported[-1].pods_unreadable)
+async def test_equal_pods_are_bound_one_by_one_and_each_gets_its_own_limits() -> None:
+    async with one_node_cluster("4xA100-80GB") as cluster:
+        set_permissions(cluster)
+        async with cluster.running():
+            binder = Binder(cluster)
+            await until(lambda: cluster.reported and cluster.reported[-1].pods_unreadable)
             async with asyncio.TaskGroup() as group:
                 for n in range(8):
                     part = share(n % 4, 1000 + n, slot=n // 4, fence=n // 4 + 1)
-                    group.create_task(binder.bind(reserve(at, n, part)))
+                    group.create_task(binder.bind(reserve(cluster, n, part)))
             for n in range(8):
-                await at.node.phase(f"p{n}", "Running")
-            limits = [at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] for n in range(8)]
+                await cluster.node.phase(f"p{n}", "Running")
+            limits = [cluster.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] for n in range(8)]
 
         assert limits == [f"{1000 + n}m" for n in range(8)]
-        assert not at.refused
+        assert not cluster.refused
         assert any(
             "a pod with the same request must be served first" in why for why in binder.waits
         )
 
 
-async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() -> None:
+async def test_pods_with_different_requests_do_not_wait_for_each_other() -> None:
     two = [share(0, 500, slot=1), share(1, 500, slot=0)]
-    async with site() as at:
-        take_rights(at)
-        async with at.running() as agent:
+    async with one_node_cluster() as cluster:
+        set_permissions(cluster)
+        async with cluster.running() as agent:
             await until(lambda: agent.pods.unreadable_reason and agent.leases.synced)
-            one, other = reserve(at, 0, share(0, 1000)), reserve(at, 1, *two, limits={NUMBER: 2})
-            told = agent.window.admit_binds(
+            one, other = (
+                reserve(cluster, 0, share(0, 1000)),
+                reserve(cluster, 1, *two, limits={NUMBER: 2}),
+            )
+            reply = agent.window.admit_binds(
                 [one, other], None, unreadable_reason="it cannot be read"
             )
             for lease in (one, other):
-                await Binder(at).bind(lease)
+                await Binder(cluster).bind(lease)
             for n in range(2):
-                await at.node.phase(f"p{n}", "Running")
+                await cluster.node.phase(f"p{n}", "Running")
 
-        assert told.deferred_pods == ()
-        assert at.env("p1")["CUDA_DEVICE_MEMORY_LIMIT_1"] == "500m"
+        assert reply.deferred_pods == ()
+        assert cluster.env("p1")["CUDA_DEVICE_MEMORY_LIMIT_1"] == "500m"
 
 
-async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
+async def test_an_ambiguous_allocation_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with site(timing=AgentTiming(resolve_s=0.3)) as at:
-        take_rights(at)
-        async with at.running() as agent:
-            leases = [reserve(at, n, share(n, 1000 + n)) for n in range(2)]
+    async with one_node_cluster(timing=AgentTiming(resolve_s=0.3)) as cluster:
+        set_permissions(cluster)
+        async with cluster.running() as agent:
+            leases = [reserve(cluster, n, share(n, 1000 + n)) for n in range(2)]
             for lease in leases:
-                bound = at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
-                await at.tell(bound)
+                bound = cluster.ledger.grant(
+                    structs.replace(lease, state=LeaseState.BOUND, version=2)
+                )
+                await cluster.push_lease(bound)
             both = {("default", lease.name) for lease in leases}
             listing = agent.resolver.pod_resources.list_holdings
 
@@ -92,102 +97,108 @@ async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
                 return replace(shown, pods=shown.pods | both)
 
             monkeypatch.setattr(agent.resolver.pod_resources, "list_holdings", both_active)
-            post(at, "p0")
-            await at.node.phase("p0", "Failed")
-            text = at.message("p0")
+            post(cluster, "p0")
+            await cluster.node.phase("p0", "Failed")
+            text = cluster.message("p0")
 
         assert "2 containers are possible" in text
-        assert WHY in text
+        assert UNREADABLE in text
         assert "nodes/pods" in text
 
 
-async def test_a_pod_without_a_lease_does_not_get_that_of_another_which_asks_for_the_same() -> None:
-    async with site() as at:
-        take_rights(at)
-        async with at.running():
-            lease = reserve(at, 0, share(0, 1000))
-            await at.tell(
-                at.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
+async def test_a_pod_without_a_lease_does_not_get_the_lease_of_an_equal_pod() -> None:
+    async with one_node_cluster() as cluster:
+        set_permissions(cluster)
+        async with cluster.running():
+            lease = reserve(cluster, 0, share(0, 1000))
+            await cluster.push_lease(
+                cluster.ledger.grant(structs.replace(lease, state=LeaseState.BOUND, version=2))
             )
-            at.node.create(pod("stray", limits={NUMBER: 1}))
-            await at.node.phase("stray", "Failed")
-            text = at.message("stray")
-            post(at, "p0")
-            await at.node.phase("p0", "Running")
+            cluster.node.create(pod("stray", limits={NUMBER: 1}))
+            await cluster.node.phase("stray", "Failed")
+            text = cluster.message("stray")
+            post(cluster, "p0")
+            await cluster.node.phase("p0", "Running")
 
-        assert WHY in text
-        assert not at.annotation("stray", "volcano.sh/bind-phase")
+        assert UNREADABLE in text
+        assert not cluster.annotation("stray", "volcano.sh/bind-phase")
 
 
-async def test_containers_of_one_pod_are_known_by_their_order() -> None:
+async def test_containers_of_one_pod_are_resolved_by_their_order() -> None:
     init = container("first", limits={NUMBER: 1}, restartPolicy="Always")
     apps = [container("a", limits={NUMBER: 1}), container("b", limits={NUMBER: 1})]
     names = ["first", "a", "b"]
-    async with site() as at:
-        take_rights(at)
-        async with at.running():
+    async with one_node_cluster() as cluster:
+        set_permissions(cluster)
+        async with cluster.running():
             parts = [share(0, 1000 + n, container=c, slot=n) for n, c in enumerate(names)]
-            await Binder(at).bind(reserve(at, 0, *parts, containers=apps, initContainers=[init]))
-            await at.node.phase("p0", "Running")
+            await Binder(cluster).bind(
+                reserve(cluster, 0, *parts, containers=apps, initContainers=[init])
+            )
+            await cluster.node.phase("p0", "Running")
 
         for n, name in enumerate(names):
-            assert at.env("p0", name)["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
+            assert cluster.env("p0", name)["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
 
 
-async def test_a_lease_that_no_news_told_of_is_asked_for_by_node() -> None:
-    async with site() as at:
-        take_rights(at)
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 2000), told=False)
-            await at.node.phase("one", "Running")
+async def test_an_unknown_lease_is_requested_by_node() -> None:
+    async with one_node_cluster() as cluster:
+        set_permissions(cluster)
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 2000), lease_known=False)
+            await cluster.node.phase("one", "Running")
 
-            assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+            assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_when_the_right_is_granted_the_list_is_read_again() -> None:
+async def test_the_pod_list_is_read_again_once_the_permission_is_granted() -> None:
     async with (
-        site(timing=AgentTiming(cleanup_s=0.1, pod_list_retry_s=0.1)) as at,
-        at.running() as agent,
+        one_node_cluster(timing=AgentTiming(cleanup_s=0.1, pod_list_retry_s=0.1)) as cluster,
+        cluster.running() as agent,
     ):
-        await until(lambda: at.reported and not at.reported[-1].pods_unreadable)
-        take_rights(at)
-        await until(lambda: at.reported[-1].pods_unreadable)
-        blind = agent.pods.unreadable_reason
-        take_rights(at, "nodes/pods")
-        await until(lambda: not at.reported[-1].pods_unreadable)
+        await until(lambda: cluster.reported and not cluster.reported[-1].pods_unreadable)
+        set_permissions(cluster)
+        await until(lambda: cluster.reported[-1].pods_unreadable)
+        reason = agent.pods.unreadable_reason
+        set_permissions(cluster, "nodes/pods")
+        await until(lambda: not cluster.reported[-1].pods_unreadable)
 
-    assert "Forbidden" in blind
-    assert "grant the agent's account" in blind
+    assert "Forbidden" in reason
+    assert "grant the agent's account" in reason
 
 
-async def test_a_kubelet_that_only_restarts_is_no_reason_to_go_by_signature() -> None:
-    async with site() as at, at.running() as agent:
-        await at.node.kubelet.restart()
+async def test_a_kubelet_restart_does_not_make_the_pod_list_unreadable() -> None:
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        await cluster.node.kubelet.restart()
         await until(lambda: agent.plugins.unready_reason() is None)
         await agent.pods.list_pods()
 
         assert not agent.pods.unreadable_reason
 
 
-async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> None:
-    async with site(proc_dir=None) as at:
-        at.changes["proc_dir"] = at.root / "proc"
-        take_rights(at)
-        async with at.running() as agent:
-            lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
-            asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-            runs = await agent.report_terminated(asked)
-            lingering = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
-            cgroup = at.root / "proc" / "17" / "cgroup"
+async def test_a_deleted_pods_termination_is_reported_without_the_pod_list() -> None:
+    async with one_node_cluster(proc_dir=None) as cluster:
+        cluster.changes["proc_dir"] = cluster.root / "proc"
+        set_permissions(cluster)
+        async with cluster.running() as agent:
+            lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
+            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
+            running = await agent.report_terminated(request)
+            deleted_pod = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+            cgroup = cluster.root / "proc" / "17" / "cgroup"
             cgroup.parent.mkdir(parents=True)
-            cgroup.write_text(f"0::/kubepods/pod{lingering}/{'a' * 64}\n")
-            lingers = await agent.report_terminated(
-                TerminationRequest(node=NodeName(NODE), pod=lingering)
+            cgroup.write_text(f"0::/kubepods/pod{deleted_pod}/{'a' * 64}\n")
+            with_process = await agent.report_terminated(
+                TerminationRequest(node=NodeName(NODE), pod=deleted_pod)
             )
             cgroup.unlink()
-            over = await agent.report_terminated(
-                TerminationRequest(node=NodeName(NODE), pod=lingering)
+            without_process = await agent.report_terminated(
+                TerminationRequest(node=NodeName(NODE), pod=deleted_pod)
             )
 
-    assert [told.terminated for told in (runs, lingers, over)] == [False, False, True]
+    assert [reply.terminated for reply in (running, with_process, without_process)] == [
+        False,
+        False,
+        True,
+    ]

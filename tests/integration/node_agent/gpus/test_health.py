@@ -13,7 +13,7 @@ from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import NodeName
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -28,130 +28,128 @@ def state_shown(uuid: str, index: int) -> dict[str, float | None]:
     return {str(state): of(state) for state in HealthState if of(state)}
 
 
-def fault(at: Site, **faults: str) -> None:
+def inject_faults(cluster: OneNodeCluster, **faults: str) -> None:
     named = {name.removeprefix("gpu"): text for name, text in faults.items()}
-    (at.root / "faults.json").write_text(json.dumps(named))
+    (cluster.root / "faults.json").write_text(json.dumps(named))
 
 
-def device(at: Site, index: int) -> Device:
-    found: Device = at.reported[-1].devices[index]
+def device(cluster: OneNodeCluster, index: int) -> Device:
+    found: Device = cluster.reported[-1].devices[index]
     return found
 
 
-async def until_sick(at: Site, index: int, word: str = "") -> Device:
-    await until(lambda: at.reported and word in device(at, index).fault.split(":")[0])
-    await until(lambda: not device(at, index).healthy)
-    return device(at, index)
+async def until_unhealthy(cluster: OneNodeCluster, index: int, state: str = "") -> Device:
+    await until(lambda: cluster.reported and state in device(cluster, index).fault.split(":")[0])
+    await until(lambda: not device(cluster, index).healthy)
+    return device(cluster, index)
 
 
-async def test_hami_core_41_after_an_xid_a_gpu_leaves_and_its_leases_are_told_and_it_heals() -> (
-    None
-):
-    async with site(timing=QUICK) as at, at.running():
-        lease = at.bind(pod("one", limits={NUMBER: 1}), share(1))
-        await at.node.phase("one", "Running")
-        fault(at, gpu1="xid-79")
-        await at.node.allocatable(NUMBER, 10)
-        sick = await until_sick(at, 1, "cordoned")
-        shown = state_shown(sick.uuid, 1)
-        fault(at)
-        await at.node.allocatable(NUMBER, 20)
-        told = at.heard(HealthChanged)
-        running = at.node.pod("one")["status"]["phase"]
+async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_recovers() -> None:
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1))
+        await cluster.node.phase("one", "Running")
+        inject_faults(cluster, gpu1="xid-79")
+        await cluster.node.allocatable(NUMBER, 10)
+        unhealthy = await until_unhealthy(cluster, 1, "cordoned")
+        shown = state_shown(unhealthy.uuid, 1)
+        inject_faults(cluster)
+        await cluster.node.allocatable(NUMBER, 20)
+        changes = cluster.events_of(HealthChanged)
+        running = cluster.node.pod("one")["status"]["phase"]
 
     holders = (LeaseHolder(pod=lease.pod, namespace=lease.namespace, name="one"),)
-    assert sick.fault == "cordoned: XidError: Xid 79, the GPU has fallen off the bus"
-    assert [(one.index, one.healthy, one.holders) for one in told] == [
+    assert unhealthy.fault == "cordoned: XidError: Xid 79, the GPU has fallen off the bus"
+    assert [(one.index, one.healthy, one.holders) for one in changes] == [
         (1, False, holders),
         (1, True, holders),
     ]
-    assert told[0].fault == "XidError: Xid 79, the GPU has fallen off the bus"
+    assert changes[0].fault == "XidError: Xid 79, the GPU has fallen off the bus"
     assert running == "Running"
     assert shown == {"cordoned": 1.0}
-    assert state_shown(sick.uuid, 1) == {"healthy": 1.0}
+    assert state_shown(unhealthy.uuid, 1) == {"healthy": 1.0}
 
 
-def watched(checkup: HealthMonitor) -> list[int]:
-    """Return a list that grows with each look, by the number of XIDs that it had."""
-    looks: list[int] = []
-    told = checkup.xids.xids
+def count_xids_per_probe(monitor: HealthMonitor) -> list[int]:
+    """Return a list that gets the number of XIDs of each probe from now on."""
+    probes: list[int] = []
+    changes = monitor.xids.xids
 
     def xids() -> Any:
-        looks.append(len(told()))
-        return told()
+        probes.append(len(changes()))
+        return changes()
 
-    checkup.xids.xids = xids  # type: ignore[method-assign]
-    return looks
+    monitor.xids.xids = xids  # type: ignore[method-assign]
+    return probes
 
 
-async def test_application_xids_take_no_device_from_the_kubelet() -> None:
-    async with site(timing=QUICK) as at, at.running() as agent:
-        fault(at, gpu0="xid-31", gpu1="xid-13")
-        looks = watched(agent.health_monitor)
-        await until(lambda: len(looks) > 5)
-        allocatable = at.node.amount(NUMBER)
+async def test_application_xids_leave_every_device_allocatable() -> None:
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running() as agent:
+        inject_faults(cluster, gpu0="xid-31", gpu1="xid-13")
+        probes = count_xids_per_probe(agent.health_monitor)
+        await until(lambda: len(probes) > 5)
+        allocatable = cluster.node.amount(NUMBER)
 
     assert allocatable == "20"
-    assert sum(looks) > 5
-    assert all(one.healthy for report in at.reported for one in report.devices)
+    assert sum(probes) > 5
+    assert all(one.healthy for report in cluster.reported for one in report.devices)
 
 
-async def test_the_operators_variables_decide_which_xids_are_critical(
+async def test_environment_variables_decide_which_xids_are_critical(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "31")
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
-    async with site(timing=QUICK) as at, at.running():
-        fault(at, gpu0="xid-79", gpu1="xid-31")
-        await until_sick(at, 1, "cordoned")
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+        inject_faults(cluster, gpu0="xid-79", gpu1="xid-31")
+        await until_unhealthy(cluster, 1, "cordoned")
 
-    assert all(report.devices[0].healthy for report in at.reported)
+    assert all(report.devices[0].healthy for report in cluster.reported)
 
 
 async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers() -> None:
-    async with site(timing=QUICK) as at, at.running():
-        fault(at, gpu1="hang")
-        at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
-        await at.node.phase("meanwhile", "Running")
-        sick = await until_sick(at, 1, "cordoned")
-        healthy = device(at, 0).healthy
-        fault(at)
-        await at.node.allocatable(NUMBER, 20)
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+        inject_faults(cluster, gpu1="hang")
+        cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
+        await cluster.node.phase("meanwhile", "Running")
+        unhealthy = await until_unhealthy(cluster, 1, "cordoned")
+        healthy = device(cluster, 0).healthy
+        inject_faults(cluster)
+        await cluster.node.allocatable(NUMBER, 20)
 
-    assert "NoResponse" in sick.fault
+    assert "NoResponse" in unhealthy.fault
     assert healthy
 
 
 async def test_a_hanging_driver_does_not_stall_allocate() -> None:
-    async with site(timing=QUICK) as at, at.running():
-        fault(at, gpu0="hang", gpu1="hang")
-        at.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
-        await at.node.phase("meanwhile", "Running")
-        await at.node.allocatable(NUMBER, 0)
-        fault(at)
-        await at.node.allocatable(NUMBER, 20)
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+        inject_faults(cluster, gpu0="hang", gpu1="hang")
+        cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
+        await cluster.node.phase("meanwhile", "Running")
+        await cluster.node.allocatable(NUMBER, 0)
+        inject_faults(cluster)
+        await cluster.node.allocatable(NUMBER, 20)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "text", "word", "after"),
+    ("gpus", "text", "reason", "after"),
     [
         ("2xT4", "vanish", "NotListed", {}),
         ("2xT4", "memory-8192", "MemoryChanged", {"memory_mib": 8192}),
         ("2xA100-40GB", "mode-flip", "ModeChanged", {"mode": DeviceMode.MIG}),
     ],
 )
-async def test_a_gpu_that_is_not_what_it_was_is_cordoned_and_returns(
-    gpus: str, text: str, word: str, after: dict[str, Any]
+async def test_a_changed_gpu_is_cordoned_and_returns(
+    gpus: str, text: str, reason: str, after: dict[str, Any]
 ) -> None:
-    async with site(gpus, timing=QUICK) as at, at.running():
-        before = device(at, 1)
-        fault(at, gpu1=text)
-        sick = await until_sick(at, 1, "cordoned")
+    async with one_node_cluster(gpus, timing=QUICK) as cluster, cluster.running():
+        before = device(cluster, 1)
+        inject_faults(cluster, gpu1=text)
+        unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         if not after:
-            fault(at)
-        await until(lambda: device(at, 1).healthy)
-        healed = device(at, 1)
+            inject_faults(cluster)
+        await until(lambda: device(cluster, 1).healthy)
+        healed = device(cluster, 1)
 
-    assert word in sick.fault
+    assert reason in unhealthy.fault
     assert before.uuid == healed.uuid == uuid_of(NodeName(NODE), 1)
     assert {name: getattr(healed, name) for name in after} == after

@@ -1,4 +1,4 @@
-"""What containers leave on the node's disk goes with them, whoever shut it, and a live one's stays.
+"""Removal of the directories of ended containers, whatever their permissions.
 
 Done by a process with the capabilities that the manifest gives the agent, as root in a container.
 """
@@ -28,19 +28,19 @@ layout = HostLayout(state_dir=state, library=state / "libvgpu.so")
 asyncio.run(ContainerFiles(layout, simulated=True).remove_unused({"live"}, None))
 """
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave rights behind")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop capabilities")
 
 
 def left_by(state: Path, owner: str, *, modified_at: float) -> Path:
-    """Make what a container of any user leaves: a directory that only he can enter."""
+    """Create the directory of a container, with one that only its user can enter."""
     made = state / "containers" / f"{owner}_main"
-    shut = made / "cache" / "shut"
-    shut.mkdir(parents=True)
-    (shut / "file").write_text("x")
-    for path in (shut / "file", shut, made / "cache"):
+    private = made / "cache" / "private"
+    private.mkdir(parents=True)
+    (private / "file").write_text("x")
+    for path in (private / "file", private, made / "cache"):
         os.chown(path, TENANT, TENANT)
-    shut.chmod(0o700)
-    (shut / "file").chmod(0)
+    private.chmod(0o700)
+    (private / "file").chmod(0)
     os.utime(made, (modified_at, modified_at))
     return made
 
@@ -49,18 +49,18 @@ def clean(state: Path, capabilities: Collection[int]) -> None:
     """Clean as root with these capabilities only."""
     libc = ctypes.CDLL(None)
 
-    def leave_rights() -> None:
+    def drop_capabilities() -> None:
         for number in set(range(LAST_CAPABILITY + 1)) - set(capabilities):
             libc.prctl(DROP_FROM_BOUNDING_SET, number, 0, 0, 0)
 
     subprocess.run(
         [sys.executable, "-c", CLEAN, str(state)],
         check=True,
-        preexec_fn=leave_rights,
+        preexec_fn=drop_capabilities,
     )
 
 
-def test_what_tenants_shut_goes_with_the_manifests_capabilities_and_not_without(
+def test_unreadable_tenant_files_are_removed_only_with_the_manifests_capabilities(
     tmp_path: Path,
 ) -> None:
     agent = next(o for o in yaml.safe_load_all(AGENT.read_text()) if o["kind"] == "DaemonSet")
@@ -74,10 +74,10 @@ def test_what_tenants_shut_goes_with_the_manifests_capabilities_and_not_without(
 
     assert without
     assert not dead.exists()
-    assert (live / "cache" / "shut" / "file").exists()
+    assert (live / "cache" / "private" / "file").exists()
 
 
-def test_a_time_in_the_future_keeps_nothing(tmp_path: Path) -> None:
+def test_a_modification_time_in_the_future_does_not_prevent_removal(tmp_path: Path) -> None:
     dead = left_by(tmp_path, "dead", modified_at=4_000_000_000.0)
 
     clean(tmp_path, (DAC_OVERRIDE,))

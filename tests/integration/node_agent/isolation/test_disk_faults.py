@@ -1,4 +1,4 @@
-"""A node whose disk is full, gone or not ours: no pod is lost to it, and everybody is told."""
+"""A full, missing or unwritable state directory: pods wait or fail with the reason."""
 
 import asyncio
 from pathlib import Path
@@ -13,103 +13,108 @@ from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, reserve
-from tests.support.node_agent.agent import NUMBER, lease_of, share, site
+from tests.support.node_agent.agent import NUMBER, lease_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
 OFTEN = AgentTiming(cleanup_s=0.1)
 
 
-async def test_while_the_disk_is_full_pods_wait_and_none_is_refused() -> None:
-    async with site(timing=OFTEN) as at, at.running() as agent:
+async def test_pods_wait_while_the_disk_is_full_and_none_is_refused() -> None:
+    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
         agent.files.min_free_bytes = 1 << 62
         await until(lambda: agent.files.unwritable_reason)
-        binder = Binder(at)
-        going = asyncio.create_task(binder.bind(reserve(at, 1, share(0, 1001))))
+        binder = Binder(cluster)
+        binding = asyncio.create_task(binder.bind(reserve(cluster, 1, share(0, 1001))))
         await until(lambda: any("is full" in reason for reason in binder.waits))
         agent.files.min_free_bytes = 0
-        await going
-        await at.node.phase("p1", "Running")
+        await binding
+        await cluster.node.phase("p1", "Running")
 
-    assert set(binder.waits) <= {f"the disk of {at.root}/agent is full", LEASES_NOT_SYNCED}
-    assert not at.refused
+    assert set(binder.waits) <= {f"the disk of {cluster.root}/agent is full", LEASES_NOT_SYNCED}
+    assert not cluster.refused
 
 
-async def test_a_disk_that_fills_between_two_looks_holds_the_next_pod_back() -> None:
-    async with site(timing=AgentTiming(cleanup_s=1000.0)) as at, at.running() as agent:
-        before = await agent.admit_binds(asked())
+async def test_a_disk_that_fills_between_two_checks_defers_the_next_bind() -> None:
+    async with (
+        one_node_cluster(timing=AgentTiming(cleanup_s=1000.0)) as cluster,
+        cluster.running() as agent,
+    ):
+        before = await agent.admit_binds(bind_request())
         agent.files.min_free_bytes = 1 << 62
-        full = await agent.admit_binds(asked())
+        full = await agent.admit_binds(bind_request())
         agent.files.min_free_bytes = 0
-        after = await agent.admit_binds(asked())
+        after = await agent.admit_binds(bind_request())
 
     assert before.deferred_pods == after.deferred_pods == ()
     assert full.deferred_pods
     assert "is full" in full.reason
 
 
-def asked() -> BindRequest:
+def bind_request() -> BindRequest:
     return BindRequest(node=NodeName(NODE), leases=(lease_of("some-uid"),))
 
 
-async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_to_start() -> None:
-    async with site(timing=OFTEN) as at:
-        (at.root / "agent").mkdir(exist_ok=True)
-        (at.root / "agent" / "device-config.new").symlink_to("/dev/full")
-        async with at.running():
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Running")
+async def test_the_agent_starts_although_the_device_config_cannot_be_cached() -> None:
+    async with one_node_cluster(timing=OFTEN) as cluster:
+        (cluster.root / "agent").mkdir(exist_ok=True)
+        (cluster.root / "agent" / "device-config.new").symlink_to("/dev/full")
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Running")
 
 
-async def test_a_state_directory_that_vanishes_is_told_and_made_again() -> None:
-    async with site(timing=OFTEN) as at, at.running() as agent:
-        state = at.root / "agent"
-        state.rename(at.root / "away")
+async def test_a_missing_state_directory_is_reported_until_it_is_restored() -> None:
+    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
+        state = cluster.root / "agent"
+        state.rename(cluster.root / "away")
         state.write_text("in the way")
         await until(lambda: "nothing can be written below" in agent.files.unwritable_reason)
         state.unlink()
-        (at.root / "away").rename(state)
+        (cluster.root / "away").rename(state)
         await until(lambda: not agent.files.unwritable_reason)
-        at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Running")
+        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
 
 
-async def test_an_answer_that_cannot_be_written_down_is_not_given() -> None:
-    async with site(timing=OFTEN) as at, at.running() as agent:
-        (at.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
-        at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Failed")
-        message, kept = at.message("one"), agent.checkpoint.allocations
-        at.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
-        await at.node.phase("two", "Running")
+async def test_allocate_fails_if_the_checkpoint_cannot_be_written() -> None:
+    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
+        (cluster.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
+        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Failed")
+        message, kept = cluster.message("one"), agent.checkpoint.allocations
+        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
+        await cluster.node.phase("two", "Running")
 
     assert "No space left on device" in message
     assert kept == ()
 
 
-async def test_a_region_for_which_there_is_no_room_starts_no_container(
+async def test_allocate_fails_if_the_region_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    async with site(timing=OFTEN) as at, at.running():
+    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running():
         with monkeypatch.context() as short:
             short.setattr("services.node_agent.isolation.region_seed._write", full)
-            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await at.node.phase("one", "Failed")
-        at.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
-        await at.node.phase("two", "Running")
+            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await cluster.node.phase("one", "Failed")
+        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
+        await cluster.node.phase("two", "Running")
 
-    assert "the limits of the container cannot be set" in at.message("one")
-    assert "No space left on device" in at.message("one")
+    assert "the limits of the container cannot be set" in cluster.message("one")
+    assert "No space left on device" in cluster.message("one")
 
 
-@pytest.mark.parametrize("there", ["a file", "nothing that can be made"])
-async def test_an_agent_without_a_directory_of_its_own_says_so(tmp_path: Path, there: str) -> None:
-    place = tmp_path / "state"
-    place.write_text("")
+@pytest.mark.parametrize("existing", ["a file", "nothing that can be made"])
+async def test_an_unwritable_state_directory_is_refused_with_its_flag(
+    tmp_path: Path, existing: str
+) -> None:
+    directory = tmp_path / "state"
+    directory.write_text("")
 
     with pytest.raises(UnavailableError, match="--state-dir must be writable"):
-        async with instance_lock(place if there == "a file" else place / "below"):
+        async with instance_lock(directory if existing == "a file" else directory / "below"):
             pass

@@ -8,7 +8,7 @@ from msgspec import structs
 from services.node_agent.agent_timing import AgentTiming
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
@@ -19,10 +19,10 @@ def build(path: Path, number: int) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
 
 
-def mounted(at: Site, name: str) -> Path:
+def mounted(cluster: OneNodeCluster, name: str) -> Path:
     """Return the library that the agent has given a pod's container."""
-    assert at.agent is not None
-    entries = at.agent.checkpoint.entries
+    assert cluster.agent is not None
+    entries = cluster.agent.checkpoint.entries
     (entry,) = [one for one in entries if one.allocation.name == name]
     (found,) = [
         mount.host_path for mount in entry.setup.mounts if mount.host_path.endswith("libvgpu.so")
@@ -30,46 +30,48 @@ def mounted(at: Site, name: str) -> Path:
     return Path(found)
 
 
-async def test_item_41_containers_keep_the_library_that_they_began_with(tmp_path: Path) -> None:
+async def test_item_41_containers_keep_the_library_that_they_started_with(tmp_path: Path) -> None:
     source = tmp_path / "from-the-image.so"
     build(source, 1)
-    async with site(
+    async with one_node_cluster(
         library_source=source, timing=AgentTiming(cleanup_s=0.1, library_unused_s=-1.0)
-    ) as at:
-        async with at.running():
-            old = at.bind(pod("old", limits={NUMBER: 1}), share(0, slot=0))
-            await at.node.phase("old", "Running")
-            first = mounted(at, "old")
+    ) as cluster:
+        async with cluster.running():
+            old = cluster.bind(pod("old", limits={NUMBER: 1}), share(0, slot=0))
+            await cluster.node.phase("old", "Running")
+            first = mounted(cluster, "old")
             inode, content = first.stat().st_ino, first.read_bytes()
         build(source, 2)
-        async with at.running() as agent:
-            lease = at.bind(pod("new", limits={NUMBER: 1}), share(0, slot=1, fence=2))
-            await at.node.phase("new", "Running")
-            second = mounted(at, "new")
-            kept = mounted(at, "old")
+        async with cluster.running() as agent:
+            lease = cluster.bind(pod("new", limits={NUMBER: 1}), share(0, slot=1, fence=2))
+            await cluster.node.phase("new", "Running")
+            second = mounted(cluster, "new")
+            kept = mounted(cluster, "old")
             isolates = agent.state.software.isolation_available
             same = (first.stat().st_ino, first.read_bytes()) == (inode, content)
-            at.node.store.delete("pods", "default", "old", grace_s=0)
-            at.ledger.leases = {lease.pod: lease}
-            await at.tell(structs.replace(old, state=LeaseState.RELEASED, version=old.version + 1))
-            await until(lambda: not first.exists(), 20)
+            cluster.node.store.delete("pods", "default", "old", grace_s=0)
+            cluster.ledger.leases = {lease.pod: lease}
+            await cluster.push_lease(
+                structs.replace(old, state=LeaseState.RELEASED, version=old.version + 1)
+            )
+            await until(lambda: not first.exists(), limit_s=20)
 
     assert isolates
     assert same
     assert kept == first != second
-    assert second.parent.parent == at.root / "agent" / "library"
+    assert second.parent.parent == cluster.root / "agent" / "library"
 
 
-async def test_a_source_that_is_no_library_isolates_nothing_and_no_container_starts(
+async def test_with_an_invalid_library_no_container_starts_and_no_isolation_is_reported(
     tmp_path: Path,
 ) -> None:
     source = tmp_path / "empty.so"
     source.write_bytes(b"")
-    async with site(library_source=source) as at, at.running() as agent:
-        at.bind(pod("one", limits={NUMBER: 1}), share(0))
-        await at.node.phase("one", "Failed")
+    async with one_node_cluster(library_source=source) as cluster, cluster.running() as agent:
+        cluster.bind(pod("one", limits={NUMBER: 1}), share(0))
+        await cluster.node.phase("one", "Failed")
 
-        assert "libvgpu.so does not exist" in at.message("one")
+        assert "libvgpu.so does not exist" in cluster.message("one")
         assert not agent.state.software.isolation_available
-        (report, *_) = await until(lambda: at.reported)
+        (report, *_) = await until(lambda: cluster.reported)
         assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

@@ -20,7 +20,7 @@ METADATA = {"uid": "u", "name": "a", "namespace": "x"}
 PODS = {"items": [{"metadata": METADATA, "spec": {"containers": []}}]}
 
 
-class Nothing:
+class NoPodResources:
     """PodResources of a kubelet without pods."""
 
     async def list_holdings(self) -> PodResources:
@@ -43,7 +43,7 @@ async def breaks_off(exchange: Exchange) -> None:
     exchange.reset()
 
 
-async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_its_file_is_there(
+async def test_a_kubelet_certificate_of_a_new_ca_is_trusted_once_the_ca_file_has_it(
     tmp_path: Path,
 ) -> None:
     before, after = Made(tmp_path, "before"), Made(tmp_path, "after")
@@ -65,7 +65,7 @@ async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_
             tls.load_cert_chain(*after.issue("kubelet"))
             with pytest.raises(RequestError, match="not trusted"):
                 await pods.list_pods()
-            seen = NodePods(pods, Nothing(), implied=tuple, proc=tmp_path, clock=FakeClock())
+            seen = NodePods(pods, NoPodResources(), implied=tuple, proc=tmp_path, clock=FakeClock())
             assert await seen.list_pods() == ()
             assert TLS_ADVICE in seen.unreadable_reason
 
@@ -84,7 +84,7 @@ async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_
         (answers(200, {"items": 5}), RequestError),
     ],
 )
-async def test_what_a_kubelet_does_not_tell_is_sorted_by_whether_it_may_tell_it_later(
+async def test_failures_to_list_pods_are_permanent_or_temporary(
     step: Step, kind: type[Exception]
 ) -> None:
     async with ScriptedApiserver(*[step] * 4) as kubelet:

@@ -1,6 +1,7 @@
-"""Registration, against a kubelet that does exactly what a test says."""
+"""Registration of device plugins with a scripted kubelet."""
 
 import asyncio
+import logging
 import shutil
 import socket
 import tempfile
@@ -85,16 +86,16 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
             self.ended += 1
 
 
-class Scripted:
-    """Answers as a test says."""
+class FakeHandler:
+    """Accepts every device ID but `bad`."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int]] = []
+        self.preferences: list[tuple[str, int]] = []
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
-        self.asked.append((resource, len(available)))
+        self.preferences.append((resource, len(available)))
         return list(available)[:size]
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
@@ -105,7 +106,7 @@ class Scripted:
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         if "bad" in device_ids:
-            raise RequestError("not yours")
+            raise RequestError("not allocated")
 
 
 def ids(*names: str, healthy: bool = True) -> dict[str, PluginDeviceId]:
@@ -123,7 +124,7 @@ def directory() -> Any:
 async def plugins_in(
     directory: Path, **served: dict[str, PluginDeviceId]
 ) -> AsyncIterator[DevicePlugins]:
-    plugins = DevicePlugins(directory, Scripted())
+    plugins = DevicePlugins(directory, FakeHandler())
     plugins.serve({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})
     running = asyncio.create_task(plugins.run())
     try:
@@ -145,9 +146,12 @@ async def test_16_registers_with_a_kubelet_that_dials_back_inside_the_call(direc
     assert not list(directory.glob("leasehold-*.sock")), "no socket is left behind"
 
 
-async def test_registers_within_a_second_of_the_kubelets_socket_appearing(directory: Path) -> None:
+async def test_registers_within_a_second_of_the_kubelets_socket_appearing(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with plugins_in(directory) as plugins:
-        await asyncio.sleep(0.3)
+        await until(lambda: "waiting for the kubelet's socket" in caplog.text)
         assert plugins.unready_reason() == f"not registered with the kubelet: {RESOURCE}"
         async with ScriptedKubelet(directory) as kubelet:
             await until(lambda: kubelet.lists, limit_s=1)
@@ -196,7 +200,7 @@ async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
     assert len(set(kubelet.endpoints)) == 2
 
 
-async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
+async def test_the_agent_registers_again_while_nothing_is_allocatable(
     directory: Path,
 ) -> None:
     async def nothing(_: str) -> int:
@@ -208,7 +212,7 @@ async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
         await until(lambda: len(kubelet.endpoints) == 2, limit_s=5)
 
 
-async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
+async def test_a_change_is_sent_as_the_complete_list(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         await until(lambda: kubelet.lists, limit_s=5)
         plugins.serve({RESOURCE: ids("a") | ids("b", healthy=False)})
@@ -218,7 +222,7 @@ async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
     assert len(kubelet.endpoints) == 1
 
 
-async def test_resources_come_and_go(directory: Path) -> None:
+async def test_resources_are_added_and_removed(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         await until(lambda: kubelet.lists, limit_s=5)
         plugins.serve({"leasehold.dev/share": ids("share-0")})
@@ -231,14 +235,14 @@ async def test_resources_come_and_go(directory: Path) -> None:
     ]
 
 
-async def test_a_list_of_180_000_units_is_taken_and_asked_about(directory: Path) -> None:
+async def test_a_list_of_180_000_units_is_accepted_and_gets_a_preference(directory: Path) -> None:
     units = ids(*(unit_id(str(card), n) for card in range(8) for n in range(22_500)))
     async with (
         ScriptedKubelet(directory) as kubelet,
         plugins_in(directory, **{"gpu-memory": units}),
     ):
         await until(lambda: any(len(sent) == 180_000 for sent in kubelet.lists), limit_s=10)
-        available = list(units) * 4  # more than the 4 MiB that gRPC takes unless told
+        available = list(units) * 4  # more than the 4 MiB that gRPC accepts by default
         one = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, allocation_size=3
         )
@@ -250,7 +254,7 @@ async def test_a_list_of_180_000_units_is_taken_and_asked_about(directory: Path)
     assert len(answer.container_responses[0].deviceIDs) == 3
 
 
-async def test_23_equal_answers_are_equal_bytes(directory: Path) -> None:
+async def test_23_equal_requests_get_byte_identical_responses(directory: Path) -> None:
     request = api_pb2.AllocateRequest(
         container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=["a"])]
     )
@@ -266,7 +270,7 @@ async def test_23_equal_answers_are_equal_bytes(directory: Path) -> None:
     assert len(answers) == 1
 
 
-async def test_a_refusal_reaches_the_kubelet_as_a_sentence(directory: Path) -> None:
+async def test_a_refusal_reaches_the_kubelet_with_its_message(directory: Path) -> None:
     bad = api_pb2.ContainerAllocateRequest(devices_ids=["bad"])
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
         await until(lambda: kubelet.lists, limit_s=5)
@@ -281,17 +285,17 @@ async def test_a_refusal_reaches_the_kubelet_as_a_sentence(directory: Path) -> N
 
     assert refused.value.details() == "Leasehold refuses: a reason"
     assert "2 containers at once" in str(doubled.value.details())
-    assert stopped.value.details() == "not yours"
+    assert stopped.value.details() == "not allocated"
 
 
 async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_change() -> None:
-    plugins = DevicePlugins(Path("/" + "x" * 90), Scripted())
+    plugins = DevicePlugins(Path("/" + "x" * 90), FakeHandler())
 
     with pytest.raises(RequestError, match="--kubelet-dir"):
         plugins.serve({RESOURCE: ids("a")})
 
 
-async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -> None:
+async def test_sockets_of_an_earlier_agent_are_removed(directory: Path) -> None:
     left = directory / "leasehold-vgpu-number-0a0b0c.sock"
     other = directory / "leasehold-vgpu-number-of-another-0a0b0c.sock"
     left.touch()
@@ -302,7 +306,7 @@ async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -
             await until(lambda: kubelet.lists, limit_s=5)
 
             assert not left.exists()
-            assert other.exists(), "it is a resource's whose name only begins alike"
+            assert other.exists(), "it belongs to a resource with a longer name"
 
 
 @asynccontextmanager
@@ -319,7 +323,7 @@ async def _channel(kubelet: ScriptedKubelet, short: str) -> AsyncIterator[grpc.a
 async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lh-") as root:
         path = Path(root) / "plugin.sock"
-        server = PluginServer(RESOURCE, path, Scripted(), encode_list({}))
+        server = PluginServer(RESOURCE, path, FakeHandler(), encode_list({}))
         start = asyncio.create_task(server.start())
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -13,10 +13,7 @@ import pytest
 
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.gpus.simulated.models import GPU_MODELS
-from services.node_agent.mig.instances import (
-    InUseError,
-    MigInstance,
-)
+from services.node_agent.mig.instances import InUseError, MigInstance
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.partition.partition_server import PartitionServer
@@ -24,7 +21,7 @@ from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.names import DeviceUuid, NodeName
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -37,7 +34,7 @@ LAYOUTS = {
 }
 
 
-def part(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
+def mig_share(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
     place = MigPlacement(layout=layout, position=0, profile=profile)
     terms = RequestedUnits(memory_mib=3000, device_mib=40960)
     facts: dict[str, object] = {
@@ -51,16 +48,14 @@ def part(layout: str, profile: str, memory_mib: int, **changes: object) -> Share
 
 @asynccontextmanager
 async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run one as its container does, beside whoever simulates the same GPUs in `root`."""
+    """Run one as its container does, with the simulated GPUs of `root`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.node_agent.partitioner", "--node", NODE),
         *("--gpus", "1xA100-40GB:mig+1xT4", "--simulation-dir", str(root)),
         *("--socket", str(root / "p.sock"), "--log-level", "warning", *flags),
     )
     try:
-        async with asyncio.timeout(30):
-            while not (root / "p.sock").exists():
-                await asyncio.sleep(0.02)
+        await until((root / "p.sock").exists, limit_s=30)
         yield process
     finally:
         if process.returncode is None:
@@ -69,41 +64,43 @@ async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subproce
 
 
 @asynccontextmanager
-async def node() -> AsyncIterator[Site]:
-    async with site("1xA100-40GB:mig+1xT4") as at:
-        at.changes |= {
-            "partition_socket": at.root / "p.sock",
-            "mig_file": at.root / "simulated-mig.json",
+async def node() -> AsyncIterator[OneNodeCluster]:
+    async with one_node_cluster("1xA100-40GB:mig+1xT4") as cluster:
+        cluster.changes |= {
+            "partition_socket": cluster.root / "p.sock",
+            "mig_file": cluster.root / "simulated-mig.json",
         }
-        yield at
+        yield cluster
 
 
-async def test_an_unprivileged_agent_has_its_devices_laid_out_by_the_partitioner() -> None:
-    async with node() as at, partitioner(at.root), at.running():
-        at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
-        await at.node.phase("one", "Running")
-        seen = await RemotePartitioner(at.root / "p.sock").read_device(A100)
+async def test_the_partitioner_partitions_devices_for_an_unprivileged_agent() -> None:
+    async with node() as cluster, partitioner(cluster.root), cluster.running():
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480))
+        await cluster.node.phase("one", "Running")
+        seen = await RemotePartitioner(cluster.root / "p.sock").read_device(A100)
 
     assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
-    assert at.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
+    assert cluster.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
 
 
-async def test_without_the_partitioner_devices_stay_and_pods_fail_with_the_reason() -> None:
-    async with node() as at, at.running(registered=False) as agent:
-        async with partitioner(at.root):
+async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_reason() -> None:
+    async with node() as cluster, cluster.running(registered=False) as agent:
+        async with partitioner(cluster.root):
             await until(lambda: len(agent.state.devices) == 2 and agent.state.devices[0].layouts)
             await until(lambda: agent.plugins.unready_reason() is None)
-        at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
-        at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
-        await at.node.phase("one", "Failed")
-        await at.node.phase("share", "Running")
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480))
+        cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
+        await cluster.node.phase("one", "Failed")
+        await cluster.node.phase("share", "Running")
         kept = agent.state.devices[0].layouts
-        async with partitioner(at.root):
-            at.bind(pod("two", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480, fence=2))
-            await at.node.phase("two", "Running")
+        async with partitioner(cluster.root):
+            cluster.bind(
+                pod("two", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480, fence=2)
+            )
+            await cluster.node.phase("two", "Running")
 
     assert kept
-    assert "no partitioner responds" in at.message("one")
+    assert "no partitioner responds" in cluster.message("one")
 
 
 @asynccontextmanager
@@ -140,24 +137,26 @@ async def test_an_instance_in_use_stays_whatever_the_request(tmp_path: Path) -> 
     assert uuids(after) == uuids(before)
 
 
-NONSENSE = MigLayout(name="x", profiles=(MigProfile(name="9g.90gb", memory_mib=1, count=1),))
-ENDLESS = MigLayout(name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, count=1_000),))
+UNKNOWN_PROFILE = MigLayout(name="x", profiles=(MigProfile(name="9g.90gb", memory_mib=1, count=1),))
+TOO_MANY_INSTANCES = MigLayout(
+    name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, count=1_000),)
+)
 
 
 @pytest.mark.parametrize(
-    ("device", "layout", "said"),
+    ("device", "layout", "message"),
     [
         (T4, LAYOUTS["group1"], "is not in MIG mode"),
         (DeviceUuid("GPU-other"), LAYOUTS["group1"], "is not on this node"),
-        (A100, NONSENSE, "the device supports"),
-        (A100, ENDLESS, "a layout cannot have 1000 instances"),
+        (A100, UNKNOWN_PROFILE, "the device supports"),
+        (A100, TOO_MANY_INSTANCES, "a layout cannot have 1000 instances"),
     ],
 )
 async def test_invalid_requests_are_refused(
-    tmp_path: Path, device: DeviceUuid, layout: MigLayout, said: str
+    tmp_path: Path, device: DeviceUuid, layout: MigLayout, message: str
 ) -> None:
     async with served(tmp_path) as remote:
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             await remote.partition(device, layout, (), ())
 
 
@@ -179,12 +178,12 @@ async def test_invalid_lines_do_no_harm(tmp_path: Path) -> None:
 
 async def test_a_started_change_is_finished_if_the_agent_disconnects(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
-        asking = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
+        change = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
         async with asyncio.timeout(30):
             while not (tmp_path / "mig.json").exists():
                 await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        change.cancel()
+        await asyncio.gather(change, return_exceptions=True)
 
     gpus = SimulatedGpus(NodeName(NODE), "1xA100-40GB:mig", None, tmp_path / "mig.json")
     assert len(uuids(await gpus.instances(A100))) == 7

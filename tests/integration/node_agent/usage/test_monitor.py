@@ -1,6 +1,5 @@
 """Limits on disk and the metrics page, of an agent beside a simulated kubelet."""
 
-import asyncio
 import contextlib
 import socket
 import struct
@@ -20,7 +19,7 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.settings import AgentSettings
 from shared.model.events.node_events import ViolationFound
 from shared.model.lease import Lease, LeaseState
-from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.regions import path_of, process
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
@@ -38,29 +37,29 @@ def address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-async def shown(address: str) -> dict[str, dict[str, float]]:
-    """Return the page: by series and pod, the value."""
+async def scraped(address: str) -> dict[str, dict[str, float]]:
+    """Return the metrics: by series and pod, the value."""
     async with aiohttp.ClientSession() as client, client.get(f"http://{address}/metrics") as answer:
         text = await answer.text()
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for one in family.samples:
-            who = one.labels.get("podname", one.labels.get("pod", one.labels.get("deviceidx", "")))
-            found.setdefault(one.name, {})[who] = one.value
+            label = one.labels.get(
+                "podname", one.labels.get("pod", one.labels.get("deviceidx", ""))
+            )
+            found.setdefault(one.name, {})[label] = one.value
     return found
 
 
-async def until_shown(address: str, holds: Any) -> dict[str, dict[str, float]]:
-    async with asyncio.timeout(15):
-        while not holds(page := await shown(address)):
-            await asyncio.sleep(0.02)
+async def until_scraped(address: str, holds: Any) -> dict[str, dict[str, float]]:
+    page: dict[str, dict[str, float]] = await until(lambda: scraped(address), holds)
     return page
 
 
-def region_of(at: Site, lease: Lease) -> RegionPath:
-    name = Path(at.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
+def region_of(cluster: OneNodeCluster, lease: Lease) -> RegionPath:
+    name = Path(cluster.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
     return RegionPath(
-        directory=str(at.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
+        directory=str(cluster.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
     )
 
 
@@ -72,13 +71,13 @@ def use(place: RegionPath, total: int) -> None:
         file.write(image)
 
 
-async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
-    async with site() as at, at.running():
+async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
+    async with one_node_cluster() as cluster, cluster.running():
         obj = pod("one", limits={NUMBER: 2})
         both = share(1, 2000, cores_percent=50), share(0, 3000, cores_percent=50)
-        lease = at.bind(obj, *both)
-        await at.node.phase("one", "Running")
-        image = path_of(region_of(at, lease)).read_bytes()
+        lease = cluster.bind(obj, *both)
+        await cluster.node.phase("one", "Running")
+        image = path_of(region_of(cluster, lease)).read_bytes()
 
     assert image == image_of(
         RegionSeed(
@@ -87,18 +86,18 @@ async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
     )
 
 
-async def test_the_page_shows_a_container_as_long_as_its_lease_lives(address: str) -> None:
+async def test_metrics_show_a_container_while_its_lease_is_live(address: str) -> None:
     async with (
-        site(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as at,
-        at.running(),
+        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as cluster,
+        cluster.running(),
     ):
-        lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Running")
-        use(region_of(at, lease), 300 * MIB)
-        page = await until_shown(address, lambda page: page.get(USED) == {"one": 300 * MIB})
-        await at.tell(_ended(lease))
-        at.ledger.leases.clear()
-        after = await until_shown(address, lambda page: USED not in page)
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
+        use(region_of(cluster, lease), 300 * MIB)
+        page = await until_scraped(address, lambda page: page.get(USED) == {"one": 300 * MIB})
+        await cluster.push_lease(_ended(lease))
+        cluster.ledger.leases.clear()
+        after = await until_scraped(address, lambda page: USED not in page)
 
     assert page[LIMIT] == {"one": 1000 * MIB}
     assert page["leasehold_container_memory_measured_bytes"] == {"one": 300 * MIB}
@@ -109,33 +108,33 @@ async def test_the_page_shows_a_container_as_long_as_its_lease_lives(address: st
 
 async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
     async with (
-        site(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as at,
-        at.running(),
+        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as cluster,
+        cluster.running(),
     ):
-        lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await at.node.phase("one", "Running")
-        place = region_of(at, lease)
-        await until_shown(address, lambda page: LIMIT in page)
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
+        place = region_of(cluster, lease)
+        await until_scraped(address, lambda page: LIMIT in page)
         with path_of(place).open("r+b") as file:
             file.seek(V1_2.memory_limits)
             file.write(struct.pack("<Q", 80_000 * MIB))
-        (told,) = await until(lambda: at.heard(ViolationFound))
-        page = await until_shown(
+        (violation,) = await until(lambda: cluster.events_of(ViolationFound))
+        page = await until_scraped(
             address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
         )
         region = read_region(place)
 
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
-    assert (told.pod, told.name, told.container) == (lease.pod, "one", "main")
-    assert told.reason == "GpuLimitTampered"
+    assert (violation.pod, violation.name, violation.container) == (lease.pod, "one", "main")
+    assert violation.reason == "GpuLimitTampered"
     assert page
 
 
-async def test_hami_core_28_a_restarted_container_starts_from_nothing_within_its_limits() -> None:
-    async with site() as at, at.running():
-        lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-        place = await until(lambda: _place(at, lease))
+async def test_hami_core_28_a_restarted_container_has_an_empty_region_with_its_limits() -> None:
+    async with one_node_cluster() as cluster, cluster.running():
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+        place = await until(lambda: _place(cluster, lease))
         use(place, 300 * MIB)
         region = await until(lambda: _unused(place))
 
@@ -143,19 +142,19 @@ async def test_hami_core_28_a_restarted_container_starts_from_nothing_within_its
 
 
 async def test_a_container_whose_limits_cannot_be_set_again_does_not_start() -> None:
-    async with site() as at, at.running():
-        lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
-        place = await until(lambda: _place(at, lease))
+    async with one_node_cluster() as cluster, cluster.running():
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+        place = await until(lambda: _place(cluster, lease))
         while not path_of(place).is_dir():  # a start may be putting a fresh one there
             path_of(place).unlink(missing_ok=True)
             with contextlib.suppress(FileExistsError):
                 (path_of(place) / "full").mkdir(parents=True)
-        why = await until(lambda: _waiting(at, "one"))
+        why = await until(lambda: _waiting(cluster, "one"))
 
     assert "limits of the container cannot be set" in why
 
 
-def test_the_page_is_on_the_published_port_where_gpus_are_real() -> None:
+def test_metrics_of_real_gpus_are_on_the_published_port() -> None:
     assert AgentSettings().monitor_address == "0.0.0.0:9394"
     assert AgentSettings(gpus="2xT4").monitor_address is None
     assert AgentSettings(gpus="2xT4", monitor_http="127.0.0.1:0").monitor_address == "127.0.0.1:0"
@@ -165,8 +164,8 @@ def _ended(lease: Lease) -> Lease:
     return structs.replace(lease, state=LeaseState.RELEASED, version=9)
 
 
-def _place(at: Site, lease: Lease) -> RegionPath | None:
-    found = list(at.root.glob(f"agent/containers/{lease.pod}_main/*.cache"))
+def _place(cluster: OneNodeCluster, lease: Lease) -> RegionPath | None:
+    found = list(cluster.root.glob(f"agent/containers/{lease.pod}_main/*.cache"))
     return RegionPath(directory=str(found[0].parent), name=found[0].name) if found else None
 
 
@@ -175,8 +174,8 @@ def _unused(place: RegionPath) -> Region | None:
     return region if isinstance(region, Region) and not region.slots else None
 
 
-def _waiting(at: Site, name: str) -> str:
-    """Return why the pod's container does not start, if the kubelet says so."""
-    statuses = at.node.pod(name)["status"].get("containerStatuses", [])
+def _waiting(cluster: OneNodeCluster, name: str) -> str:
+    """Return why the pod's container does not start, if its status has a reason."""
+    statuses = cluster.node.pod(name)["status"].get("containerStatuses", [])
     text = str(statuses)
     return text if "cannot be set" in text else ""

@@ -17,7 +17,7 @@ from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
-from tests.support.node_agent.agent import Site, share, site
+from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
@@ -29,8 +29,8 @@ QUICK = AgentTiming(view_compare_s=0.1, object_retry_s=0.2)
 
 
 @pytest.fixture
-async def at() -> AsyncIterator[Site]:
-    async with site("2xT4", timing=QUICK) as started:
+async def cluster() -> AsyncIterator[OneNodeCluster]:
+    async with one_node_cluster("2xT4", timing=QUICK) as started:
         yield started
 
 
@@ -46,42 +46,42 @@ def half(index: int = 0, **changes: Any) -> Share:
     return share(index, T4_MIB // 2, **(known | changes))
 
 
-def bind(at: Site, name: str, *shares: Share) -> Lease:
+def bind(cluster: OneNodeCluster, name: str, *shares: Share) -> Lease:
     wanted = pod(name, limits={SHARED: len(shares)})
-    return at.bind(wanted, *shares, dialect="koordinator")
+    return cluster.bind(wanted, *shares, dialect="koordinator")
 
 
-def labels(at: Site) -> dict[str, str]:
-    found: dict[str, str] = at.node.node()["metadata"].get("labels", {})
+def labels(cluster: OneNodeCluster) -> dict[str, str]:
+    found: dict[str, str] = cluster.node.node()["metadata"].get("labels", {})
     return found
 
 
-def define(at: Site) -> None:
-    at.api.store.create("customresourcedefinitions", yaml.safe_load(CRD.read_text()))
+def define(cluster: OneNodeCluster) -> None:
+    cluster.api.store.create("customresourcedefinitions", yaml.safe_load(CRD.read_text()))
 
 
-def shown(at: Site) -> Json | None:
-    found = at.api.store.find("devices.scheduling.koordinator.sh", None, NODE)
+def shown(cluster: OneNodeCluster) -> Json | None:
+    found = cluster.api.store.find("devices.scheduling.koordinator.sh", None, NODE)
     return found.obj if found is not None else None
 
 
-async def test_the_node_shows_koordinators_figures(at: Site) -> None:
-    async with at.running():
-        await at.node.allocatable(SHARED, 200)
-        await at.node.allocatable("koordinator.sh/gpu", 200)
-        await at.node.allocatable("koordinator.sh/gpu-core", 200)
-        await at.node.allocatable("koordinator.sh/gpu-memory", 2 * T4_MIB * MIB)
-        await at.node.allocatable("koordinator.sh/gpu-memory-ratio", 200)
+async def test_the_node_shows_koordinators_resources(cluster: OneNodeCluster) -> None:
+    async with cluster.running():
+        await cluster.node.allocatable(SHARED, 200)
+        await cluster.node.allocatable("koordinator.sh/gpu", 200)
+        await cluster.node.allocatable("koordinator.sh/gpu-core", 200)
+        await cluster.node.allocatable("koordinator.sh/gpu-memory", 2 * T4_MIB * MIB)
+        await cluster.node.allocatable("koordinator.sh/gpu-memory-ratio", 200)
 
 
 async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_share(
-    at: Site,
+    cluster: OneNodeCluster,
 ) -> None:
-    async with at.running():
-        lease = bind(at, "one", half(1, slot=37))
-        await at.node.phase("one", "Running")
-        held = await at.node.allocated_devices()
-        env, mounts = at.env("one"), at.node.container("one").mounts
+    async with cluster.running():
+        lease = bind(cluster, "one", half(1, slot=37))
+        await cluster.node.phase("one", "Running")
+        held = await cluster.node.allocated_devices()
+        env, mounts = cluster.env("one"), cluster.node.container("one").mounts
 
     own = f"{lease.pod}_main"
     assert {key: env[key] for key in env if key.startswith(("CUDA", "LD_", "NVIDIA"))} == {
@@ -96,37 +96,41 @@ async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_s
     assert "/tmp/vgpulock" in str(mounts)
 
 
-async def test_koordinator_28_the_lease_names_the_device_whatever_its_place_in_the_list(
-    at: Site,
+async def test_koordinator_28_each_container_gets_the_device_of_its_lease_in_any_order(
+    cluster: OneNodeCluster,
 ) -> None:
     both = [container(name, limits={SHARED: 1}) for name in ("a", "b")]
-    async with at.running():
-        at.bind(
+    async with cluster.running():
+        cluster.bind(
             pod("one", containers=both),
             half(1, container="a"),
             half(0, container="b"),
             dialect="koordinator",
         )
-        await at.node.phase("one", "Running")
-        visible = [at.env("one", name)["NVIDIA_VISIBLE_DEVICES"] for name in ("a", "b")]
+        await cluster.node.phase("one", "Running")
+        visible = [cluster.env("one", name)["NVIDIA_VISIBLE_DEVICES"] for name in ("a", "b")]
 
     assert visible == [uuid_of(NodeName(NODE), index) for index in (1, 0)]
 
 
-async def test_koordinator_29_the_label_is_there_only_while_the_library_is(at: Site) -> None:
-    library = at.settings.library
-    async with at.running():
-        await until(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+async def test_koordinator_29_the_label_exists_only_while_the_library_does(
+    cluster: OneNodeCluster,
+) -> None:
+    library = cluster.settings.library
+    async with cluster.running():
+        await until(lambda: labels(cluster).get(ISOLATION) == "HAMi-core")
         library.unlink()
-        await until(lambda: ISOLATION not in labels(at))
+        await until(lambda: ISOLATION not in labels(cluster))
         library.touch()
-        await until(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+        await until(lambda: labels(cluster).get(ISOLATION) == "HAMi-core")
 
-    assert labels(at)["node.koordinator.sh/gpu-vendor"] == "nvidia"
-    assert labels(at)["node.koordinator.sh/gpu-model"] == "Tesla-T4"
+    assert labels(cluster)["node.koordinator.sh/gpu-vendor"] == "nvidia"
+    assert labels(cluster)["node.koordinator.sh/gpu-model"] == "Tesla-T4"
 
 
-def test_koordinator_29_a_file_that_is_no_library_of_this_machine_does_not_isolate() -> None:
+def test_koordinator_29_a_file_that_is_not_a_library_for_this_architecture_does_not_isolate() -> (
+    None
+):
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"
 
     assert is_loadable(head, "x86_64")
@@ -135,38 +139,42 @@ def test_koordinator_29_a_file_that_is_no_library_of_this_machine_does_not_isola
     assert not is_loadable(b"#!/bin/sh" + bytes(20), "x86_64")
 
 
-async def test_koordinator_30_a_container_does_not_start_where_it_cannot_be_limited(
-    at: Site,
+async def test_koordinator_30_a_container_that_cannot_be_limited_does_not_start(
+    cluster: OneNodeCluster,
 ) -> None:
-    library = at.settings.library
-    async with at.running():
+    library = cluster.settings.library
+    async with cluster.running():
         library.unlink()
         library.mkdir()
-        bind(at, "one", half())
-        await at.node.phase("one", "Failed")
-        text = at.message("one")
+        bind(cluster, "one", half())
+        await cluster.node.phase("one", "Failed")
+        text = cluster.message("one")
 
     assert "libvgpu.so" in text
 
 
-async def test_a_whole_card_needs_no_library(at: Site) -> None:
-    async with at.running():
-        bind(at, "one", structs.replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100))
-        await at.node.phase("one", "Running")
-        mounts = at.node.container("one").mounts
+async def test_a_whole_gpu_needs_no_library(cluster: OneNodeCluster) -> None:
+    async with cluster.running():
+        bind(
+            cluster,
+            "one",
+            structs.replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100),
+        )
+        await cluster.node.phase("one", "Running")
+        mounts = cluster.node.container("one").mounts
 
     assert "vgpu" not in str(mounts)
 
 
-async def test_koordinator_21_the_device_object_comes_with_its_kind_and_comes_again(
-    at: Site,
+async def test_koordinator_21_the_device_object_is_created_with_its_kind_and_recreated(
+    cluster: OneNodeCluster,
 ) -> None:
-    async with at.running():
-        await until(lambda: labels(at).get("node.koordinator.sh/gpu-vendor"))
-        define(at)
-        first = await until(lambda: shown(at))
-        at.api.store.delete("devices.scheduling.koordinator.sh", None, NODE)
-        again = await until(lambda: shown(at))
+    async with cluster.running():
+        await until(lambda: labels(cluster).get("node.koordinator.sh/gpu-vendor"))
+        define(cluster)
+        first = await until(lambda: shown(cluster))
+        cluster.api.store.delete("devices.scheduling.koordinator.sh", None, NODE)
+        again = await until(lambda: shown(cluster))
 
     assert first["metadata"]["uid"] != again["metadata"]["uid"]
     assert first["spec"] == again["spec"]
@@ -174,27 +182,27 @@ async def test_koordinator_21_the_device_object_comes_with_its_kind_and_comes_ag
         uuid_of(NodeName(NODE), index) for index in (0, 1)
     ]
     owner = again["metadata"]["ownerReferences"][0]
-    assert (owner["kind"], owner["uid"]) == ("Node", at.node.node()["metadata"]["uid"])
+    assert (owner["kind"], owner["uid"]) == ("Node", cluster.node.node()["metadata"]["uid"])
 
 
-async def test_koordinator_20_an_unhealthy_card_is_shown_with_its_condition_since_then(
-    at: Site,
+async def test_koordinator_20_an_unhealthy_gpu_has_a_condition_with_its_transition_time(
+    cluster: OneNodeCluster,
 ) -> None:
-    define(at)
+    define(cluster)
 
     def condition(index: int) -> Json | None:
-        device = (shown(at) or {"spec": {"devices": [{}, {}]}})["spec"]["devices"][index]
+        device = (shown(cluster) or {"spec": {"devices": [{}, {}]}})["spec"]["devices"][index]
         found: Json | None = next(iter(device.get("conditions", ())), None)
         return found
 
-    async with at.running():
-        await until(lambda: shown(at))
-        (at.root / "faults.json").write_text('{"0": "unhealthy"}')
+    async with cluster.running():
+        await until(lambda: shown(cluster))
+        (cluster.root / "faults.json").write_text('{"0": "unhealthy"}')
         first = await until(lambda: condition(0))
-        (at.root / "faults.json").write_text('{"0": "unhealthy", "1": "unhealthy"}')
+        (cluster.root / "faults.json").write_text('{"0": "unhealthy", "1": "unhealthy"}')
         await until(lambda: condition(1))
         later = condition(0)
-        (at.root / "faults.json").write_text("{}")
+        (cluster.root / "faults.json").write_text("{}")
         await until(lambda: condition(0) is None and condition(1) is None)
 
     assert (first["type"], first["status"]) == ("Healthy", "False")
@@ -202,30 +210,32 @@ async def test_koordinator_20_an_unhealthy_card_is_shown_with_its_condition_sinc
     assert later["lastTransitionTime"] == first["lastTransitionTime"]
 
 
-async def test_the_object_is_written_on_change_only_and_keeps_what_others_added(at: Site) -> None:
-    define(at)
-    looks: list[str] = []
-    async with at.running() as agent:
-        found = copy.deepcopy(await until(lambda: shown(at)))
+async def test_the_device_object_is_written_only_on_change_and_keeps_others_fields(
+    cluster: OneNodeCluster,
+) -> None:
+    define(cluster)
+    paths: list[str] = []
+    async with cluster.running() as agent:
+        found = copy.deepcopy(await until(lambda: shown(cluster)))
         found["metadata"].setdefault("labels", {})["team"] = "a"
         found["metadata"]["annotations"] = {"note": "b"}
-        at.api.store.update("devices.scheduling.koordinator.sh", found)
+        cluster.api.store.update("devices.scheduling.koordinator.sh", found)
         before = await until(
-            lambda: (one := shown(at)) and "note" in one["metadata"]["annotations"] and one
+            lambda: (one := shown(cluster)) and "note" in one["metadata"]["annotations"] and one
         )
         client = agent.view_loops[0].__self__.client  # type: ignore[attr-defined]
         read = client.read
 
         async def counted(path: str, *kind: Any) -> Any:
-            looks.append(path)
+            paths.append(path)
             return await read(path, *kind)
 
         client.read = counted
-        await until(lambda: sum("devices/" in path for path in looks) > 3)
-        after = shown(at)
-        (at.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
+        await until(lambda: sum("devices/" in path for path in paths) > 3)
+        after = shown(cluster)
+        (cluster.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
         changed = await until(
-            lambda: (one := shown(at)) and not one["spec"]["devices"][0]["health"] and one
+            lambda: (one := shown(cluster)) and not one["spec"]["devices"][0]["health"] and one
         )
 
     assert after == before

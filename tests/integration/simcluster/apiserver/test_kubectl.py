@@ -11,6 +11,7 @@ from simcluster.apimachinery.objects import Json
 from tests.support.kubernetes.kubectl import BINARIES, Kubectl
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
 
@@ -114,7 +115,8 @@ async def test_a_wait_ends_when_its_condition_holds(kubectl: Kubectl) -> None:
         waiting = tasks.create_task(
             kubectl.run("wait --for=condition=Ready pod/gpu-pod1 --timeout=20s")
         )
-        await asyncio.sleep(0.3)
+        open_watch = b'apiserver_longrunning_requests{resource="pods"} 1.0'
+        await until(lambda: open_watch in kubectl.api.server.metrics.text())
         kubectl.api.store.patch(
             "pods", "default", "gpu-pod1", {"status": ready}, subresource="status"
         )
@@ -134,9 +136,9 @@ async def test_generated_objects_are_created(kubectl: Kubectl) -> None:
 
 
 async def test_a_mistyped_manifest_is_refused_with_its_fields(kubectl: Kubectl) -> None:
-    said = await kubectl.run("apply -f -", POD.replace("image: nvidia", "args: [a] #"), code=1)
+    output = await kubectl.run("apply -f -", POD.replace("image: nvidia", "args: [a] #"), code=1)
 
-    assert "spec.containers[0].image" in said
+    assert "spec.containers[0].image" in output
 
 
 async def test_a_node_is_shown_and_described(kubectl: Kubectl) -> None:
@@ -158,8 +160,8 @@ async def test_exec_and_logs_reach_the_container(kubectl: Kubectl) -> None:
 
     assert "default/gpu-pod1/cuda-container" in await kubectl.run("logs gpu-pod1")
     if await kubectl.minor() < 31:
-        said = await kubectl.run("exec gpu-pod1 -- env", code=1)
-        assert "WebSocket" in said
+        output = await kubectl.run("exec gpu-pod1 -- env", code=1)
+        assert "WebSocket" in output
     else:
         assert "cuda-container env" in await kubectl.run("exec gpu-pod1 -- env")
         await kubectl.run("exec gpu-pod1 -- fail", code=3)

@@ -70,9 +70,9 @@ async def test_a_cluster_scoped_kind_is_edited_by_every_kind_of_patch(kubectl: K
 
 
 async def test_objects_of_an_undefined_kind_are_refused(kubectl: Kubectl) -> None:
-    said = await kubectl.run("apply -f -", json.dumps(device("node-1")), code=1)
+    output = await kubectl.run("apply -f -", json.dumps(device("node-1")), code=1)
 
-    assert 'no matches for kind "Device" in version "scheduling.koordinator.sh/v1alpha1"' in said
+    assert 'no matches for kind "Device" in version "scheduling.koordinator.sh/v1alpha1"' in output
     assert "doesn't have a resource type" in await kubectl.run("get devices", code=1)
 
 
@@ -81,10 +81,10 @@ async def test_quotas_and_classes_are_created_and_shown(kubectl: Kubectl) -> Non
     await kubectl.run("create priorityclass high --value=10")
     await kubectl.run("run first --image=example/image:1")
 
-    said = await kubectl.run("run second --image=example/image:1", code=1)
+    output = await kubectl.run("run second --image=example/image:1", code=1)
     described = await kubectl.run("describe quota gpus")
 
-    assert "exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1" in said
+    assert "exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1" in output
     assert ["requests.nvidia.com/gpu", "0", "4"] in [
         line.split() for line in described.splitlines()
     ]
@@ -100,9 +100,9 @@ async def test_a_webhook_is_installed_and_its_denial_is_shown(kubectl: Kubectl) 
         await kubectl.run("apply -f -", json.dumps(config))
         assert kubectl.api.store.version == version
 
-        said = await kubectl.run("run web --image=example/image:1", code=1)
+        output = await kubectl.run("run web --image=example/image:1", code=1)
 
-        assert 'admission webhook "guard.leasehold.dev" denied the request: not today' in said
+        assert 'admission webhook "guard.leasehold.dev" denied the request: not today' in output
         await kubectl.run("delete validatingwebhookconfiguration guard")
         await kubectl.run("run web --image=example/image:1")
         assert "web" in await kubectl.run("get events.events.k8s.io,pods")
@@ -121,6 +121,6 @@ async def test_a_policy_is_installed_and_warns(kubectl: Kubectl) -> None:
     for each in (policy, binding):
         await kubectl.run("apply -f -", json.dumps(each))
 
-    said = await kubectl.run("run web --image=example/image:1")
+    output = await kubectl.run("run web --image=example/image:1")
 
-    assert "Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': mind" in said
+    assert "Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': mind" in output

@@ -14,6 +14,8 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.support.waiting import until
+
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -41,10 +43,8 @@ async def cluster(state: Path) -> AsyncIterator[Running]:
         stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(20):
-            while not kubeconfig.exists():
-                assert process.returncode is None
-                await asyncio.sleep(0.02)
+        await until(lambda: kubeconfig.exists() or process.returncode is not None)
+        assert process.returncode is None
         config = yaml.safe_load(kubeconfig.read_text())
         url = config["clusters"][0]["cluster"]["server"]
         context = ssl.create_default_context(cafile=str(state / "tls" / "ca.crt"))

@@ -24,7 +24,7 @@ from tests.support.waiting import until
 SLOT = "example.com/slot"
 
 
-def asks(obj: Json) -> list[tuple[str, str]]:
+def requesting_containers(obj: Json) -> list[tuple[str, str]]:
     """Return the containers of a pod that ask for a slot."""
     return [
         (obj["metadata"]["name"], each["name"])
@@ -43,18 +43,18 @@ async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         candidates: list[list[tuple[str, str]]] = []
 
-        async def look(_devices: list[str]) -> Mapping[str, str]:
+        async def observe(_devices: list[str]) -> Mapping[str, str]:
             allocated = await node.allocated_devices()
             wanting = [
                 container
                 for each in await node.list_pods()
                 if each["status"].get("phase") not in {"Failed", "Succeeded"}
-                for container in asks(each)
+                for container in requesting_containers(each)
             ]
             candidates.append([container for container in wanting if not allocated.get(container)])
             return {"NTH": str(len(candidates))}
 
-        plugin.on_allocate = look
+        plugin.on_allocate = observe
         await ready(node, plugin, *(f"d{number:02}" for number in range(30)))
         for number in range(30):
             node.create(pod(f"p{number:02}", limits={SLOT: 1}))
@@ -69,11 +69,11 @@ async def test_inside_allocate_pod_resources_shows_the_containers_served_before(
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         seen: list[dict[tuple[str, str], set[str]]] = []
 
-        async def look(_devices: list[str]) -> Mapping[str, str]:
+        async def observe(_devices: list[str]) -> Mapping[str, str]:
             seen.append(await node.allocated_devices())
             return {}
 
-        plugin.on_allocate = look
+        plugin.on_allocate = observe
         await ready(node, plugin, "a", "b")
         both = [container("first", limits={SLOT: 1}), container("second", limits={SLOT: 1})]
         node.create(pod("one", containers=both))

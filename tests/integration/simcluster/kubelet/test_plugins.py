@@ -56,7 +56,7 @@ async def test_a_plugin_that_does_not_listen_is_refused() -> None:
     settings = NodeSettings(plugin_dial_s=0.2)
     async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await plugin.register(endpoint="nobody.sock")
+            await plugin.register(endpoint="missing.sock")
 
         assert "failed to dial device plugin" in (refused.value.details() or "")
 

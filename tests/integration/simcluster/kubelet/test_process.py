@@ -18,6 +18,7 @@ import yaml
 
 from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
 
 WITHIN_S = 30
 
@@ -30,9 +31,7 @@ async def cluster(state: Path) -> AsyncIterator[asyncio.subprocess.Process]:
         *(sys.executable, "-m", "simcluster", "--state", str(state), "--nodes", "1")
     )
     try:
-        async with asyncio.timeout(WITHIN_S):
-            while not (state / "kubeconfig").exists():
-                await asyncio.sleep(0.05)
+        await until((state / "kubeconfig").exists)
         yield process
     finally:
         process.send_signal(signal.SIGKILL)
@@ -53,12 +52,11 @@ async def request(state: Path, method: str, path: str, body: Json | None = None)
 
 
 async def running(state: Path, name: str) -> Json:
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            found: Json = await request(state, "GET", f"/api/v1/namespaces/default/pods/{name}")
-            if found["status"].get("phase") == "Running":
-                return found
-            await asyncio.sleep(0.05)
+    found: Json = await until(
+        lambda: request(state, "GET", f"/api/v1/namespaces/default/pods/{name}"),
+        lambda pod: pod["status"].get("phase") == "Running",
+    )
+    return found
 
 
 @pytest.fixture

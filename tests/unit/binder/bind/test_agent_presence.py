@@ -37,6 +37,28 @@ async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason()
     assert any(isinstance(event, PodBound) for event in world.bus.published)
 
 
+async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_bound() -> None:
+    world = World(lease("p1"), lease("p2"))
+    waits = BindReply(
+        window_open=False,
+        unserved_pods=(lease("p1").pod,),
+        unserved_reason="not registered with the kubelet: nvidia.com/gpu",
+        unserved_s=1.0,
+    )
+    world.agents.replies = {N1: waits}
+
+    async with running(world.binder.send_bindings):
+        with pytest.raises(UnavailableError, match=waits.unserved_reason):
+            await world.binder.bind_pods(chosen(lease("p1"), lease("p2")))
+        states = {each.name: each.state for each in world.ledger.leases.values()}
+        world.agents.replies = {N1: replace(waits, unserved_s=60.0)}
+        events = await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
+    failed = [event.reason for event in events if isinstance(event, BindingFailed)]
+    assert failed == [waits.unserved_reason]
+
+
 async def test_pods_whose_turn_is_next_are_retried_in_the_same_batch() -> None:
     clock = TurningClock()
     world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
@@ -93,7 +115,7 @@ class TurningClock(FakeClock):
 
 async def test_a_node_without_our_agent_defers_no_pod() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
 
     deferrals = [await presence.deferrals([lease()]) for _ in range(3)]
     clock.advance(PRESENCE.no_agent_s)
@@ -105,7 +127,7 @@ async def test_a_node_without_our_agent_defers_no_pod() -> None:
 
 async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.reported.add(N1)
 
     deferrals = []
@@ -119,9 +141,9 @@ async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() 
     assert await presence.deferrals([lease()]) == {}
 
 
-async def test_pods_wait_while_the_ledger_cannot_tell_whether_there_is_an_agent() -> None:
+async def test_pods_wait_after_the_ledger_could_not_be_read_until_their_agent_replies() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.reported.add(N1)
     agents.cut_off = True
     with pytest.raises(UnavailableError):
@@ -135,7 +157,7 @@ async def test_pods_wait_while_the_ledger_cannot_tell_whether_there_is_an_agent(
 
 async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.there[N1] = BindReply()
 
     assert await presence.deferrals([lease()]) == {}
@@ -155,7 +177,7 @@ async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
 
 async def test_a_silent_agent_gets_requests_at_growing_intervals() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.there[N1] = BindReply()
     await presence.deferrals([lease()])
     agents.there.clear()
@@ -173,7 +195,7 @@ async def test_a_silent_agent_gets_requests_at_growing_intervals() -> None:
 
 async def test_an_agent_with_a_closed_window_gets_a_request_each_time() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.there[N1] = BindReply(window_open=False)
 
     for _ in range(3):
@@ -185,15 +207,15 @@ async def test_an_agent_with_a_closed_window_gets_a_request_each_time() -> None:
 async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request() -> None:
     agents = Agents()
     agents.hanging.add(N1)
-    presence = AgentPresence(agents, agents, FakeClock())
+    presence = AgentPresence(agents, agents.reported_by_agent, FakeClock())
 
     assert "does not respond" in (await presence.deferrals([lease()]))[lease().pod].reason
 
 
-async def test_without_nats_no_agent_is_to_blame() -> None:
+async def test_without_nats_no_agent_counts_as_silent() -> None:
     agents = Agents()
     agents.there[N1], agents.cut_off = BindReply(), True
-    presence = AgentPresence(agents, agents, FakeClock())
+    presence = AgentPresence(agents, agents.reported_by_agent, FakeClock())
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="NATS is away"):
@@ -204,7 +226,7 @@ async def test_without_nats_no_agent_is_to_blame() -> None:
 
 async def test_an_agent_that_replaces_another_plugin_gets_requests_again() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     presence.mark_absent([N1])
     presence.mark_present([N1])
 
@@ -215,7 +237,7 @@ async def test_an_agent_that_replaces_another_plugin_gets_requests_again() -> No
 
 async def test_pods_wait_for_an_agent_that_reported_before_any_request() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     presence.mark_present([N1])
 
     deferrals = await presence.deferrals([lease(), lease("p2", node="n2")])
@@ -228,7 +250,7 @@ async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted
     jump_s: float,
 ) -> None:
     agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents, clock)
+    presence = AgentPresence(agents, agents.reported_by_agent, clock)
     agents.there[N1] = BindReply()
     await presence.deferrals([lease()])
 

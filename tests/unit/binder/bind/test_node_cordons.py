@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from services.binder.bind.agent_presence import AgentPresence, PresenceTiming
+from services.binder.bind.agent_presence import AgentPresence, NodeCordons, PresenceTiming
 from services.binder.bind.deferred_pods import DeferralTiming
-from services.binder.bind.node_cordons import NodeCordons
 from services.binder.ports.observations import ObservedCondition
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
@@ -22,7 +21,7 @@ DEFERRAL = DeferralTiming()
 
 
 def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
-    return NodeCordons(world.ledger, AgentPresence(agents, agents, clock))
+    return NodeCordons(world.ledger, AgentPresence(agents, agents.reported_by_agent, clock))
 
 
 async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next() -> None:
@@ -47,7 +46,7 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     assert world.ledger.cordoned == {}
 
 
-async def test_a_node_is_cordoned_at_once_when_its_agent_closes_it() -> None:
+async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = away("p1")
     it = cordons(world, agents, clock)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from services.binder.ports.observations import PodSnapshot
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
@@ -43,6 +44,7 @@ async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
 
     (changed,) = await world.binder.end_leases([terminated(phase=phase)])
 
+    assert isinstance(changed, LeaseChanged)
     assert changed.lease.state is LeaseState.RELEASED
     assert not world.agents.requested_pods
 
@@ -91,6 +93,7 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
 async def test_leases_on_a_silent_node_end_after_25_s() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
+    assert not await world.binder.sync.updater.end_confirmed()
 
     for _ in range(24):
         world.clock.advance(1.0)
@@ -113,9 +116,10 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
     assert list(world.ledger.leases) == [lease("p7").pod]
 
 
-async def test_a_suspended_binder_does_not_take_agents_for_dead() -> None:
+async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
+    assert not await world.binder.sync.updater.end_confirmed()
 
     world.clock.advance(60.0)
     assert not await world.binder.sync.updater.end_confirmed()
@@ -159,7 +163,7 @@ async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods() -> None:
         await world.binder.end_leases([terminated()])
         await until(lambda: world.bus.published)
 
-    assert world.bus.published == [replace(waiting, offer=1)]
+    assert world.bus.published == [replace(waiting, requeue_number=1)]
 
 
 async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change() -> None:
@@ -263,3 +267,48 @@ async def test_a_node_gets_only_its_own_leases() -> None:
 
     assert [each.name for each in reply.leases] == ["p1"]
     assert await world.binder.list_leases(request) == reply
+
+
+async def test_the_lost_lease_of_a_running_pod_is_restored() -> None:
+    world = World()
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
+
+    await world.binder.save_devices([report("n1", activation(lease()))])
+
+    assert [(each.pod, each.state) for each in world.ledger.restored] == [
+        (lease().pod, LeaseState.ACTIVE)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        None,
+        PodSnapshot(PodUid("another"), NodeName("n1")),
+        PodSnapshot(lease().pod, NodeName("n2")),
+        PodSnapshot(lease().pod, NodeName("n1"), terminal=True),
+    ],
+)
+async def test_no_lease_is_restored_for_a_pod_that_does_not_run_there(
+    pod: PodSnapshot | None,
+) -> None:
+    world = World()
+    world.pods.seen["p1"] = pod
+
+    await world.binder.save_devices([report("n1", activation(lease()))])
+
+    assert world.ledger.restored == []
+
+
+async def test_a_lost_lease_that_does_not_fit_is_tried_again_with_the_next_report() -> None:
+    world = World()
+    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
+    world.ledger.misfits = {lease().pod}
+
+    await world.binder.save_devices([report("n1", activation(lease()))])
+    world.ledger.misfits, world.ledger.restored = set(), []
+    await world.binder.save_devices([report("n1", activation(lease()))])
+    await world.binder.save_devices([report("n1", activation(lease()))])
+
+    assert [each.pod for each in world.ledger.restored] == [lease().pod]
+    assert world.metrics.anomalies["lost_leases"] == 2

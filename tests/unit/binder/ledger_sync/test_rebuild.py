@@ -9,6 +9,7 @@ from services.binder.ports.observations import PodSnapshot
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,
+    PodTerminated,
     ResyncRequested,
 )
 from shared.model.lease import LeaseState
@@ -37,8 +38,10 @@ async def test_a_listing_counts_only_when_it_is_complete() -> None:
     assert len(second) == 1
 
 
-async def test_a_new_lease_is_no_orphan() -> None:
-    world = World(structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
+async def test_the_binding_of_a_new_lease_is_not_sent_again() -> None:
+    new = structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4)
+    world = World(new)
+    world.pods.seen["p1"] = PodSnapshot(new.pod, None)
 
     assert not await world.binder.reconcile_listing([listing()])
 
@@ -62,9 +65,13 @@ async def test_a_lease_that_only_the_pod_carries_is_reported_not_created() -> No
     assert not world.ledger.leases
 
 
-async def wanted(world: World) -> None:
+async def wanted(world: World) -> str:
+    """Wait for the rebuild's request; return its ID."""
     await until(lambda: world.clock.sleepers)
-    while not any(isinstance(event, ResyncRequested) for event in world.bus.published):
+    while True:
+        for event in world.bus.published:
+            if isinstance(event, ResyncRequested):
+                return event.request_id
         world.clock.advance(0.25)
         await until(lambda: world.clock.sleepers)
 
@@ -75,12 +82,11 @@ async def test_an_empty_ledger_is_restored_from_agents_and_pods() -> None:
     active, silent = lease("p1", "n1"), lease("p2", "n2")
 
     async with running(world.binder.rebuild_ledger):
-        await wanted(world)
-        later = world.clock.now() + 1
-        await world.binder.save_devices([report("n1", activation(active), at=later)])
-        await world.binder.save_devices([report("n2", at=later)])
+        request_id = await wanted(world)
+        await world.binder.save_devices([report("n1", activation(active))])
+        await world.binder.save_devices([report("n2")])
         assert not await world.binder.reconcile_listing(
-            [listing(bound(active), bound(silent), at=later)]
+            [listing(bound(active), bound(silent), request_id=request_id)]
         )
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
@@ -116,8 +122,8 @@ async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:
     began = world.clock.now()
 
     async with running(world.binder.rebuild_ledger):
-        await wanted(world)
-        await world.binder.reconcile_listing([listing(bound(lease()), at=world.clock.now() + 1)])
+        request_id = await wanted(world)
+        await world.binder.reconcile_listing([listing(bound(lease()), request_id=request_id)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
@@ -133,12 +139,32 @@ async def test_leases_that_cannot_be_restored_are_reported() -> None:
     world.ledger.misfits = {lease("p2").pod}
 
     async with running(world.binder.rebuild_ledger):
-        await wanted(world)
+        request_id = await wanted(world)
         await world.binder.save_devices([report("n1")])
         pods = (forged, bound(lease("p2")))
-        await world.binder.reconcile_listing([listing(*pods, at=world.clock.now() + 1)])
+        await world.binder.reconcile_listing([listing(*pods, request_id=request_id)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
 
     assert world.metrics.anomalies["not_restored"] == 2
+
+
+async def test_a_lease_restored_for_a_pod_that_is_gone_is_ended_after_the_rebuild() -> None:
+    world = World()
+    world.ledger.is_ready = False
+    gone = lease("p1", "n1")
+
+    async with running(world.binder.rebuild_ledger):
+        request_id = await wanted(world)
+        await world.binder.save_devices([report("n1", activation(gone))])
+        await world.binder.reconcile_listing([listing(request_id=request_id)])
+        while not world.ledger.is_ready:
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers or world.ledger.is_ready)
+        await until(lambda: isinstance(world.bus.published[-1], PodTerminated))
+
+    assert [each.pod for each in world.ledger.restored] == [gone.pod]
+    terminated_pod = world.bus.published[-1]
+    assert isinstance(terminated_pod, PodTerminated)
+    assert (terminated_pod.pod, terminated_pod.phase) == (gone.pod, "")

@@ -1,7 +1,7 @@
 """The budget's scheduling gate: which pods wait at it, and when it is removed."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from services.binder.ledger_sync.scheduling_gates import (
     SchedulingGates,
 )
 from services.binder.ports.reports import KubernetesEvent
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
@@ -36,13 +37,13 @@ def budget(new_pods: str) -> BudgetChanged:
     return BudgetChanged(
         namespace=TEAM,
         state="exhausted" if new_pods != "admit" else "ok",
-        previous="ok",
+        previous_state="ok",
         lease_class="reclaimable",
         new_pods=new_pods,
     )
 
 
-class Stage:
+class Stage(GatedPods):
     """Store, API server and Events at once; budgets change after so many gates."""
 
     def __init__(self) -> None:
@@ -65,12 +66,12 @@ class Stage:
         for pod in pods:
             self.waiting.pop(pod, None)
 
-    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
+    async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
         if len(self.opened) >= self.exhausted_after:
             return {TEAM: budget("queue")}
         return {TEAM: self.budget} if self.waiting else {}
 
-    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
+    async def load(self, namespace: Namespace) -> list[PodGated]:
         return list(self.waiting.values())
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
@@ -182,6 +183,6 @@ async def test_a_changed_budget_is_handled_without_delay() -> None:
 
     async with asyncio.timeout(30):
         await waiting
-    await at.gates.add([replace(gated("a"), offer=-7)])
+    await at.gates.add([replace(gated("a"), requeue_number=-7)])
     async with asyncio.timeout(30):
         await at.gates.wait()

@@ -19,12 +19,7 @@ from services.binder.preempt.plan import (
     plan,
     without,
 )
-from services.binder.preempt.rules import (
-    Allowance,
-    EvictionTier,
-    VictimCandidate,
-    victim_of,
-)
+from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, victim_of
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
@@ -86,7 +81,7 @@ def candidate(
     )
 
 
-def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
+def requesting(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
     container = GpuRequest(
         container="main",
         gpus=gpus,
@@ -102,11 +97,11 @@ def assert_victims(found: PreemptionPlan | NoPlan) -> list[str]:
     return [each.lease.name for each in found.victims]
 
 
-def test_gpusharing_29_devices_count_never_a_nodes_sum() -> None:
+def test_gpusharing_29_capacity_is_counted_per_device_not_per_node() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
     inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=[candidate(leases[0])])
 
-    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["p0"]
+    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["p0"]
     others = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
     inputs = PlanInput(
@@ -114,19 +109,19 @@ def test_gpusharing_29_devices_count_never_a_nodes_sum() -> None:
         candidates=[candidate(each) for each in small],
     )
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
-    assert isinstance(plan(wants(16_000), inputs, fit_on_node), NoPlan)
+    assert isinstance(plan(requesting(16_000), inputs, fit_on_node), NoPlan)
 
 
-def test_no_victim_where_the_pod_fits_or_will_fit() -> None:
+def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
     nodes = [node_totals("a", 2, leases)]
     candidates = [candidate(leases[0])]
 
     assert isinstance(
-        plan(wants(4_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node), NoPlan
+        plan(requesting(4_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node), NoPlan
     )
     leaving = PlanInput(nodes=nodes, candidates=candidates, leaving=frozenset({PodUid("p1")}))
-    assert isinstance(plan(wants(16_000), leaving, fit_on_node), NoPlan)
+    assert isinstance(plan(requesting(16_000), leaving, fit_on_node), NoPlan)
 
 
 @pytest.mark.parametrize(
@@ -143,23 +138,23 @@ def test_no_victim_where_the_pod_fits_or_will_fit() -> None:
         ),
     ],
 )
-def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_the_cheaper_victim_is_chosen(first: dict[str, Any], second: dict[str, Any]) -> None:
     leases = [lease("p0", "a", 0, 16_000), lease("p1", "a", 1, 16_000)]
     nodes = [node_totals("a", 2, leases)]
 
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(leases[cheap], **first), candidate(leases[dear], **second)]
-        found = plan(wants(8_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node)
+        found = plan(requesting(8_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node)
         assert assert_victims(found) == [f"p{cheap}"]
 
 
-def test_one_large_victim_rather_than_two_small_ones() -> None:
+def test_one_large_victim_is_preferred_to_two_small_ones() -> None:
     leases = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
     candidates = [candidate(leases[0], used_gpu_s=50), candidate(leases[1]), candidate(leases[2])]
 
     inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=candidates)
 
-    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
+    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["big"]
 
 
 def test_a_pod_disruption_budget_is_never_exceeded() -> None:
@@ -174,8 +169,8 @@ def test_a_pod_disruption_budget_is_never_exceeded() -> None:
         ],
     )
 
-    assert assert_victims(plan(wants(16_000), inputs, fit_on_node)) == ["big"]
-    assert assert_victims(plan(wants(8_000), inputs, fit_on_node)) == ["s1"]
+    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["big"]
+    assert assert_victims(plan(requesting(8_000), inputs, fit_on_node)) == ["s1"]
 
 
 def test_limits_on_victims_are_never_exceeded() -> None:
@@ -186,7 +181,7 @@ def test_limits_on_victims_are_never_exceeded() -> None:
         allowance=Allowance(total=5, per_namespace=1),
     )
 
-    assert isinstance(plan(wants(16_000), inputs, fit_on_node), NoPlan)
+    assert isinstance(plan(requesting(16_000), inputs, fit_on_node), NoPlan)
 
 
 def test_plans_with_many_candidates_take_bounded_work() -> None:
@@ -202,7 +197,7 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
         return fit_on_node(request, node)
 
     inputs = PlanInput(nodes=[node_totals("a", 8, leases)], candidates=candidates)
-    found = plan(wants(16_000, gpus=4), inputs, counting)  # type: ignore[arg-type]
+    found = plan(requesting(16_000, gpus=4), inputs, counting)  # type: ignore[arg-type]
 
     assert len(assert_victims(found)) == 20
     assert trials < 4_000
@@ -215,8 +210,8 @@ def brute(request: PodRequest, inputs: PlanInput) -> tuple[PreemptionCost, str] 
         here = [c for c in inputs.candidates if c.lease.node == each.node.facts.name]
         for size in range(1, len(here) + 1):
             for victims in combinations(here, size):
-                gone = {victim.lease.pod for victim in victims}
-                if allowed(victims, inputs) and fit_on_node(request, without(each, gone)):
+                evicted = {victim.lease.pod for victim in victims}
+                if allowed(victims, inputs) and fit_on_node(request, without(each, evicted)):
                     found = (cost_of(victims), each.node.facts.name)
                     best = found if best is None else min(best, found)
     return best
@@ -262,7 +257,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
 def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     inputs: PlanInput, mib: int, gpus: int
 ) -> None:
-    request = wants(mib, gpus)
+    request = requesting(mib, gpus)
     fits_anyway = any(fit_on_node(request, each.node) for each in inputs.nodes)
 
     found = plan(request, inputs, fit_on_node)
@@ -282,7 +277,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
 @settings(max_examples=50, deadline=None)
 @given(plan_inputs())
 def test_a_whole_device_is_freed_entirely(inputs: PlanInput) -> None:
-    found = plan(wants(0, whole=True), inputs, fit_on_node)
+    found = plan(requesting(0, whole=True), inputs, fit_on_node)
 
     if isinstance(found, PreemptionPlan):
         [node] = [each for each in inputs.nodes if each.node.facts.name == found.node]

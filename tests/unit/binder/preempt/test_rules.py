@@ -98,7 +98,7 @@ def test_a_pod_with_preemption_policy_never_preempts_none_by_priority() -> None:
     assert cause_for(need, budget("a", "expired"), None, 0) is PreemptionCause.EXPIRED
 
 
-def test_the_overdraft_is_measured_in_parts_of_the_budget() -> None:
+def test_the_overdraft_is_a_fraction_of_the_budget() -> None:
     def drawn(used: int, left: int | None) -> int:
         return overdraft_permille(budget("a", used_units=used, remaining_units=left))
 

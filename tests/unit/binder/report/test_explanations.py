@@ -7,11 +7,7 @@ from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
-from services.binder.report.explanations import (
-    bound_event,
-    condition_patch,
-    explain,
-)
+from services.binder.report.explanations import bound_event, condition_patch, explain
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, PodUid

@@ -35,8 +35,8 @@ def world(*leases: Lease) -> World:
 
 
 async def resize(at: World, mib: int | None = None, cores: int | None = None) -> ResizeReply:
-    asked = ResizeRequest(pod=PodUid("uid-p1"), memory_mib=mib, cores_percent=cores)
-    return await at.binder.resize(asked)
+    requested = ResizeRequest(pod=PodUid("uid-p1"), memory_mib=mib, cores_percent=cores)
+    return await at.binder.resize(requested)
 
 
 def annotated(at: World) -> Lease:
@@ -103,7 +103,7 @@ async def test_a_lease_does_not_shrink_while_its_agent_is_silent() -> None:
     reply = await resize(at, 500)
 
     assert reply.outcome == "unavailable"
-    assert "only it knows how much is in use" in reply.reason
+    assert "only the agent knows how much is in use" in reply.reason
     assert at.ledger.leases[PodUid("uid-p1")] == held()
     assert not at.ledger.locks
 
@@ -183,7 +183,7 @@ async def test_an_unavailable_node_is_retried_with_pauses() -> None:
     await at.ledger.resizes.set_unsynced([held()])
     for _ in range(5):
         await at.binder.resizer.finish()
-    asked = len(at.agents.limits)
+    requested = len(at.agents.limits)
     at.clock.advance(1.1)
     await at.binder.resizer.finish()
     again = len(at.agents.limits)
@@ -191,7 +191,7 @@ async def test_an_unavailable_node_is_retried_with_pauses() -> None:
     at.clock.advance(60)
     await at.binder.resizer.finish()
 
-    assert (asked, again) == (1, 2)
+    assert (requested, again) == (1, 2)
     assert not at.ledger.unsynced_versions
 
 
@@ -249,7 +249,7 @@ async def test_a_later_pod_of_the_same_name_is_not_annotated() -> None:
     assert at.pods.writes == 0
 
 
-async def test_hami_core_13_the_reply_says_that_new_cores_apply_to_new_processes() -> None:
+async def test_hami_core_13_the_reply_states_that_new_cores_apply_to_new_processes() -> None:
     reply = await resize(world(), cores=30)
 
     assert reply.notes == (

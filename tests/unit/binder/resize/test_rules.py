@@ -41,111 +41,118 @@ def running(*shares: Share, dialect: str = "volcano-vgpu", **fields: Any) -> Lea
     return lease("uid-1", "n1", *given_, **known)
 
 
-def wish(mib: int | None = None, cores: int | None = None, container: str = "") -> ResizeRequest:
+def resize_to(
+    mib: int | None = None, cores: int | None = None, container: str = ""
+) -> ResizeRequest:
     return ResizeRequest(
         pod=PodUid("uid-1"), container=container, memory_mib=mib, cores_percent=cores
     )
 
 
 def assert_refused(
-    held: Lease | None, asked: ResizeRequest, node: LedgerNode | None = NODE
+    before: Lease | None, requested: ResizeRequest, node: LedgerNode | None = NODE
 ) -> tuple[str, str]:
-    found = decide(held, asked, node)
+    found = decide(before, requested, node)
     assert isinstance(found, ResizeRefusal), found
     return found.reason, found.hint
 
 
-def assert_changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> SizeChange:
-    found = decide(held, asked, node)
+def assert_changed(before: Lease, requested: ResizeRequest, node: LedgerNode = NODE) -> SizeChange:
+    found = decide(before, requested, node)
     assert isinstance(found, SizeChange), found
     return found
 
 
 def test_memory_and_cores_change_alone_or_together() -> None:
-    held = running()
+    before = running()
 
-    for asked, size in (
-        (wish(6_000), (6_000, 20)),
-        (wish(cores=30), (4_000, 30)),
-        (wish(2_000, 99), (2_000, 99)),
+    for requested, size in (
+        (resize_to(6_000), (6_000, 20)),
+        (resize_to(cores=30), (4_000, 30)),
+        (resize_to(2_000, 99), (2_000, 99)),
     ):
-        change = assert_changed(held, asked)
+        change = assert_changed(before, requested)
         (now,) = change.after
         assert (now.memory_mib, now.cores_percent) == size
         assert now.requested_size == ShareSize(memory_mib=4_000, cores_percent=20)
         assert change.shrinks == (size[0] < 4_000)
-        assert change.lease.version == held.version
+        assert change.lease.version == before.version
 
 
 def test_the_same_size_is_no_change_and_the_requested_size_clears_the_former_one() -> None:
-    held = running()
-    larger = assert_changed(held, wish(6_000)).lease
+    before = running()
+    larger = assert_changed(before, resize_to(6_000)).lease
 
-    assert decide(held, wish(4_000, 20), NODE) == SizeUnchanged(
-        container="main", shares=held.shares
+    assert decide(before, resize_to(4_000, 20), NODE) == SizeUnchanged(
+        container="main", shares=before.shares
     )
-    assert assert_changed(larger, wish(4_000)).lease.shares == held.shares
+    assert assert_changed(larger, resize_to(4_000)).lease.shares == before.shares
 
 
 def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
-    held = running(
+    before = running(
         share(memory_mib=4_000),
         share("GPU-b", 1, memory_mib=3_000),
         share("GPU-b", 1, "side", memory_mib=1_000),
     )
 
-    change = assert_changed(held, wish(3_500, container="main"))
+    change = assert_changed(before, resize_to(3_500, container="main"))
 
     assert [each.memory_mib for each in change.lease.shares] == [3_500, 3_500, 1_000]
     assert change.shrinks
-    assert assert_refused(held, wish(3_500)) == (
+    assert assert_refused(before, resize_to(3_500)) == (
         "2 of its containers have shares: main, side",
         "name one of them: -c main",
     )
-    reason, hint = assert_refused(held, wish(3_500, container="other"))
+    reason, hint = assert_refused(before, resize_to(3_500, container="other"))
     assert "container other has no share; these have: main, side" in reason
     assert hint == "-c main"
 
 
 @pytest.mark.parametrize(
-    ("held", "asked", "reason", "hint"),
+    ("before", "requested", "reason", "hint"),
     [
-        (None, wish(1), "has no lease", "explain"),
-        (running(state=LeaseState.BOUND), wish(1), "its lease is bound", "once the pod runs"),
+        (None, resize_to(1), "has no lease", "explain"),
+        (running(state=LeaseState.BOUND), resize_to(1), "its lease is bound", "once the pod runs"),
         (
             running(share(mig=MigPlacement(layout="l", position=0, profile="1g.5gb"))),
-            wish(1_000),
+            resize_to(1_000),
             "MIG instance 1g.5gb",
             "an instance that fits",
         ),
-        (running(share(whole=True)), wish(1_000), "has GPU 0 whole", "delete the pod"),
-        (running(share(init=True)), wish(1_000), "is an init container", "-c"),
-        (running(), wish(), "no size is requested", "--memory 6Gi"),
-        (running(), wish(0), "0 MiB is not a size", "--memory"),
-        (running(), wish(V100_MIB + 1), f"{V100_MIB} MiB in all", "larger model"),
-        (running(), wish(cores=100), "1 to 99 percent", "device to itself"),
-        (running(), wish(cores=0), "1 to 99 percent", "device to itself"),
+        (running(share(whole=True)), resize_to(1_000), "has GPU 0 whole", "delete the pod"),
+        (running(share(init=True)), resize_to(1_000), "is an init container", "-c"),
+        (running(), resize_to(), "no size is requested", "--memory 6Gi"),
+        (running(), resize_to(0), "0 MiB is not a size", "--memory"),
+        (running(), resize_to(V100_MIB + 1), f"{V100_MIB} MiB in all", "larger model"),
+        (running(), resize_to(cores=100), "1 to 99 percent", "device to itself"),
+        (running(), resize_to(cores=0), "1 to 99 percent", "device to itself"),
         (
             running(share(cores_percent=100, sharing=SharingPolicy.EXCLUSIVE)),
-            wish(cores=50),
+            resize_to(cores=50),
             "to itself",
             "--memory alone",
         ),
-        (running(share(unit_mib=256)), wish(1_000), "units of 256 MiB", "768Mi or --memory 1024Mi"),
-        (running(share("GPU-gone")), wish(1_000), "is not reported", "doctor"),
+        (
+            running(share(unit_mib=256)),
+            resize_to(1_000),
+            "units of 256 MiB",
+            "768Mi or --memory 1024Mi",
+        ),
+        (running(share("GPU-gone")), resize_to(1_000), "is not reported", "doctor"),
         (
             running(share(memory_mib=4_000), dialect="volcano-gpushare"),
-            wish(2_000),
+            resize_to(2_000),
             "HAMi-core does not enforce",
             "delete the pod",
         ),
-        (running(dialect="klingon"), wish(2_000), "dialect 'klingon'", ""),
+        (running(dialect="klingon"), resize_to(2_000), "dialect 'klingon'", ""),
     ],
 )
 def test_an_impossible_size_is_refused_with_reason_and_hint(
-    held: Lease | None, asked: ResizeRequest, reason: str, hint: str
+    before: Lease | None, requested: ResizeRequest, reason: str, hint: str
 ) -> None:
-    message, tried = assert_refused(held, asked)
+    message, tried = assert_refused(before, requested)
 
     assert reason in message
     assert hint in tried
@@ -153,30 +160,30 @@ def test_an_impossible_size_is_refused_with_reason_and_hint(
 
 def test_a_resource_counted_in_device_ids_cannot_change() -> None:
     cards = ledger_node("n1", device(), served=("tencent.com/vcuda-core",))
-    held = running(share(memory_mib=4_096, cores_percent=20), dialect="tencent")
+    before = running(share(memory_mib=4_096, cores_percent=20), dialect="tencent")
 
-    reason, _ = assert_refused(held, wish(cores=30), cards)
+    reason, _ = assert_refused(before, resize_to(cores=30), cards)
 
     assert "counts tencent.com/vcuda-core in 20 device IDs" in reason
-    assert assert_changed(held, wish(2_048), cards).shrinks
+    assert assert_changed(before, resize_to(2_048), cards).shrinks
 
 
 def test_koordinators_units_and_annotation_follow() -> None:
     terms = RequestedUnits(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
-    held = running(
+    before = running(
         share(
             memory_mib=16_384, requested_units=terms, sharing=SharingPolicy.BEST_EFFORT, slots=100
         ),
         dialect="koordinator",
     )
 
-    now = assert_changed(held, wish(8_192, 30)).lease
+    now = assert_changed(before, resize_to(8_192, 30)).lease
 
     assert now.shares[0].limit_bytes == 8_192 * MIB
     assert now.shares[0].sharing is SharingPolicy.SHARED
     written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
-    reason, _ = assert_refused(held, wish(V100_MIB))
+    reason, _ = assert_refused(before, resize_to(V100_MIB))
     assert "would have a share that HAMi-core does not enforce" in reason
 
 
@@ -194,13 +201,13 @@ def full(code: str, **fields: Any) -> NoCapacity:
         ("cores of GPU-a", "10 % of the cores of GPU 0", "leasehold gpus"),
         ("claimed of GPU-a", "reserved for a pod", "leasehold preemptions"),
         ("device-unhealthy of GPU-a", "unhealthy", "smaller"),
-        ("device-closed of GPU-a", "annotation", "smaller"),
+        ("device-excluded of GPU-a", "annotation", "smaller"),
         ("device-moved of GPU-a", "device-moved", "doctor"),
         ("device-unknown of GPU-x", "does not know GPU GPU-x", ""),
     ],
 )
 def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: str) -> None:
-    change = assert_changed(running(), wish(8_000, 40))
+    change = assert_changed(running(), resize_to(8_000, 40))
 
     refusal = no_capacity(full(why), change, NODE)
 
@@ -209,10 +216,10 @@ def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: s
 
 
 def test_an_exceeded_quota_is_named() -> None:
-    excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
+    excess = QuotaExcess(measure="memoryMiB", limit=5_000, used=1_000, requested=8_000)
 
     refusal = no_capacity(
-        full("quota", quotas=(excess,)), assert_changed(running(), wish(8_000)), NODE
+        full("quota", quotas=(excess,)), assert_changed(running(), resize_to(8_000)), NODE
     )
 
     assert "namespace default allows 5000 memoryMiB; other leases have 1000" in refusal.reason
@@ -221,13 +228,13 @@ def test_an_exceeded_quota_is_named() -> None:
 
 @given(st.integers(1, V100_MIB), st.integers(1, 99), st.integers(1, V100_MIB), st.integers(1, 99))
 def test_a_resize_and_its_reverse_restore_the_lease(mib: int, cores: int, to: int, tc: int) -> None:
-    held = running(share(memory_mib=mib, cores_percent=cores))
-    there = decide(held, wish(to, tc), NODE)
+    before = running(share(memory_mib=mib, cores_percent=cores))
+    there = decide(before, resize_to(to, tc), NODE)
     if isinstance(there, SizeUnchanged):
         assert (mib, cores) == (to, tc)
         return
     assert isinstance(there, SizeChange)
 
-    back = assert_changed(structs.replace(there.lease, version=4), wish(mib, cores))
+    back = assert_changed(structs.replace(there.lease, version=4), resize_to(mib, cores))
 
-    assert back.lease == structs.replace(held, version=4)
+    assert back.lease == structs.replace(before, version=4)

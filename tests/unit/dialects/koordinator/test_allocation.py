@@ -177,7 +177,7 @@ def test_koordinator_16_the_gpu_count_is_never_written() -> None:
 
 
 @given(st.integers(1, 99), st.integers(1, 200_000))
-def test_what_is_enforced_is_never_more_than_what_is_written(ratio: int, mib: int) -> None:
+def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: int) -> None:
     lease = leased(card(0, mib), shared=1, ratio=ratio)
     told = parse_allocated(encode_allocated(lease))[0].resources or {}
 
@@ -196,7 +196,7 @@ def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -
 
 
 @given(st.integers(0, 1 << 62))
-def test_quantities_come_back(number: int) -> None:
+def test_quantities_parse_back_to_the_same_amount(number: int) -> None:
     assert parse_count(binary_text(number)) == number == parse_count(decimal_text(number))
 
 

@@ -44,7 +44,7 @@ def test_koordinator_17_bytes_and_ratio_never_overcommit_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(("rules", "chosen"), [(Rules(), 1), (MOST, 0)])
-def test_koordinator_18_the_emptier_or_the_fuller_of_two_used_gpus(
+def test_koordinator_18_the_strategy_chooses_the_emptier_or_the_fuller_of_two_used_gpus(
     rules: Rules, chosen: int
 ) -> None:
     cluster = Cluster(node("n1", *devices(2, memory_mib=10000)))
@@ -57,7 +57,9 @@ def test_koordinator_18_the_emptier_or_the_fuller_of_two_used_gpus(
 
 
 @pytest.mark.parametrize(("rules", "chosen"), [(Rules(), "n2"), (MOST, "n1")])
-def test_koordinator_18_the_emptier_or_the_fuller_of_two_nodes(rules: Rules, chosen: str) -> None:
+def test_koordinator_18_the_strategy_chooses_the_emptier_or_the_fuller_of_two_nodes(
+    rules: Rules, chosen: str
+) -> None:
     cluster = Cluster(*(node(name, device(f"GPU-{name}")) for name in ("n1", "n2")))
     ratio = read(container(shared=1, ratio=40))
     first = cluster.place(ratio)
@@ -103,7 +105,7 @@ def test_koordinator_7_two_containers_of_a_half_get_two_gpus() -> None:
     assert one_card().indices(read(*halves)) == []
 
 
-def test_memory_alone_stacks_where_all_compute_is_reserved() -> None:
+def test_memory_only_shares_fit_where_all_compute_is_reserved() -> None:
     cluster = one_card()
     assert cluster.indices(read(container(shared=1, core=100, ratio=50))) == [0]
 

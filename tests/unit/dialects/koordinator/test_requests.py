@@ -106,7 +106,7 @@ def test_koordinator_4_illegal_combinations_are_refused_by_name(
     assert "container train" in str(refused.value)
 
 
-def test_koordinator_5_ratio_over_two_gpus() -> None:
+def test_koordinator_5_a_ratio_is_divided_over_two_gpus() -> None:
     assert part(shared=2, ratio=100) == GpuPart(gpus=2, ratio_percent=50)
     with pytest.raises(RequestError, match=r"multiple of koordinator\.sh/gpu\.shared 2, got 101"):
         part(shared=2, ratio=101)
@@ -162,7 +162,7 @@ def test_koordinator_9_names_of_before_1_0_are_read() -> None:
         ({"core": 200, "memory": 64 * GI}, (2, 100, None, 32 * GI)),
     ],
 )
-def test_the_worked_table(
+def test_the_published_examples_of_requests(
     amounts: dict[str, int], wanted: tuple[int, int | None, int | None, int | None]
 ) -> None:
     found = part(**amounts)
@@ -274,14 +274,14 @@ def test_the_sharing_policy_follows_from_the_compute() -> None:
 
 @pytest.mark.parametrize("scheduler", ["koord-scheduler", "leasehold"])
 def test_nvidia_gpus_belong_to_this_dialect_only_for_koordinators_scheduler(scheduler: str) -> None:
-    asks = pod(ContainerManifest(name="main", limits=CARDS), scheduler=scheduler)
+    manifest = pod(ContainerManifest(name="main", limits=CARDS), scheduler=scheduler)
     ours = scheduler == "koord-scheduler"
 
-    request = dialect.parse(asks, Rules())
+    request = dialect.parse(manifest, Rules())
 
-    assert (request is not None) is ours is reads_nvidia_gpus(asks, Rules())
-    assert not reads_nvidia_gpus(asks, Rules(disabled=("koordinator",)))
-    assert not reads_nvidia_gpus(asks, Rules(enabled=("volcano-vgpu",)))
+    assert (request is not None) is ours is reads_nvidia_gpus(manifest, Rules())
+    assert not reads_nvidia_gpus(manifest, Rules(disabled=("koordinator",)))
+    assert not reads_nvidia_gpus(manifest, Rules(enabled=("volcano-vgpu",)))
     if request is not None:
         assert request.triggers == ("nvidia.com/gpu",)
         assert (request.containers[0].gpus, request.containers[0].whole) == (2, True)

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.dialects.dialect import (
-    ContainerManifest,
-    Rules,
-)
+from shared.dialects.dialect import ContainerManifest, Rules
 from shared.dialects.nvidia.dialect import amount_changes
 from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import (
@@ -201,8 +198,8 @@ def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
 
 
 def test_hami_priority_belongs_to_the_container_that_requests_it() -> None:
-    asks = pod(gpus("a", gpu=1, gpumem=1, priority=1), gpus("b", gpu=1, gpumem=1))
-    held = leased(asks, (0,), (0,))
+    manifest = pod(gpus("a", gpu=1, gpumem=1, priority=1), gpus("b", gpu=1, gpumem=1))
+    held = leased(manifest, (0,), (0,))
 
     given = {name: HAMI.container_setup(held, name, {}, PATHS).environment for name in "ab"}
 

@@ -32,7 +32,7 @@ def test_hami_the_published_list_is_written_with_its_empty_elements() -> None:
     assert encode_devices(dossier()) == ";GPU-aaaa,NVIDIA,4096,30:GPU-bbbb,NVIDIA,4096,30:;"
 
 
-def test_hami_the_list_survives_the_leases_copy() -> None:
+def test_hami_the_list_is_kept_in_the_lease_copy() -> None:
     held = dossier()
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
 

@@ -118,7 +118,7 @@ def test_gpusharing_5_a_block_is_268435456_bytes_whatever_the_nodes_unit(unit: i
 @pytest.mark.parametrize(
     ("core", "memory", "mib"), [(50, 15, 3840), (33, 30, 7680), (10, 64, 16384)]
 )
-def test_worked_conversions(core: int, memory: int, mib: int) -> None:
+def test_published_examples_of_conversions(core: int, memory: int, mib: int) -> None:
     assert required_memory_mib(read_one(core, memory), device()) == mib
 
 
@@ -134,14 +134,14 @@ def test_gpusharing_6_two_containers_get_slices_of_their_own() -> None:
     assert [b.cores_percent for b in bookings(held.shares)] == [30, 20]
 
 
-def test_gpusharing_7_gpus_of_init_and_later_containers_are_seen() -> None:
-    asks = pod(
+def test_gpusharing_7_gpus_of_init_and_later_containers_are_leased() -> None:
+    manifest = pod(
         vcuda("warm", core=10, memory=2, init=True),
         container_with("plain"),
         vcuda("main", core=50, memory=4),
     )
-    request = parse_pod_request(asks, RULES)
-    notes = TENCENT.binding_annotations(leased(asks, (2,), (2,)), 1.0)
+    request = parse_pod_request(manifest, RULES)
+    notes = TENCENT.binding_annotations(leased(manifest, (2,), (2,)), 1.0)
 
     assert [(c.container, c.init) for c in request.containers] == [("warm", True), ("main", False)]
     assert notes["tencent.com/predicate-gpu-idx-1"] == "2"
@@ -244,14 +244,14 @@ def test_the_fullest_gpu_is_chosen_first() -> None:
 
 
 def test_amounts_of_zero_are_no_request() -> None:
-    asks = pod(container_with(limits={CORE: 0, MEMORY: 0}))
+    manifest = pod(container_with(limits={CORE: 0, MEMORY: 0}))
 
-    assert parse_pod_request(asks, RULES).containers == ()
+    assert parse_pod_request(manifest, RULES).containers == ()
 
 
-def test_the_memo_survives_the_leases_copy() -> None:
-    asks = pod(container_with("plain"), vcuda("main", core=100))
-    held = leased(asks, (4,))
+def test_the_memo_is_kept_in_the_lease_copy() -> None:
+    manifest = pod(container_with("plain"), vcuda("main", core=100))
+    held = leased(manifest, (4,))
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
 
     assert TENCENT.binding_annotations(back, 1.0)["tencent.com/predicate-gpu-idx-1"] == "4"

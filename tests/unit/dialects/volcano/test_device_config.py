@@ -59,7 +59,7 @@ def shipped(**changes: Any) -> dict[str, Any]:
     return document
 
 
-def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word() -> None:
+def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_warning() -> None:
     config = parse_device_config(shipped(), OF_NODES, NODE)
 
     assert config.warnings == ()
@@ -92,7 +92,7 @@ def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word(
          "did you mean uuid?"),
     ],
 )  # fmt: skip
-def test_item_50_what_is_unknown_or_wrong_is_said_by_name(
+def test_item_50_unknown_and_invalid_values_are_reported_by_name(
     document: object, nodes: object, said: str
 ) -> None:
     config = parse_device_config(document, nodes, NODE)

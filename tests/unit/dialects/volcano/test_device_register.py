@@ -24,7 +24,7 @@ def test_item_14_a_report_is_gos_default_time_text_in_utc() -> None:
         ("Deleted_2026.08.20 10:07:20", True),
     ],
 )
-def test_item_16_a_request_unanswered_for_a_minute_means_that_the_node_is_gone(
+def test_item_16_a_handshake_request_without_a_report_for_a_minute_means_that_the_plugin_is_gone(
     text: str | None, gone: bool
 ) -> None:
     assert is_gone(text, NOW) is gone

@@ -1,21 +1,17 @@
 """The Volcano dialects: requests, annotations and container setup; the checklist by number."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.dialects.dialect import (
-    ContainerManifest,
-    Paths,
-    PodManifest,
-    Rules,
-)
+from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import encode_register, parse_register
-from shared.dialects.volcano.gpushare import list_bytes
+from shared.dialects.volcano.gpushare import MAX_UNITS, amount_changes
 from shared.model.device import Device, DeviceMode, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share, bookings
@@ -28,7 +24,7 @@ SHARE = DIALECTS["volcano-gpushare"]
 PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 
 
-def asks(*containers: ContainerManifest, **annotations: str) -> PodManifest:
+def manifest_of(*containers: ContainerManifest, **annotations: str) -> PodManifest:
     return PodManifest(namespace=Namespace("ns"), containers=containers, annotations=annotations)
 
 
@@ -76,11 +72,11 @@ def lease(*shares: Share, dialect: str = "volcano-vgpu") -> Lease:
 
 
 def test_item_1_eight_gpus_of_11178_mib_show_89424_memory_and_8_gpus() -> None:
-    shown = SHARE.advertise([device(n, 11178) for n in range(8)], Strategy.SHARE)
+    shown = SHARE.advertise([device(n, 11178) for n in range(8)], Strategy.AUTO)
 
-    assert len(shown.served["volcano.sh/gpu-memory"]) == 89424
-    assert len({entry.id for entry in shown.served["volcano.sh/gpu-memory"]}) == 89424
-    assert shown.node_status == {"volcano.sh/gpu-number": 8}
+    assert shown.node_status == {"volcano.sh/gpu-memory": 89424, "volcano.sh/gpu-number": 8}
+    assert shown.served.keys() == {"leasehold.dev/share"}
+    assert len({entry.id for entry in shown.served["leasehold.dev/share"]}) == 800
 
 
 def test_item_2_number_mode_still_publishes_memory_of_zero() -> None:
@@ -99,7 +95,8 @@ def test_item_3_a_bound_share_carries_its_index_and_nanoseconds() -> None:
 
 def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
     request = parse_pod_request(
-        asks(gpushare("a", init=True, memory=5000), gpushare("b", init=True, memory=3000)), Rules()
+        manifest_of(gpushare("a", init=True, memory=5000), gpushare("b", init=True, memory=3000)),
+        Rules(),
     )
     shares = [
         Share(
@@ -119,7 +116,7 @@ def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
 
 
 def test_item_7_whole_gpus_are_written_in_ascending_order() -> None:
-    request = parse_pod_request(asks(gpushare(number=2)), Rules())
+    request = parse_pod_request(manifest_of(gpushare(number=2)), Rules())
     notes = SHARE.binding_annotations(
         lease(share("c", "GPU-5", 1, 0, 5), share("c", "GPU-2", 1, 0, 2)), 1.0
     )
@@ -164,7 +161,7 @@ def test_item_9_a_pod_is_marked_assigned_once_all_its_containers_are() -> None:
 
 
 def test_item_10_memory_counts_where_both_are_requested() -> None:
-    request = parse_pod_request(asks(gpushare(memory=1024, number=2)), Rules())
+    request = parse_pod_request(manifest_of(gpushare(memory=1024, number=2)), Rules())
 
     assert [(c.gpus, c.memory_units) for c in request.containers] == [(1, 1024)]
 
@@ -199,25 +196,53 @@ def test_item_15_the_health_of_records_with_five_fields_is_ignored() -> None:
     assert [(d.healthy, d.mode, d.model) for d in six] == [(False, DeviceMode.MIG, "Tesla T4")]
 
 
-def test_item_17_a_list_that_is_too_long_names_the_factor_needed() -> None:
+def test_item_17_too_many_units_name_the_factor_needed() -> None:
     cards = [device(n, 81920) for n in range(8)]
 
-    with pytest.raises(RequestError, match=r"memory factor of (\d+)") as refused:
+    with pytest.raises(RequestError, match=r"--memory-factor (\d+)") as refused:
         SHARE.advertise(cards, Strategy.SHARE)
 
-    factor = int(re.findall(r"memory factor of (\d+)", str(refused.value))[0])
-    assert list_bytes([device(n, 81920, unit_mib=factor) for n in range(8)]) <= 4_000_000
+    factor = int(re.findall(r"--memory-factor (\d+)", str(refused.value))[0])
+    fitting = [device(n, 81920, unit_mib=factor) for n in range(8)]
+    units = SHARE.advertise(fitting, Strategy.SHARE).served["volcano.sh/gpu-memory"]
+    assert len({entry.id for entry in units}) == 8 * (81920 // factor) <= MAX_UNITS
+    with pytest.raises(RequestError):
+        SHARE.advertise([device(n, 81920, unit_mib=factor - 1) for n in range(8)], Strategy.SHARE)
 
 
-def test_auto_serves_a_trigger_where_the_list_would_be_too_long() -> None:
-    shown = SHARE.advertise([device(n, 81920) for n in range(8)], Strategy.AUTO)
+@pytest.mark.parametrize(
+    ("amounts", "added"),
+    [
+        ({"volcano.sh/gpu-memory": 1024}, {"leasehold.dev/share": 1}),
+        ({"volcano.sh/gpu-memory": 1024, "leasehold.dev/share": 1}, {}),
+        ({"volcano.sh/gpu-memory": 1024, "leasehold.dev/share": 0}, {}),
+        ({"volcano.sh/gpu-memory": 0}, {}),
+        ({"volcano.sh/gpu-number": 1}, {}),
+    ],
+)
+def test_admission_adds_the_trigger_to_containers_with_memory(
+    amounts: dict[str, int], added: dict[str, int]
+) -> None:
+    assert amount_changes(amounts) == added
 
-    assert len(shown.served["leasehold.dev/share"]) == 800
-    assert shown.node_status == {"volcano.sh/gpu-memory": 655360, "volcano.sh/gpu-number": 8}
+
+def test_memory_needs_the_trigger_where_all_containers_request_it() -> None:
+    triggered = [
+        ContainerManifest(name=name, limits={"volcano.sh/gpu-memory": 10, "leasehold.dev/share": 1})
+        for name in "ab"
+    ]
+
+    assert parse_pod_request(manifest_of(*triggered), Rules()).triggers == ("leasehold.dev/share",)
+    for other in (
+        gpushare("b", memory=10),
+        replace(triggered[1], limits={**triggered[1].limits, "leasehold.dev/share": 2}),
+    ):
+        partly = parse_pod_request(manifest_of(triggered[0], other), Rules())
+        assert partly.triggers == ("volcano.sh/gpu-memory",)
 
 
 def test_item_18_two_gpus_are_one_element_with_two_devices() -> None:
-    request = parse_pod_request(asks(vgpu(number=2, memory=3000, cores=50)), Rules())
+    request = parse_pod_request(manifest_of(vgpu(number=2, memory=3000, cores=50)), Rules())
     held = lease(share("c", "GPU-bbbb", 3000, 50, 1), share("c", "GPU-aaaa", 3000, 50, 0))
 
     notes = VGPU.binding_annotations(held, 1787000000.7)
@@ -240,7 +265,7 @@ def test_item_18_two_gpus_are_one_element_with_two_devices() -> None:
     ids=["item 19", "item 20", "item 21", "plain"],
 )
 def test_items_19_to_21_memory_is_exact(amounts: dict[str, int], mib: int) -> None:
-    request = parse_pod_request(asks(vgpu(**amounts)), Rules())
+    request = parse_pod_request(manifest_of(vgpu(**amounts)), Rules())
 
     assert required_memory_mib(request.containers[0], device(0, 32768)) == mib
 
@@ -259,14 +284,14 @@ def test_malformed_requests_are_refused_with_container_and_rule(
     amounts: dict[str, int], text: str
 ) -> None:
     with pytest.raises(RequestError, match=text) as refused:
-        parse_pod_request(asks(vgpu("train", **amounts)), Rules())
+        parse_pod_request(manifest_of(vgpu("train", **amounts)), Rules())
 
     assert "container train" in str(refused.value)
 
 
 def test_item_25_empty_type_entries_are_ignored_and_use_overrides_nouse() -> None:
     both = {"nvidia.com/use-gputype": "V100, ,", "nvidia.com/nouse-gputype": "T4"}
-    request = parse_pod_request(asks(vgpu(number=1), **both), Rules())
+    request = parse_pod_request(manifest_of(vgpu(number=1), **both), Rules())
 
     assert request.selection.types == ("V100",)
     assert request.selection.not_types == ()
@@ -277,7 +302,7 @@ def test_item_26_uuid_lists_are_trimmed() -> None:
         "volcano.sh/vgpu-use-gpuuuid": " GPU-a , GPU-b",
         "volcano.sh/vgpu-nouse-gpuuuid": "GPU-a",
     }
-    request = parse_pod_request(asks(vgpu(number=1), **lists), Rules())
+    request = parse_pod_request(manifest_of(vgpu(number=1), **lists), Rules())
 
     assert request.selection.uuids == ("GPU-a", "GPU-b")
     assert request.selection.not_uuids == ("GPU-a",)
@@ -285,14 +310,14 @@ def test_item_26_uuid_lists_are_trimmed() -> None:
 
 def test_item_28_a_spread_pod_group_becomes_an_anti_affinity_group() -> None:
     notes = {"volcano.sh/vgpu-podgroup-policy": "spread", "scheduling.k8s.io/group-name": "g"}
-    request = parse_pod_request(asks(vgpu(number=1), **notes), Rules())
+    request = parse_pod_request(manifest_of(vgpu(number=1), **notes), Rules())
 
     assert request.anti_affinity_groups == ("ns/g",)
 
 
 def test_item_29_the_policy_decides_the_order_of_devices() -> None:
     orders = [
-        parse_pod_request(asks(vgpu(number=1)), Rules(schedule_policy=p)).device_order
+        parse_pod_request(manifest_of(vgpu(number=1)), Rules(schedule_policy=p)).device_order
         for p in ("", "binpack", "spread")
     ]
 
@@ -385,17 +410,19 @@ def test_item_38_a_refused_pod_is_marked_failed() -> None:
 
 def test_mixed_dialects_are_refused() -> None:
     with pytest.raises(RequestError, match="mixes volcano-vgpu and volcano-gpushare"):
-        parse_pod_request(asks(vgpu("a", number=1), gpushare("b", memory=5)), Rules())
+        parse_pod_request(manifest_of(vgpu("a", number=1), gpushare("b", memory=5)), Rules())
 
 
 def test_a_pod_without_a_gpu_is_a_request_without_one() -> None:
     assert (
-        parse_pod_request(asks(ContainerManifest(name="c", limits={"cpu": 1})), Rules()).containers
+        parse_pod_request(
+            manifest_of(ContainerManifest(name="c", limits={"cpu": 1})), Rules()
+        ).containers
         == ()
     )
 
 
-def test_a_lease_survives_its_copy() -> None:
+def test_a_lease_copy_reads_back_equal() -> None:
     held = lease(share("c", "GPU-a", 3000, 50))
 
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
@@ -404,6 +431,6 @@ def test_a_lease_survives_its_copy() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format":9}', "null"])
-def test_what_is_no_copy_is_refused(text: str) -> None:
+def test_a_malformed_lease_copy_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
         load_lease(text, namespace=Namespace("ns"), name="p")

@@ -6,10 +6,7 @@ import pytest
 
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
-from shared.dialects.pod_requests import (
-    enabled,
-    parse_pod_request,
-)
+from shared.dialects.pod_requests import enabled, parse_pod_request
 from shared.dialects.volcano.scheduler_arguments import find_warnings, parse_rules
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -29,7 +26,7 @@ tiers:
 """
 
 
-def asks(labels: dict[str, str] | None = None, **limits: int) -> PodManifest:
+def manifest_of(labels: dict[str, str] | None = None, **limits: int) -> PodManifest:
     named = {f"volcano.sh/{name.replace('_', '-')}": amount for name, amount in limits.items()}
     return PodManifest(
         namespace=Namespace("ns"),
@@ -55,7 +52,9 @@ def test_the_guides_older_spelling_of_the_switches_is_accepted() -> None:
 
 def test_a_switched_off_dialect_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="volcano-vgpu, which is not enabled"):
-        parse_pod_request(asks(vgpu_number=1), parse_rules({"deviceshare.GPUSharingEnable": True}))
+        parse_pod_request(
+            manifest_of(vgpu_number=1), parse_rules({"deviceshare.GPUSharingEnable": True})
+        )
 
 
 def test_volcanos_switches_do_not_disable_other_vendors_dialects() -> None:
@@ -77,7 +76,7 @@ def test_item_50_the_guides_configuration_is_accepted_without_a_warning(
 
     rules = load_rules(WatcherSettings(volcano_conf=conf))
 
-    request = parse_pod_request(asks(vgpu_number=1), rules)
+    request = parse_pod_request(manifest_of(vgpu_number=1), rules)
     assert (request.device_order, request.node_order) == (DeviceOrder.BINPACK, NodeOrder.BINPACK)
     assert caplog.records == []
 
@@ -134,9 +133,11 @@ def test_pods_with_all_labels_of_an_exclusive_rule_get_its_anti_affinity_group()
         {"deviceshare.GPUExclusiveRules": [{"app": "llm", "tier": "gold"}, {"app": "llm"}]}
     )
 
-    gold = parse_pod_request(asks({"app": "llm", "tier": "gold", "x": "y"}, vgpu_number=1), rules)
-    plain = parse_pod_request(asks({"app": "llm"}, vgpu_number=1), rules)
-    other = parse_pod_request(asks({"tier": "gold"}, vgpu_number=1), rules)
+    gold = parse_pod_request(
+        manifest_of({"app": "llm", "tier": "gold", "x": "y"}, vgpu_number=1), rules
+    )
+    plain = parse_pod_request(manifest_of({"app": "llm"}, vgpu_number=1), rules)
+    other = parse_pod_request(manifest_of({"tier": "gold"}, vgpu_number=1), rules)
 
     assert gold.anti_affinity_groups == ("labels app=llm,tier=gold", "labels app=llm")
     assert plain.anti_affinity_groups == ("labels app=llm",)

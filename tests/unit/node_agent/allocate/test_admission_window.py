@@ -1,4 +1,4 @@
-"""Few pods are let through at once; of those that ask for the same, one where none are listed."""
+"""Admission of binds: few pods in flight, and without the pod list one of equal pods."""
 
 from pathlib import PurePosixPath
 
@@ -17,6 +17,7 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.gpus.inventory import Gpu, devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.kubelet.unserved import Unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.views.advertisement import advertisement_of
@@ -35,15 +36,15 @@ def reserved(uid: str, *shares: object, **changes: object) -> Lease:
     return structs.replace(lease_of(uid, *shares), state=LeaseState.RESERVED, version=1, **changes)  # type: ignore[arg-type]
 
 
-class Desk:
-    """Turns with a record and a time that a test sets."""
+class WindowUnderTest:
+    """An admission window with a checkpoint and a clock that a test sets."""
 
     def __init__(self) -> None:
         self.entries: tuple[CheckpointEntry, ...] = ()
         self.refused: set[PodUid] = set()
         self.time = 0.0
         self.leases = KnownLeases(NodeName(NODE), synced=True)
-        self.window = AdmissionWindow(
+        self.admission = AdmissionWindow(
             self.leases,
             self,
             refused=self.refused,
@@ -52,19 +53,19 @@ class Desk:
         )
         self.node: NodeSnapshot | None = node()
 
-    def held(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.window.admit_binds(leases, None, unreadable_reason=UNREADABLE).deferred_pods
+    def deferred_without_pod_list(self, *leases: Lease) -> tuple[PodUid, ...]:
+        return self.admission.admit_binds(leases, None, unreadable_reason=UNREADABLE).deferred_pods
 
-    def paced(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.window.admit_binds(leases, None, unreadable_reason="").deferred_pods
+    def deferred_with_pod_list(self, *leases: Lease) -> tuple[PodUid, ...]:
+        return self.admission.admit_binds(leases, None, unreadable_reason="").deferred_pods
 
     def bind(self, lease: Lease) -> Lease:
         bound = structs.replace(lease, state=LeaseState.BOUND, version=2)
         self.leases.observe([bound])
         return bound
 
-    def answer(self, lease: Lease, container: str = "main") -> None:
-        told = Allocation(
+    def allocate(self, lease: Lease, container: str = "main") -> None:
+        allocation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
@@ -73,7 +74,9 @@ class Desk:
             device_ids=("x",),
             lease=lease,
         )
-        self.entries += (CheckpointEntry(allocation=told, setup=ContainerSetup(environment={})),)
+        self.entries += (
+            CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={})),
+        )
 
 
 def node() -> NodeSnapshot:
@@ -85,55 +88,61 @@ def node() -> NodeSnapshot:
     return NodeSnapshot(name=NodeName(NODE), devices=found, served=served, paths=paths)
 
 
-def test_the_next_goes_when_the_former_is_answered() -> None:
-    desk = Desk()
+def test_without_the_pod_list_the_next_bind_is_admitted_once_the_previous_is_allocated() -> None:
+    under_test = WindowUnderTest()
     one, two = reserved("one"), reserved("two")
 
-    assert desk.held(one, two) == (two.pod,)
-    bound = desk.bind(one)
-    assert desk.held(two) == (two.pod,)
-    desk.answer(bound)
-    assert desk.held(two) == ()
+    assert under_test.deferred_without_pod_list(one, two) == (two.pod,)
+    bound = under_test.bind(one)
+    assert under_test.deferred_without_pod_list(two) == (two.pod,)
+    under_test.allocate(bound)
+    assert under_test.deferred_without_pod_list(two) == ()
 
 
-@pytest.mark.parametrize("how", ["refused", "gone", "never bound"])
-def test_the_next_goes_when_the_former_is_refused_or_gone(how: str) -> None:
-    desk = Desk()
+@pytest.mark.parametrize("ending", ["refused", "gone", "never bound"])
+def test_without_the_pod_list_the_next_bind_is_admitted_once_the_previous_failed(
+    ending: str,
+) -> None:
+    under_test = WindowUnderTest()
     one, two = reserved("one"), reserved("two")
-    assert desk.held(one, two) == (two.pod,)
+    assert under_test.deferred_without_pod_list(one, two) == (two.pod,)
 
-    if how == "refused":
-        desk.bind(one)
-        desk.refused.add(one.pod)
-    elif how == "gone":
-        desk.leases.observe([structs.replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+    if ending == "refused":
+        under_test.bind(one)
+        under_test.refused.add(one.pod)
+    elif ending == "gone":
+        under_test.leases.observe(
+            [structs.replace(under_test.bind(one), state=LeaseState.RELEASED, version=3)]
+        )
     else:
-        desk.time += PERMIT_S
+        under_test.time += PERMIT_S
 
-    assert desk.held(two) == ()
+    assert under_test.deferred_without_pod_list(two) == ()
 
 
-def test_who_was_let_through_is_let_through_again() -> None:
-    desk = Desk()
+def test_an_admitted_bind_is_admitted_again() -> None:
+    under_test = WindowUnderTest()
     one = reserved("one")
 
-    assert desk.held(one) == desk.held(one) == ()
-    desk.bind(one)
-    assert desk.held(one) == ()
+    assert (
+        under_test.deferred_without_pod_list(one) == under_test.deferred_without_pod_list(one) == ()
+    )
+    under_test.bind(one)
+    assert under_test.deferred_without_pod_list(one) == ()
 
 
-def test_a_bound_pod_that_nobody_comes_for_keeps_its_turn() -> None:
-    desk = Desk()
+def test_a_bound_pod_without_an_allocation_defers_equal_pods() -> None:
+    under_test = WindowUnderTest()
     one, two = reserved("one"), reserved("two")
-    desk.held(one)
-    desk.bind(one)
-    desk.time += 100 * PERMIT_S
+    under_test.deferred_without_pod_list(one)
+    under_test.bind(one)
+    under_test.time += 100 * PERMIT_S
 
-    assert desk.held(two) == (two.pod,)
+    assert under_test.deferred_without_pod_list(two) == (two.pod,)
 
 
-def test_a_container_of_another_pod_counts_wherever_it_stands() -> None:
-    desk = Desk()
+def test_a_bind_with_an_equal_container_at_any_position_is_deferred() -> None:
+    under_test = WindowUnderTest()
     parts = (share(0, container="a"), share(0, container="b", slot=1), share(1, container="b"))
     both, single, pair = (
         reserved("both", *parts),
@@ -141,96 +150,109 @@ def test_a_container_of_another_pod_counts_wherever_it_stands() -> None:
         reserved("pair", share(0, slot=4), share(1, slot=4)),
     )
 
-    assert desk.held(both, single, pair) == (single.pod, pair.pod)
+    assert under_test.deferred_without_pod_list(both, single, pair) == (single.pod, pair.pod)
     assert containers_of(both) == ("a", "b")
 
 
-def test_two_are_on_their_way_and_the_next_goes_when_the_kubelet_has_asked_for_one() -> None:
-    desk = Desk()
+def test_two_binds_are_in_flight_and_an_allocation_or_refusal_admits_the_next() -> None:
+    under_test = WindowUnderTest()
     pods = [reserved(uid) for uid in ("one", "two", "three", "four")]
 
-    assert desk.paced(*pods) == ("three", "four")
-    assert desk.paced(*pods[2:]) == ("three", "four"), "those before are on their way, bound or not"
-    desk.answer(desk.bind(pods[0]))
-    assert desk.paced(*pods[2:]) == ("four",)
-    desk.refused.add(pods[1].pod)
-    assert desk.paced(pods[3]) == ()
+    assert under_test.deferred_with_pod_list(*pods) == ("three", "four")
+    assert under_test.deferred_with_pod_list(*pods[2:]) == ("three", "four"), (
+        "the first two are in flight, bound or not"
+    )
+    under_test.allocate(under_test.bind(pods[0]))
+    assert under_test.deferred_with_pod_list(*pods[2:]) == ("four",)
+    under_test.refused.add(pods[1].pod)
+    assert under_test.deferred_with_pod_list(pods[3]) == ()
 
 
-@pytest.mark.parametrize("how", ["gone", "not asked for in time"])
-def test_who_does_not_come_holds_up_nobody(how: str) -> None:
-    desk = Desk()
+@pytest.mark.parametrize("ending", ["gone", "not allocated in time"])
+def test_a_released_or_late_pod_leaves_the_window(ending: str) -> None:
+    under_test = WindowUnderTest()
     one, two, three = (reserved(uid) for uid in ("one", "two", "three"))
-    assert desk.paced(one, two, three) == (three.pod,)
+    assert under_test.deferred_with_pod_list(one, two, three) == (three.pod,)
 
-    if how == "gone":
-        desk.leases.observe([structs.replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+    if ending == "gone":
+        under_test.leases.observe(
+            [structs.replace(under_test.bind(one), state=LeaseState.RELEASED, version=3)]
+        )
     else:
-        desk.time += IN_FLIGHT_S
+        under_test.time += IN_FLIGHT_S
 
-    assert desk.paced(three) == ()
+    assert under_test.deferred_with_pod_list(three) == ()
 
 
-def test_who_was_let_through_or_answered_may_be_asked_for_again_at_any_time() -> None:
-    desk = Desk()
+def test_an_allocated_pod_is_admitted_again_at_any_time() -> None:
+    under_test = WindowUnderTest()
     done, *others = (reserved(uid) for uid in ("done", "one", "two", "three"))
-    assert desk.paced(done) == ()
-    desk.answer(desk.bind(done))
+    assert under_test.deferred_with_pod_list(done) == ()
+    under_test.allocate(under_test.bind(done))
 
-    assert desk.paced(*others) == ("three",)
-    assert desk.paced(done, *others) == ("three",)
+    assert under_test.deferred_with_pod_list(*others) == ("three",)
+    assert under_test.deferred_with_pod_list(done, *others) == ("three",)
 
 
 @pytest.mark.parametrize("unreadable", ["", UNREADABLE])
-def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(unreadable: str) -> None:
-    desk = Desk()
+def test_an_admitted_bind_is_in_flight_until_it_is_allocated_or_times_out(unreadable: str) -> None:
+    under_test = WindowUnderTest()
     one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
     for lease in (one, two):
         assert (
-            desk.window.admit_binds((lease,), None, unreadable_reason=unreadable).deferred_pods
+            under_test.admission.admit_binds(
+                (lease,), None, unreadable_reason=unreadable
+            ).deferred_pods
             == ()
         )
 
-    assert desk.window.in_flight().keys() == {"one", "two"}
-    desk.answer(desk.bind(one))
-    assert desk.window.in_flight().keys() == {"two"}
-    desk.time += PERMIT_S
-    assert desk.window.in_flight() == {}
+    assert under_test.admission.in_flight().keys() == {"one", "two"}
+    under_test.allocate(under_test.bind(one))
+    assert under_test.admission.in_flight().keys() == {"two"}
+    under_test.time += PERMIT_S
+    assert under_test.admission.in_flight() == {}
 
 
-def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> None:
-    desk = Desk()
-    asked = [reserved(uid) for uid in ("one", "two", "three")]
+def test_deferred_binds_are_retried_soon_unless_the_agent_drains() -> None:
+    under_test = WindowUnderTest()
+    leases = [reserved(uid) for uid in ("one", "two", "three")]
 
-    assert desk.window.admit_binds(asked, None, unreadable_reason="").retry_soon
-    assert desk.window.admit_binds(asked, None, unreadable_reason=UNREADABLE).retry_soon
-    desk.window.draining = True
-    assert not desk.window.admit_binds(asked, None, unreadable_reason="").retry_soon
-
-
-def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
-    desk = Desk()
-    desk.leases.synced = False
-
-    assert desk.held(reserved("one")) == ("one",)
-    assert not desk.window.admit_binds([reserved("one")], None, unreadable_reason="").deferred_pods
+    assert under_test.admission.admit_binds(leases, None, unreadable_reason="").retry_soon
+    assert under_test.admission.admit_binds(leases, None, unreadable_reason=UNREADABLE).retry_soon
+    under_test.admission.draining = True
+    assert not under_test.admission.admit_binds(leases, None, unreadable_reason="").retry_soon
 
 
-def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
-    desk = Desk()
-    asked = [reserved("one"), reserved("two")]
+def test_without_the_pod_list_no_bind_is_admitted_before_the_leases_are_synced() -> None:
+    under_test = WindowUnderTest()
+    under_test.leases.synced = False
 
-    late = desk.window.admit_binds(asked, "not registered", unreadable_reason="")
-    desk.node = None
-    early = desk.window.admit_binds(asked, None, unreadable_reason="")
-    desk.window.draining = True
-    leaving = desk.window.admit_binds(asked, None, unreadable_reason="")
-
-    assert late.deferred_pods == early.deferred_pods == leaving.deferred_pods == ("one", "two")
-    assert (late.reason, leaving.reason) == ("not registered", DRAINING)
+    assert under_test.deferred_without_pod_list(reserved("one")) == ("one",)
+    assert not under_test.admission.admit_binds(
+        [reserved("one")], None, unreadable_reason=""
+    ).deferred_pods
 
 
-def test_an_active_pod_of_which_the_agent_knows_nothing_is_not_waited_for() -> None:
+def test_no_bind_is_admitted_while_the_agent_drains_or_is_not_registered() -> None:
+    under_test = WindowUnderTest()
+    leases = [reserved("one"), reserved("two")]
+
+    unregistered = under_test.admission.admit_binds(leases, "not registered", unreadable_reason="")
+    under_test.node = None
+    unknown_node = under_test.admission.admit_binds(leases, None, unreadable_reason="")
+    under_test.admission.draining = True
+    draining_reply = under_test.admission.admit_binds(leases, None, unreadable_reason="")
+
+    assert (
+        unregistered.deferred_pods
+        == unknown_node.deferred_pods
+        == draining_reply.deferred_pods
+        == ("one", "two")
+    )
+    assert (unregistered.reason, draining_reply.reason) == ("not registered", DRAINING)
+
+
+def test_an_active_lease_without_an_allocation_is_not_expected() -> None:
     active = structs.replace(
         lease_of("one", share(0, container="a"), share(1, container="b")), state=LeaseState.ACTIVE
     )
@@ -238,3 +260,41 @@ def test_an_active_pod_of_which_the_agent_knows_nothing_is_not_waited_for() -> N
     assert not is_expected(active, frozenset())
     assert is_expected(active, frozenset({(active.pod, "a")}))
     assert not is_expected(active, frozenset({(active.pod, "a"), (active.pod, "b")}))
+
+
+def test_pods_wait_for_the_resource_that_they_request_and_for_no_other() -> None:
+    under_test = WindowUnderTest()
+    vgpu, other = reserved("one"), reserved("two", dialect="nvidia")
+    lost = {"nvidia.com/gpu": Unserved(7.0)}
+
+    reply = under_test.admission.admit_binds(
+        (vgpu, other), None, unreadable_reason="", unserved=lost
+    )
+
+    assert (reply.deferred_pods, reply.unserved_pods) == ((), (other.pod,))
+    assert reply.unserved_reason == "not registered with the kubelet: nvidia.com/gpu"
+    assert (reply.unserved_s, reply.node_closed) == (7.0, False)
+
+
+def test_the_node_is_closed_while_no_resource_is_registered() -> None:
+    under_test = WindowUnderTest()
+    served = node().served
+    lost = dict.fromkeys(served, Unserved(1.0))
+
+    reply = under_test.admission.admit_binds(
+        (reserved("one"),), None, unreadable_reason="", unserved=lost
+    )
+
+    assert reply.node_closed
+    assert reply.reason.startswith("not registered with the kubelet: ")
+
+
+def test_an_amount_that_is_still_allocated_by_device_plugin_is_named() -> None:
+    under_test = WindowUnderTest()
+    waiting = reserved("one", dialect="volcano-gpushare")
+    lost = {"leasehold.dev/share": Unserved(1.0, "volcano.sh/gpu-memory")}
+
+    reply = under_test.admission.admit_binds((waiting,), None, unreadable_reason="", unserved=lost)
+
+    assert reply.unserved_pods == (waiting.pod,)
+    assert "still allocates volcano.sh/gpu-memory by device plugin" in reply.unserved_reason

@@ -1,4 +1,4 @@
-"""What a container is given, and what it is refused for."""
+"""Allocation: what a container gets for its lease, and what is refused."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +18,7 @@ from services.node_agent.allocate.pod_resolution import ContainerCandidate
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
-from shared.dialects.dialect import (
-    ContainerSetup,
-    Paths,
-)
+from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.reserved import find_reserved, is_reserved
 from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError
@@ -97,16 +94,16 @@ def candidate(*variables: str, prefixes: tuple[str, ...] = ()) -> ContainerCandi
 
 
 def granted(
-    held: Lease | None = None,
+    leased: Lease | None = None,
     *ids: str,
     resource: str = NUMBER,
-    who: ContainerCandidate | None = None,
+    container: ContainerCandidate | None = None,
     honoured: Mapping[str, Fence] | None = None,
     reusable: tuple[str, ...] = (),
 ) -> ContainerSetup:
     return grant(
-        held or lease(),
-        who or candidate(),
+        leased or lease(),
+        container or candidate(),
         NODE_FACTS,
         resource=resource,
         device_ids=ids or (f"{A}-2",),
@@ -131,35 +128,33 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
 
 
 @pytest.mark.parametrize(
-    ("company", "given"), [(SharingPolicy.SHARED, False), (SharingPolicy.EXCLUSIVE, True)]
+    ("sharing", "is_granted"), [(SharingPolicy.SHARED, False), (SharingPolicy.EXCLUSIVE, True)]
 )
-def test_a_strict_node_gives_no_part_of_a_device_whatever_was_leased(
-    company: SharingPolicy, given: bool
-) -> None:
+def test_a_strict_node_grants_whole_gpus_only(sharing: SharingPolicy, is_granted: bool) -> None:
     strict = {
         uuid: replace(card, isolation=Isolation.STRICT) for uuid, card in NODE_FACTS.devices.items()
     }
-    ask: dict[str, Any] = {"resource": NUMBER, "device_ids": [f"{A}-2"], "honoured": {}}
-    node, held = replace(NODE_FACTS, devices=strict), lease(share(sharing=company))
+    call: dict[str, Any] = {"resource": NUMBER, "device_ids": [f"{A}-2"], "honoured": {}}
+    node, leased = replace(NODE_FACTS, devices=strict), lease(share(sharing=sharing))
 
-    if given:
-        assert grant(held, candidate(), node, **ask).environment["NVIDIA_VISIBLE_DEVICES"] == A
+    if is_granted:
+        assert grant(leased, candidate(), node, **call).environment["NVIDIA_VISIBLE_DEVICES"] == A
     else:
         with pytest.raises(RequestError, match="isolation of this node is strict"):
-            grant(held, candidate(), node, **ask)
+            grant(leased, candidate(), node, **call)
 
 
-def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:
+def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
     by_tens = replace(
         NODE_FACTS,
         devices={A: replace(NODE_FACTS.devices[A], memory_mib=11170, unit_mib=10)},
     )
-    held = lease(
+    leased = lease(
         share(memory_mib=90, unit_mib=10, slotted=False, slot=None), dialect="volcano-gpushare"
     )
 
     setup = grant(
-        held,
+        leased,
         candidate(),
         by_tens,
         resource=MEMORY,
@@ -185,10 +180,12 @@ def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:
         ({"shares": (share(container="side"),)}, "no share for this container"),
         ({"shares": (share(memory_mib=0),)}, "0 MiB"),
         ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
-        ({"dialect": "unheard-of"}, "has dialect 'unheard-of'"),
+        ({"dialect": "unknown"}, "has dialect 'unknown'"),
     ],
 )
-def test_a_lease_that_does_not_hold_here_gives_nothing(changes: dict[str, Any], text: str) -> None:
+def test_a_lease_that_is_not_valid_for_the_container_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(RequestError, match=text):
         granted(lease(**changes))
 
@@ -200,29 +197,29 @@ def test_devices_other_than_the_leased_ones_are_refused() -> None:
         granted(lease(), "GPU-cccc-0")
 
 
-def test_another_slot_of_the_leased_device_will_do() -> None:
+def test_any_slot_of_the_leased_device_is_accepted() -> None:
     assert granted(lease(), f"{A}-0") == granted(lease(), f"{A}-2")
 
 
-def test_devices_handed_on_by_an_init_container_will_do() -> None:
+def test_device_ids_reused_from_an_init_container_are_accepted() -> None:
     assert granted(lease(), f"{B}-0", reusable=(f"{B}-0",)) == granted()
 
 
-def test_the_trigger_stands_for_any_device() -> None:
-    held = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
+def test_a_trigger_id_is_accepted_for_any_leased_device() -> None:
+    leased = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
 
-    assert granted(held, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
+    assert granted(leased, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
 
 
-def test_memory_by_the_unit_must_be_as_much_as_leased() -> None:
-    held = lease(share(memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
+def test_the_number_of_memory_units_must_equal_the_lease() -> None:
+    leased = lease(share(memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
 
-    assert granted(held, "0-0", "0-1", "0-2", resource=MEMORY)
+    assert granted(leased, "0-0", "0-1", "0-2", resource=MEMORY)
     with pytest.raises(RequestError, match="2 of GPU-aaaa, and the lease is for 3 of GPU-aaaa"):
-        granted(held, "0-0", "0-1", resource=MEMORY)
+        granted(leased, "0-0", "0-1", resource=MEMORY)
 
 
-def test_an_older_fence_than_one_honoured_is_refused() -> None:
+def test_a_fence_older_than_the_last_honoured_one_is_refused() -> None:
     key = slot_key(share(), PodUid("uid"))
 
     with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than fence 8"):
@@ -246,25 +243,25 @@ def test_an_older_fence_than_one_honoured_is_refused() -> None:
 )
 def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
     with pytest.raises(RequestError, match=f"container main of pod default/pod sets {variable}"):
-        granted(who=candidate("PATH", variable))
+        granted(container=candidate("PATH", variable))
 
 
-def test_ordinary_variables_are_nobodys_business() -> None:
+def test_other_variables_are_not_reserved() -> None:
     assert not is_reserved("CUDA_VISIBLE_DEVICES")
     assert not is_reserved("PATH")
     assert find_reserved(["PATH"], ["APP_"]) is None
 
 
-def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:
+def test_an_env_from_prefix_of_reserved_variables_is_refused() -> None:
     with pytest.raises(RequestError, match="CUDA_DEVICE_"):
-        granted(who=candidate(prefixes=("CUDA_DEVICE_",)))
+        granted(container=candidate(prefixes=("CUDA_DEVICE_",)))
 
 
-def chosen(held: Lease, resource: str, size: int, **changes: Any) -> list[str]:
+def chosen(leased: Lease, resource: str, size: int, **changes: Any) -> list[str]:
     ids = NODE_FACTS.served[resource]
     facts: dict[str, Any] = {"available": list(ids), "must_include": []}
     return preferred_device_ids(
-        held, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes)
+        leased, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes)
     )
 
 
@@ -273,24 +270,24 @@ def test_the_leased_slot_is_preferred() -> None:
     assert chosen(lease(share(A), share(B, slot=3)), NUMBER, 2) == [f"{A}-2", f"{B}-3"]
 
 
-def test_a_slot_in_use_gives_way_to_another_of_the_same_device() -> None:
+def test_another_slot_of_the_device_is_preferred_if_the_leased_one_is_in_use() -> None:
     assert chosen(lease(), NUMBER, 1, available=[f"{B}-0", f"{A}-3"]) == [f"{A}-3"]
 
 
-def test_nothing_is_preferred_when_the_device_has_no_free_id() -> None:
+def test_no_id_is_preferred_if_the_leased_device_has_no_free_one() -> None:
     assert chosen(lease(), NUMBER, 1, available=[f"{B}-0"]) == []
 
 
-def test_what_must_be_included_is() -> None:
+def test_must_include_ids_are_preferred() -> None:
     wanted = lease(share(A), share(B, slot=3))
 
     assert chosen(wanted, NUMBER, 2, must_include=[f"{A}-0"]) == [f"{A}-0", f"{B}-3"]
 
 
-def test_memory_is_preferred_on_the_leased_device() -> None:
-    held = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
+def test_memory_units_of_the_leased_device_are_preferred() -> None:
+    leased = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
 
-    assert chosen(held, MEMORY, 3) == ["1-0", "1-1", "1-2"]
+    assert chosen(leased, MEMORY, 3) == ["1-0", "1-1", "1-2"]
 
 
 def test_a_refusal_names_node_resource_and_ids() -> None:
@@ -302,15 +299,15 @@ def test_a_refusal_names_node_resource_and_ids() -> None:
 
 
 @given(st.data())
-def test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids(data: st.DataObject) -> None:
+def test_21_preferred_ids_are_available_and_of_the_requested_number(data: st.DataObject) -> None:
     ids = list(NODE_FACTS.served[NUMBER])
     available = data.draw(st.lists(st.sampled_from(ids), unique=True))
     size = data.draw(st.integers(1, 3))
     must = data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=size))
     devices = data.draw(st.lists(st.sampled_from([A, B]), min_size=size, max_size=size))
-    held = lease(*(share(device, slot=n) for n, device in enumerate(devices)))
+    leased = lease(*(share(device, slot=n) for n, device in enumerate(devices)))
 
-    found = chosen(held, NUMBER, size, available=available, must_include=must)
+    found = chosen(leased, NUMBER, size, available=available, must_include=must)
 
     assert not found or len(found) == size
     assert not found or set(must) <= set(found) <= {*available, *must}

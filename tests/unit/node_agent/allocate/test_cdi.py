@@ -1,4 +1,4 @@
-"""How containers are told their devices, and the CDI specification that names them."""
+"""Strategies that pass devices to containers, and the CDI specification."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +17,7 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.device_plugin import encode_setup
-from services.node_agent.mig.instances import (
-    MigInstance,
-    MigState,
-)
+from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
@@ -28,6 +25,7 @@ from shared.model.events.node_events import Allocation
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
+from tests.support.node_agent.checkpoint import CheckpointOf
 
 ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = DeviceListStrategy
 VERSION = "550.54.15"
@@ -37,7 +35,7 @@ gpu0/gi1/ci0/access 13
 gpu1/gi3/access 48
 gpu1/gi3/ci0/access 49
 """
-GIVEN = ContainerSetup(
+SETUP = ContainerSetup(
     environment={"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_DEVICE_MEMORY_LIMIT_0": "1m"},
     mounts=(Mount(container_path="/m", host_path="/h", read_only=True, directory=True),),
     annotations={"tencent.com/vcuda-core": "10"},
@@ -49,7 +47,7 @@ def gpu(uuid: str, index: int, **facts: Any) -> Gpu:
     return Gpu(uuid=DeviceUuid(uuid), index=index, **(known | facts))
 
 
-def parted(*instances: MigInstance) -> Gpu:
+def mig_gpu(*instances: MigInstance) -> Gpu:
     return gpu("GPU-m", 1, mig=MigState(enabled=True, pending=True), instances=instances)
 
 
@@ -66,20 +64,20 @@ def instance(gi: int, uuid: str) -> MigInstance:
 
 
 @dataclass
-class Node:
-    """A node's disk, driver and record."""
+class FakeNode:
+    """The disk, the driver and the checkpoint of a node."""
 
     root: Path
     instances_there: tuple[MigInstance, ...] = ()
     entries: tuple[CheckpointEntry, ...] = ()
-    asked: list[str] = field(default_factory=list)
-    silent: str = ""
-    """A GPU that does not answer."""
+    queries: list[str] = field(default_factory=list)
+    unresponsive_gpu: str = ""
+    """The GPU that does not respond."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        self.asked.append(device)
-        if device == self.silent:
-            raise UnavailableError("the NVIDIA driver did not answer within 20 s")
+        self.queries.append(device)
+        if device == self.unresponsive_gpu:
+            raise UnavailableError("the NVIDIA driver did not respond within 20 s")
         return self.instances_there
 
     @property
@@ -95,8 +93,8 @@ class Node:
             self.root / "cdi",
             strategies or (CDI_CRI,),
             places=None if simulated else self.places,
-            driver=self,
-            checkpoint=self,
+            list_instances=self.instances,
+            checkpoint=CheckpointOf(lambda: self.entries),
         )
 
     @property
@@ -107,39 +105,39 @@ class Node:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(text)
 
-    def gave(self, setup: ContainerSetup) -> None:
+    def record(self, setup: ContainerSetup) -> None:
         lease = lease_of("u1")
-        told = Allocation(
+        allocation = Allocation(
             pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
             resource="r", device_ids=("x",), lease=lease,
         )  # fmt: skip
-        self.entries = (CheckpointEntry(allocation=told, setup=setup),)
+        self.entries = (CheckpointEntry(allocation=allocation, setup=setup),)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    made = Node(tmp_path)
+def node(tmp_path: Path) -> FakeNode:
+    fake = FakeNode(tmp_path)
     for name in ("libcuda.so", "libnvidia-ml.so", "libnvidia-glcore.so"):
-        made.put(f"driver/{FOLDER}/{name}.{VERSION}")
+        fake.put(f"driver/{FOLDER}/{name}.{VERSION}")
     for path in ("dev/nvidiactl", "dev/nvidia-uvm", "usr/bin/nvidia-smi", "usr/bin/nvidia-ctk"):
-        made.put(f"driver/{path}")
-    made.put("proc/driver/nvidia-caps/mig-minors", MINORS)
-    return made
+        fake.put(f"driver/{path}")
+    fake.put("proc/driver/nvidia-caps/mig-minors", MINORS)
+    return fake
 
 
-def said(setup: ContainerSetup) -> tuple[dict[str, str], list[tuple[str, str]], list[str]]:
-    """Return what the kubelet is told: variables, mounts, CDI names."""
+def decoded(setup: ContainerSetup) -> tuple[dict[str, str], list[tuple[str, str]], list[str]]:
+    """Return the variables, mounts and CDI names of the Allocate response."""
     answer = api_pb2.AllocateResponse.FromString(encode_setup(setup)).container_responses[0]
     mounts = [(mount.container_path, mount.host_path) for mount in answer.mounts]
     return dict(answer.envs), mounts, [device.name for device in answer.cdi_devices]
 
 
-def test_by_variable_nothing_changes() -> None:
-    assert name_devices(GIVEN, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == GIVEN
+def test_the_envvar_strategy_changes_nothing() -> None:
+    assert name_devices(SETUP, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == SETUP
 
 
-def test_by_mounts_the_variable_says_where_they_are() -> None:
-    env, mounts, names = said(name_devices(GIVEN, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
+def test_the_volume_mounts_strategy_sets_the_variable_to_the_mount_directory() -> None:
+    env, mounts, names = decoded(name_devices(SETUP, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
 
     assert env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
     assert mounts == [
@@ -150,34 +148,34 @@ def test_by_mounts_the_variable_says_where_they_are() -> None:
     assert names == []
 
 
-def test_by_cdi_through_the_kubelet_devices_are_named_and_the_variable_goes() -> None:
-    env, mounts, names = said(name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
+def test_the_cdi_cri_strategy_names_devices_and_removes_the_variable() -> None:
+    env, mounts, names = decoded(name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
 
     assert env == {"CUDA_DEVICE_MEMORY_LIMIT_0": "1m"}
     assert mounts == [("/m", "/h")]
     assert names == ["leasehold.dev/gpu=GPU-a", "leasehold.dev/gpu=GPU-b"]
 
 
-def test_by_cdi_annotation_one_key_names_all_and_others_stay() -> None:
-    setup = name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+def test_the_cdi_annotations_strategy_adds_one_annotation() -> None:
+    setup = name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
 
-    (key,) = setup.annotations.keys() - GIVEN.annotations.keys()
+    (key,) = setup.annotations.keys() - SETUP.annotations.keys()
     assert key.startswith("cdi.k8s.io/")
     assert len(key.partition("/")[2]) <= 63
     assert setup.annotations[key] == "leasehold.dev/gpu=GPU-a,leasehold.dev/gpu=GPU-b"
     assert setup.annotations["tencent.com/vcuda-core"] == "10"
-    assert setup == name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+    assert setup == name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
     assert cdi_names_of(setup) == set(setup.annotations[key].split(","))
 
 
-def test_several_strategies_together_each_say_it() -> None:
-    both = name_devices(GIVEN, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
+def test_several_strategies_apply_together() -> None:
+    both = name_devices(SETUP, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
 
-    assert both.environment == GIVEN.environment
+    assert both.environment == SETUP.environment
     assert both.cdi_devices == ("leasehold.dev/gpu=GPU-a",)
 
 
-def test_a_strategy_that_is_none_is_refused_by_name() -> None:
+def test_an_unknown_strategy_is_refused_by_name() -> None:
     assert parse_strategies(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
     with pytest.raises(RequestError, match=r"must be one of envvar, .*got 'cdi'"):
         parse_strategies(["cdi"])
@@ -185,10 +183,10 @@ def test_a_strategy_that_is_none_is_refused_by_name() -> None:
         parse_strategies([])
 
 
-async def test_the_specification_opens_each_device_alone(node: Node) -> None:
+async def test_the_specification_lists_the_device_nodes_of_each_device(node: FakeNode) -> None:
     files = node.files()
 
-    await files.update([gpu("GPU-a", 0), parted(instance(3, "MIG-x"))])
+    await files.update([gpu("GPU-a", 0), mig_gpu(instance(3, "MIG-x"))])
 
     found = cdi_specification(node.path)
     nodes = {
@@ -219,14 +217,14 @@ async def test_the_specification_opens_each_device_alone(node: Node) -> None:
     ]
 
 
-async def test_an_image_that_asks_for_all_devices_gets_no_others(node: Node) -> None:
+async def test_the_specification_sets_the_visible_devices_to_void(node: FakeNode) -> None:
     await node.files().update([gpu("GPU-a", 0)])
 
     (edits,) = cdi_devices(node.path).values()
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
-async def test_the_specification_follows_the_devices(node: Node) -> None:
+async def test_the_specification_is_rewritten_only_when_devices_change(node: FakeNode) -> None:
     files = node.files()
     await files.update([gpu("GPU-a", 0), gpu("GPU-b", 1)])
     before = node.path.stat().st_ino
@@ -241,59 +239,61 @@ async def test_the_specification_follows_the_devices(node: Node) -> None:
     assert node.path.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("harm", ["gone", "cut"])
-async def test_a_file_that_was_harmed_is_there_again_at_the_next_look(
-    node: Node, harm: str
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+async def test_a_deleted_or_truncated_specification_is_rewritten(
+    node: FakeNode, damage: str
 ) -> None:
     files = node.files()
     await files.update([gpu("GPU-a", 0)])
-    node.path.unlink() if harm == "gone" else node.path.write_text("{")
+    node.path.unlink() if damage == "gone" else node.path.write_text("{")
 
     await files.update([gpu("GPU-a", 0)])
 
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-a"}
 
 
-async def test_an_instance_that_was_just_made_is_named_before_its_container_starts(
-    node: Node,
+async def test_a_new_mig_instance_is_specified_before_its_container_starts(
+    node: FakeNode,
 ) -> None:
     files = node.files()
-    await files.update([parted()])
+    await files.update([mig_gpu()])
     node.instances_there = (instance(3, "MIG-x"),)
-    setup = name_devices(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c")
+    setup = name_devices(SETUP, ["MIG-x"], (CDI_CRI,), "u/c")
 
     await files.ensure_named(setup)
     await files.ensure_named(setup)
 
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=MIG-x"}
-    assert node.asked == ["GPU-m"], "and what is there is not asked for again"
+    assert node.queries == ["GPU-m"], "a known instance causes no query"
 
 
-async def test_a_gpu_that_does_not_answer_keeps_no_container_of_another_from_starting(
-    node: Node,
+async def test_an_unresponsive_gpu_does_not_block_containers_of_other_gpus(
+    node: FakeNode,
 ) -> None:
     files = node.files()
-    silent = replace(parted(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
-    await files.update([silent, parted()])
-    node.instances_there, node.silent = (instance(3, "MIG-x"),), "GPU-s"
+    unresponsive_gpu = replace(mig_gpu(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
+    await files.update([unresponsive_gpu, mig_gpu()])
+    node.instances_there, node.unresponsive_gpu = (instance(3, "MIG-x"),), "GPU-s"
 
-    await files.ensure_named(name_devices(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c"))
+    await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_CRI,), "u/c"))
 
     assert "leasehold.dev/gpu=MIG-x" in set(cdi_devices(node.path))
 
 
-async def test_a_container_whose_device_cannot_be_named_does_not_start(node: Node) -> None:
+async def test_a_container_without_a_cdi_name_for_its_device_does_not_start(node: FakeNode) -> None:
     files = node.files()
-    await files.update([parted()])
+    await files.update([mig_gpu()])
     node.instances_there = (instance(9, "MIG-x"),)  # without a capability known
 
     with pytest.raises(UnavailableError, match=r"has no leasehold\.dev/gpu=MIG-x"):
-        await files.ensure_named(name_devices(GIVEN, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
+        await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
 
 
-async def test_without_cdi_the_file_goes_once_no_container_needs_it(node: Node) -> None:
+async def test_without_cdi_the_specification_is_removed_once_no_container_uses_it(
+    node: FakeNode,
+) -> None:
     await node.files(CDI_CRI).update([gpu("GPU-a", 0)])
-    node.gave(name_devices(GIVEN, ["GPU-a"], (CDI_CRI,), "u/c"))
+    node.record(name_devices(SETUP, ["GPU-a"], (CDI_CRI,), "u/c"))
     files = node.files(ENVVAR)
 
     await files.update([gpu("GPU-a", 0)])
@@ -305,20 +305,20 @@ async def test_without_cdi_the_file_goes_once_no_container_needs_it(node: Node) 
     assert not node.path.exists()
 
 
-async def test_without_cdi_nothing_is_looked_for_and_nothing_written(tmp_path: Path) -> None:
-    bare = Node(tmp_path)
+async def test_without_cdi_no_driver_is_needed_and_nothing_is_written(tmp_path: Path) -> None:
+    empty = FakeNode(tmp_path)
 
-    await bare.files(ENVVAR, VOLUME_MOUNTS).update([gpu("GPU-a", 0)])
+    await empty.files(ENVVAR, VOLUME_MOUNTS).update([gpu("GPU-a", 0)])
 
     assert not list(tmp_path.iterdir())
 
 
-async def test_simulated_gpus_are_named_without_device_nodes(tmp_path: Path) -> None:
-    made = Node(tmp_path)
+async def test_simulated_gpus_are_specified_without_device_nodes(tmp_path: Path) -> None:
+    fake = FakeNode(tmp_path)
 
-    await made.files(simulated=True).update([gpu("GPU-a", 0)])
+    await fake.files(simulated=True).update([gpu("GPU-a", 0)])
 
-    assert cdi_devices(made.path) == {
+    assert cdi_devices(fake.path) == {
         "leasehold.dev/gpu=GPU-a": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
     }
 
@@ -330,8 +330,8 @@ async def test_simulated_gpus_are_named_without_device_nodes(tmp_path: Path) -> 
         ("driver/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path"),
     ],
 )
-async def test_a_driver_that_is_not_found_is_named_with_the_flag(
-    node: Node, missing: str, text: str
+async def test_a_missing_driver_file_is_reported_with_the_flag_to_set(
+    node: FakeNode, missing: str, text: str
 ) -> None:
     (node.root / missing).unlink()
 
@@ -340,7 +340,7 @@ async def test_a_driver_that_is_not_found_is_named_with_the_flag(
     assert not node.path.exists()
 
 
-def test_a_hook_that_is_named_is_believed(node: Node) -> None:
+def test_a_configured_hook_path_is_used_as_given(node: FakeNode) -> None:
     named = replace(node.places, hook="/opt/nvidia-cdi-hook")
 
     found = build_specification([gpu("GPU-a", 0)], {}, find_driver(named, VERSION))

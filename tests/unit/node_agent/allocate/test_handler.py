@@ -1,10 +1,13 @@
-"""The kubelet's questions, against hand-written kubelets and ledgers."""
+"""The kubelet's calls, with a fake kubelet and fake leases."""
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
@@ -14,9 +17,13 @@ from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.gpus.inventory import devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
-from services.node_agent.metrics import TracedAllocation
+from services.node_agent.metrics import AgentMetrics, TracedAllocation
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.node_state import AgentNodeState
+from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
@@ -26,65 +33,66 @@ from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from tests.support.node_agent.agent import NUMBER, Ledger, lease_of, share
+from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of, share
 from tests.support.simcluster.kubelet import NODE
 
 SLOT = f"{uuid_of(NodeName(NODE), 0)}-0"
 OTHER = f"{uuid_of(NodeName(NODE), 1)}-0"
 
 
-class Kubelet:
-    """Lists what a test says."""
+class FakeKubelet:
+    """Lists pods and held devices that a test sets."""
 
     unreadable_reason = ""
-    silent = ""
-    """Why it does not say who holds what; empty: it does."""
+    error = ""
+    """The error of `list_holdings`; empty: none."""
 
     def __init__(self) -> None:
         self.pods: list[KubeletPod] = []
-        self.held: list[Holding] = []
-        self.looks = 0
+        self.running: frozenset[PodUid] = frozenset()
+        self.held_devices: list[Holding] = []
+        self.list_calls = 0
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        self.looks += 1
+        self.list_calls += 1
         return tuple(self.pods)
 
     async def list_running(self) -> frozenset[PodUid]:
-        return frozenset()
+        return self.running
 
     async def list_holdings(self) -> PodResources:
-        if self.silent:
-            raise UnavailableError(self.silent)
-        return PodResources(holdings=tuple(self.held))
+        if self.error:
+            raise UnavailableError(self.error)
+        return PodResources(holdings=tuple(self.held_devices))
 
     def add(self, name: str, *containers: KubeletContainer) -> KubeletPod:
         pod = KubeletPod(
             uid=PodUid(f"uid-{name}"),
             namespace=Namespace("default"),
             name=name,
-            containers=containers or (wants(),),
+            containers=containers or (container(),),
         )
         self.pods.append(pod)
         return pod
 
-    def hold(self, name: str, container: str, *ids: str) -> None:
-        self.held.append(Holding("default", name, container, NUMBER, frozenset(ids)))
+    def add_holding(self, name: str, container: str, *ids: str) -> None:
+        self.held_devices.append(Holding("default", name, container, NUMBER, frozenset(ids)))
 
 
-class Around:
-    """The disk, the views and the traces: keeps what happened."""
+class Effects(AgentMetrics):
+    """Records calls to the disk, the views, the traces and the metrics."""
 
     def __init__(self) -> None:
-        self.happened: list[str] = []
+        self.calls: list[str] = []
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
-        self.happened.append("prepared for a start" if starting else "prepared")
+        self.calls.append("prepared for a start" if starting else "prepared")
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
         if setup.cdi_devices:
-            self.happened.append(f"specified {list(setup.cdi_devices)}")
+            self.calls.append(f"specified {list(setup.cdi_devices)}")
 
     async def mig_instances_of(
         self, lease: Lease, container: str
@@ -92,34 +100,52 @@ class Around:
         return {}
 
     def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
-        self.happened.append(f"shown {sorted(containers)}")
+        self.calls.append(f"shown {sorted(containers)}")
 
     def show_failed(self, lease: Lease) -> None:
-        self.happened.append("shown as failed")
+        self.calls.append("shown as failed")
 
     def begin(self, lease: Lease, facts: Mapping[str, str]) -> TracedAllocation:
         return TracedAllocation(lease.trace, None, facts)
 
+    def count_overcommit(self) -> None:
+        self.calls.append("over-committed")
+
     def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
-        self.happened.append(outcome)
+        self.calls.append(outcome)
 
 
-class Desk:
-    """An allocation handler with everything around it."""
+async def no_instances() -> dict[DeviceUuid, list[MigInstance]]:
+    return {}
+
+
+class HandlerUnderTest:
+    """An allocation handler with fake collaborators."""
 
     def __init__(self, path: Path) -> None:
-        self.kubelet, self.around, self.ledger = Kubelet(), Around(), Ledger()
+        self.kubelet, self.effects, self.ledger = FakeKubelet(), Effects(), FakeLeaseReplies()
         node = NodeName(NODE)
         self.state = AgentNodeState()
         self.checkpoint = Checkpoint(path / "checkpoint.json", node)
         leases = KnownLeases(node)
-        self.reporter = AllocationReporter(node, leases=leases, views=self.around)
+        self.reporter = AllocationReporter(node, leases=leases, views=self.effects)
+        timing = AgentTiming(resolve_s=0.15, lease_wait_s=0.15, records_retry_s=0.15)
+        reconciler = CheckpointReconciler(
+            self.checkpoint,
+            leases,
+            pods=cast(NodePods, self.kubelet),
+            pod_resources=self.kubelet,
+            list_mig_instances=no_instances,
+            retain_refused=self.reporter.retain_refused,
+            files=cast(ContainerFiles, self.effects),
+            clock=SystemClock(),
+        )
         resolver = PodResolver(
             LeaseSync(node, leases, self.ledger),
             pods=self.kubelet,
             pod_resources=self.kubelet,
             clock=SystemClock(),
-            timing=AgentTiming(resolve_s=0.15),
+            timing=timing,
         )
         self.handler = AllocationHandler(
             node,
@@ -127,15 +153,17 @@ class Desk:
             resolver=resolver,
             pod_resources=self.kubelet,
             checkpoint=self.checkpoint,
-            files=self.around,
-            cdi=self.around,
-            mig_instances_of=self.around.mig_instances_of,
+            forget_ended=reconciler.forget_ended,
+            files=self.effects,
+            name_cdi_devices=self.effects.ensure_named,
+            mig_instances_of=self.effects.mig_instances_of,
             reporter=self.reporter,
-            metrics=self.around,
+            metrics=self.effects,
             clock=SystemClock(),
+            timing=timing,
         )
 
-    async def open(self) -> "Desk":
+    async def open(self) -> "HandlerUnderTest":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
         devices = devices_of(gpus, SharingConfig())
         self.state.snapshot = NodeSnapshot(
@@ -150,132 +178,248 @@ class Desk:
         return self.ledger.grant(lease_of(f"uid-{name}", *shares, name=name, **changes))
 
 
-def wants(name: str = "main", *, init: bool = False) -> KubeletContainer:
+def container(name: str = "main", *, init: bool = False) -> KubeletContainer:
     return KubeletContainer(name=name, limits={NUMBER: 1}, init=init)
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> Desk:
-    return await Desk(tmp_path).open()
+async def under_test(tmp_path: Path) -> HandlerUnderTest:
+    return await HandlerUnderTest(tmp_path).open()
 
 
-async def test_an_answer_is_on_disk_prepared_said_and_shown(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(0, 1000))
+async def test_allocate_saves_prepares_publishes_and_annotates(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 1000))
 
-    setup = await desk.handler.allocate(NUMBER, [SLOT])
-    again = Checkpoint(desk.checkpoint.path, NODE)
-    await again.load()
-    said = await desk.reporter.outbox.take()
+    setup = await under_test.handler.allocate(NUMBER, [SLOT])
+    reloaded = Checkpoint(under_test.checkpoint.path, NODE)
+    await reloaded.load()
+    events = await under_test.reporter.outbox.take()
 
-    assert again.allocations == desk.checkpoint.allocations
-    assert desk.around.happened == ["prepared", "shown ['main']", "answered"]
-    assert isinstance(said[0], ShareActivated)
+    assert reloaded.allocations == under_test.checkpoint.allocations
+    assert under_test.effects.calls == ["prepared", "shown ['main']", "allocated"]
+    assert isinstance(events[0], ShareActivated)
     assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
 
 
-async def test_a_kubelet_that_cannot_say_who_holds_what_is_told_so_in_its_own_words(
-    desk: Desk,
+async def test_allocate_fails_with_the_error_of_the_pod_resources_api(
+    under_test: HandlerUnderTest,
 ) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(0, 1000))
-    desk.kubelet.silent = "PodResources: no answer within 10 s"
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 1000))
+    under_test.kubelet.error = "PodResources: no answer within 10 s"
 
     with pytest.raises(UnavailableError, match="no answer within 10 s"):
-        await desk.handler.allocate(NUMBER, [SLOT])
+        await under_test.handler.allocate(NUMBER, [SLOT])
 
 
-async def test_two_alike_are_looked_at_again_and_then_refused_by_name(desk: Desk) -> None:
+async def test_equal_pods_are_listed_again_and_then_refused_by_name(
+    under_test: HandlerUnderTest,
+) -> None:
     for name in ("a", "b"):
-        desk.kubelet.add(name)
-        desk.lease(name, share(0, 1000))
+        under_test.kubelet.add(name)
+        under_test.lease(name, share(0, 1000))
 
     with pytest.raises(RequestError, match=r"default/a, container main; default/b"):
-        await desk.handler.allocate(NUMBER, [SLOT])
+        await under_test.handler.allocate(NUMBER, [SLOT])
 
-    (said,) = await desk.reporter.outbox.take()
-    assert isinstance(said, ShareRefused)
-    assert said.pod is None, "nobody's lease is given up for a guess"
-    assert desk.kubelet.looks > 1
-    assert desk.checkpoint.allocations == ()
-
-
-async def test_nothing_is_preferred_when_it_is_unclear_for_whom(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.kubelet.add("b")
-
-    assert list(await desk.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)) == []
+    (events,) = await under_test.reporter.outbox.take()
+    assert isinstance(events, ShareRefused)
+    assert events.pod is None, "no lease is refused for a guess"
+    assert under_test.kubelet.list_calls > 1
+    assert under_test.checkpoint.allocations == ()
 
 
-async def test_the_leased_slot_is_preferred_before_it_is_allocated(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(1, 1000))
+async def test_no_id_is_preferred_while_the_pod_is_ambiguous(under_test: HandlerUnderTest) -> None:
+    under_test.kubelet.add("a")
+    under_test.kubelet.add("b")
 
-    assert list(await desk.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)) == [
-        OTHER
-    ]
+    assert (
+        list(await under_test.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)) == []
+    )
 
 
-async def test_38_a_mismatch_is_refused_told_and_shown(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(1, 1000))
+async def test_the_leased_slot_is_preferred_before_it_is_allocated(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(1, 1000))
+
+    assert list(
+        await under_test.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)
+    ) == [OTHER]
+
+
+async def test_38_a_device_mismatch_is_refused_published_and_annotated(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(1, 1000))
 
     with pytest.raises(RequestError, match="the lease is for 1 of"):
-        await desk.handler.allocate(NUMBER, [SLOT])
+        await under_test.handler.allocate(NUMBER, [SLOT])
 
-    (said,) = await desk.reporter.outbox.take()
-    assert isinstance(said, ShareRefused)
-    assert said.pod == "uid-a"
-    assert desk.around.happened == ["shown as failed", "refused"]
+    (events,) = await under_test.reporter.outbox.take()
+    assert isinstance(events, ShareRefused)
+    assert events.pod == "uid-a"
+    assert under_test.effects.calls == ["shown as failed", "refused"]
 
 
-async def test_a_lease_that_has_ended_is_asked_for_and_refused(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(0, 1000), state=LeaseState.RELEASED)
+async def test_allocate_refuses_to_overcommit_a_device_whatever_the_lease(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 10_000, slot=0))
+    await under_test.handler.allocate(NUMBER, [SLOT])
+    under_test.kubelet.add_holding("a", "main", SLOT)
+    await under_test.reporter.outbox.take()
+
+    under_test.kubelet.add("b")
+    under_test.lease("b", share(0, 10_000, slot=1, fence=2))
+    with pytest.raises(RequestError, match="over-committed") as refused:
+        await under_test.handler.allocate(NUMBER, [f"{SLOT[:-1]}1"])
+
+    assert "default/a" in str(refused.value)
+    assert "default/b" in str(refused.value)
+    (event,) = await under_test.reporter.outbox.take()
+    assert isinstance(event, ShareRefused)
+    assert event.pod == "uid-b"
+    assert [each.pod for each in under_test.checkpoint.allocations] == ["uid-a"]
+    assert "over-committed" in under_test.effects.calls
+
+
+@pytest.mark.parametrize("phase", ["", "Succeeded"])
+async def test_a_pod_that_has_just_ended_does_not_count_against_the_device(
+    under_test: HandlerUnderTest, phase: str
+) -> None:
+    ended = under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 10_000, slot=0))
+    await under_test.handler.allocate(NUMBER, [SLOT])
+    under_test.kubelet.pods = [replace(ended, phase=phase)] if phase else []
+    if phase:
+        under_test.kubelet.add_holding("a", "main", SLOT)
+    del under_test.ledger.leases[ended.uid]
+
+    under_test.kubelet.add("b")
+    under_test.lease("b", share(0, 10_000, slot=1, fence=2))
+    await under_test.handler.allocate(NUMBER, [f"{SLOT[:-1]}1"])
+
+    assert [each.pod for each in under_test.checkpoint.allocations] == ["uid-b"]
+
+
+async def test_a_deleted_pod_counts_while_the_runtime_has_its_container(
+    under_test: HandlerUnderTest,
+) -> None:
+    deleted = under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 10_000, slot=0))
+    await under_test.handler.allocate(NUMBER, [SLOT])
+    under_test.kubelet.pods, under_test.kubelet.running = [], frozenset({deleted.uid})
+    del under_test.ledger.leases[deleted.uid]
+
+    under_test.kubelet.add("b")
+    under_test.lease("b", share(0, 10_000, slot=1, fence=2))
+    with pytest.raises(RequestError, match="over-committed"):
+        await under_test.handler.allocate(NUMBER, [f"{SLOT[:-1]}1"])
+
+
+async def test_allocate_waits_for_the_rebuild_of_a_lost_checkpoint(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.checkpoint.lost = True
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 1000))
+
+    with pytest.raises(UnavailableError, match="has lost its records"):
+        await under_test.handler.allocate(NUMBER, [SLOT])
+    assert under_test.checkpoint.allocations == ()
+
+    under_test.checkpoint.lost = False
+    await under_test.handler.allocate(NUMBER, [SLOT])
+
+
+async def test_a_released_lease_is_refused(under_test: HandlerUnderTest) -> None:
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 1000), state=LeaseState.RELEASED)
 
     with pytest.raises(RequestError, match="holds no lease"):
-        await desk.handler.allocate(NUMBER, [SLOT])
+        await under_test.handler.allocate(NUMBER, [SLOT])
 
 
-async def test_27_a_start_is_refused_when_another_container_holds_the_devices(desk: Desk) -> None:
-    desk.kubelet.add("a")
-    desk.lease("a", share(0, 1000))
-    await desk.handler.allocate(NUMBER, [SLOT])
-
-    desk.kubelet.hold("b", "main", SLOT)
-    with pytest.raises(RequestError, match=r"with default/b/main, .* given to default/a/main"):
-        await desk.handler.pre_start_container(NUMBER, [SLOT])
-
-    desk.kubelet.held.clear()
-    with pytest.raises(RequestError, match="with no container"):
-        await desk.handler.pre_start_container(NUMBER, [SLOT])
-
-    desk.kubelet.hold("a", "main", SLOT)
-    await desk.handler.pre_start_container(NUMBER, [SLOT])
-    assert desk.around.happened[-1] == "prepared for a start"
-
-
-async def test_27_an_init_container_starts_although_the_kubelet_does_not_show_it(
-    desk: Desk,
+async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
+    under_test: HandlerUnderTest,
 ) -> None:
-    desk.kubelet.add("a", wants("first", init=True), wants())
-    desk.lease("a", share(0, 1000, container="first", init=True), share(0, 1000, fence=2))
-    await desk.handler.allocate(NUMBER, [SLOT])
+    under_test.kubelet.add("a")
+    under_test.lease("a", share(0, 1000))
+    await under_test.handler.allocate(NUMBER, [SLOT])
 
-    await desk.handler.pre_start_container(NUMBER, [SLOT])
+    under_test.kubelet.add_holding("b", "main", SLOT)
+    with pytest.raises(RequestError, match=r"with default/b/main, .* allocated to default/a/main"):
+        await under_test.handler.pre_start_container(NUMBER, [SLOT])
 
-    assert desk.checkpoint.allocations[0].container == "first"
+    under_test.kubelet.held_devices.clear()
+    with pytest.raises(RequestError, match="with no container"):
+        await under_test.handler.pre_start_container(NUMBER, [SLOT])
+
+    under_test.kubelet.add_holding("a", "main", SLOT)
+    await under_test.handler.pre_start_container(NUMBER, [SLOT])
+    assert under_test.effects.calls[-1] == "prepared for a start"
 
 
-async def test_29_the_same_ids_serve_the_init_container_and_then_the_container(desk: Desk) -> None:
-    desk.kubelet.add("a", wants("first", init=True), wants())
-    desk.lease(
+async def test_27_an_init_container_starts_without_being_listed_by_pod_resources(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a", container("first", init=True), container())
+    under_test.lease("a", share(0, 1000, container="first", init=True), share(0, 1000, fence=2))
+    await under_test.handler.allocate(NUMBER, [SLOT])
+
+    await under_test.handler.pre_start_container(NUMBER, [SLOT])
+
+    assert under_test.checkpoint.allocations[0].container == "first"
+
+
+async def test_29_the_same_ids_serve_the_init_container_and_then_the_container(
+    under_test: HandlerUnderTest,
+) -> None:
+    under_test.kubelet.add("a", container("first", init=True), container())
+    under_test.lease(
         "a", share(0, 500, container="first", init=True), share(1, 1000, container="main", fence=2)
     )
 
-    first = await desk.handler.allocate(NUMBER, [SLOT])
-    second = await desk.handler.allocate(NUMBER, [SLOT])
+    first = await under_test.handler.allocate(NUMBER, [SLOT])
+    second = await under_test.handler.allocate(NUMBER, [SLOT])
 
     assert first.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
     assert second.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
     assert second.environment["NVIDIA_VISIBLE_DEVICES"] == uuid_of(NodeName(NODE), 1)
+
+
+async def test_a_call_that_waits_for_mig_instances_does_not_hold_up_others(
+    under_test: HandlerUnderTest,
+) -> None:
+    waiting, laid_out = asyncio.Event(), asyncio.Event()
+
+    async def partition(lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+        waiting.set()
+        await laid_out.wait()
+        raise RequestError("the layout does not fit")
+
+    under_test.handler.mig_instances_of = partition
+    under_test.kubelet.add("a")
+    placed = MigPlacement(layout="all-1g", position=0, profile="1g.10gb")
+    under_test.lease("a", structs.replace(share(0, 1000), mig=placed))
+    first = asyncio.create_task(under_test.handler.allocate(NUMBER, [SLOT]))
+    await waiting.wait()
+    under_test.kubelet.add("b")
+    under_test.lease("b", share(1, 1000))
+
+    async with asyncio.timeout(10):
+        setup = await under_test.handler.allocate(NUMBER, [OTHER])
+
+    assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
+    assert not first.done()
+    laid_out.set()
+    with pytest.raises(RequestError, match="does not fit"):
+        await first
+    assert [each.pod for each in under_test.checkpoint.allocations] == ["uid-b"]

@@ -1,4 +1,4 @@
-"""Whom the kubelet asks for."""
+"""Resolution of the pod and container of an Allocate call."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,9 @@ from shared.model.names import Namespace, PodUid
 GPU = "volcano.sh/vgpu-number"
 
 
-def wants(name: str = "main", count: int = 1, *, init: bool = False) -> KubeletContainer:
+def container_wanting(
+    name: str = "main", count: int = 1, *, init: bool = False
+) -> KubeletContainer:
     return KubeletContainer(name=name, limits={GPU: count}, init=init)
 
 
@@ -24,11 +26,11 @@ def pod(name: str, *containers: KubeletContainer, phase: str = "Pending") -> Kub
         namespace=Namespace("default"),
         name=name,
         phase=phase,
-        containers=containers or (wants(),),
+        containers=containers or (container_wanting(),),
     )
 
 
-def shows(*held: tuple[str, str], pods: tuple[str, ...] = ()) -> PodResources:
+def pod_resources_of(*held: tuple[str, str], pods: tuple[str, ...] = ()) -> PodResources:
     return PodResources(
         holdings=tuple(
             Holding("default", name, container, GPU, frozenset({f"{name}-{container}"}))
@@ -38,101 +40,118 @@ def shows(*held: tuple[str, str], pods: tuple[str, ...] = ()) -> PodResources:
     )
 
 
-def who(
+def resolved(
     *pods: KubeletPod,
     count: int = 1,
-    shown: PodResources | None = None,
-    answered: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
+    pod_resources: PodResources | None = None,
+    allocated_ids: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     refused: tuple[str, ...] = (),
     device_ids: tuple[str, ...] | None = None,
 ) -> str:
-    told = AllocationHistory(
-        answered={(PodUid(uid), name): ids for (uid, name), ids in (answered or {}).items()},
+    history = AllocationHistory(
+        allocated={(PodUid(uid), name): ids for (uid, name), ids in (allocated_ids or {}).items()},
         refused={PodUid(uid) for uid in refused},
     )
     found = resolve_container(
         GPU,
         count,
         pods=pods,
-        pod_resources=shown or PodResources(),
-        history=told,
+        pod_resources=pod_resources or PodResources(),
+        history=history,
         device_ids=device_ids,
     )
     match found:
         case ContainerCandidate():
             return f"{found.pod.name}/{found.container.name}"
         case Ambiguous():
-            return f"unknown of {len(found.candidates)}"
+            return f"ambiguous: {len(found.candidates)}"
 
 
-def test_the_one_pod_that_asks_is_meant() -> None:
-    assert who(pod("a"), pod("plain", KubeletContainer(name="main"))) == "a/main"
+def test_the_only_waiting_pod_is_resolved() -> None:
+    assert resolved(pod("a"), pod("plain", KubeletContainer(name="main"))) == "a/main"
 
 
-def test_a_pod_that_the_kubelet_shows_with_devices_is_not_meant() -> None:
-    assert who(pod("a"), pod("b"), shown=shows(("a", "main"))) == "b/main"
+def test_a_container_with_devices_in_pod_resources_is_skipped() -> None:
+    assert resolved(pod("a"), pod("b"), pod_resources=pod_resources_of(("a", "main"))) == "b/main"
 
 
-def test_a_container_that_was_answered_is_not_meant_before_the_kubelet_shows_it() -> None:
-    assert who(pod("a"), pod("b"), answered={("uid-a", "main"): ("x",)}) == "b/main"
+def test_an_allocated_container_is_skipped_before_pod_resources_lists_it() -> None:
+    assert resolved(pod("a"), pod("b"), allocated_ids={("uid-a", "main"): ("x",)}) == "b/main"
 
 
-def test_finished_and_running_pods_are_not_meant() -> None:
+def test_finished_and_running_pods_are_skipped() -> None:
     ended = pod("ended", phase="Failed")
-    running = pod("running", wants("init", init=True), phase="Running")
+    running = pod("running", container_wanting("init", init=True), phase="Running")
 
-    assert who(ended, running, pod("new")) == "new/main"
-    assert who(ended, running) == "unknown of 0"
-
-
-def test_containers_are_served_in_spec_order() -> None:
-    both = pod("a", wants("one"), wants("two"))
-
-    assert who(both) == "a/one"
-    assert who(both, shown=shows(("a", "one"))) == "a/two"
+    assert resolved(ended, running, pod("new")) == "new/main"
+    assert resolved(ended, running) == "ambiguous: 0"
 
 
-def test_an_init_container_counts_as_served_once_a_later_one_is_shown() -> None:
-    both = pod("a", wants("init", init=True), wants("one"), wants("two"))
+def test_containers_are_resolved_in_spec_order() -> None:
+    both = pod("a", container_wanting("one"), container_wanting("two"))
 
-    assert who(both) == "a/init"
-    assert who(both, answered={("uid-a", "init"): ("x",)}) == "a/one"
-    assert who(both, shown=shows(("a", "one"))) == "a/two"
-
-
-def test_the_count_tells_two_pods_apart() -> None:
-    assert who(pod("a", wants(count=1)), pod("b", wants(count=2)), count=2) == "b/main"
+    assert resolved(both) == "a/one"
+    assert resolved(both, pod_resources=pod_resources_of(("a", "one"))) == "a/two"
 
 
-def test_two_that_are_alike_are_never_guessed_between() -> None:
-    assert who(pod("a"), pod("b")) == "unknown of 2"
+def test_an_init_container_counts_as_allocated_once_a_later_one_is_listed() -> None:
+    both = pod(
+        "a",
+        container_wanting("init", init=True),
+        container_wanting("one"),
+        container_wanting("two"),
+    )
+
+    assert resolved(both) == "a/init"
+    assert resolved(both, allocated_ids={("uid-a", "init"): ("x",)}) == "a/one"
+    assert resolved(both, pod_resources=pod_resources_of(("a", "one"))) == "a/two"
 
 
-def test_a_pod_that_the_kubelet_does_not_call_active_is_not_meant() -> None:
-    assert who(pod("rejected"), pod("b"), shown=shows(pods=("b",))) == "b/main"
+def test_the_requested_count_distinguishes_two_pods() -> None:
+    assert (
+        resolved(
+            pod("a", container_wanting(count=1)), pod("b", container_wanting(count=2)), count=2
+        )
+        == "b/main"
+    )
 
 
-def test_a_refused_pod_is_meant_only_if_there_is_no_other() -> None:
-    assert who(pod("a"), pod("b"), refused=("uid-a",)) == "b/main"
-    assert who(pod("a"), refused=("uid-a",)) == "a/main"
+def test_two_equal_pods_are_ambiguous() -> None:
+    assert resolved(pod("a"), pod("b")) == "ambiguous: 2"
 
 
-def test_a_repeated_call_is_known_by_its_devices() -> None:
-    answered = {("uid-a", "main"): ("x",), ("uid-b", "main"): ("y",)}
+def test_a_pod_that_pod_resources_does_not_list_is_skipped() -> None:
+    assert (
+        resolved(pod("rejected"), pod("b"), pod_resources=pod_resources_of(pods=("b",))) == "b/main"
+    )
 
-    assert who(pod("a"), pod("b"), answered=answered, device_ids=("y",)) == "b/main"
-    assert who(pod("a"), pod("b"), answered=answered, device_ids=("z",)) == "unknown of 2"
+
+def test_a_refused_pod_is_resolved_only_if_there_is_no_other() -> None:
+    assert resolved(pod("a"), pod("b"), refused=("uid-a",)) == "b/main"
+    assert resolved(pod("a"), refused=("uid-a",)) == "a/main"
 
 
-def test_a_repeated_call_beats_a_refused_pod_that_lingers() -> None:
-    answered = {("uid-a", "main"): ("x",)}
+def test_a_repeated_call_is_resolved_by_its_device_ids() -> None:
+    allocated_ids = {("uid-a", "main"): ("x",), ("uid-b", "main"): ("y",)}
 
-    found = who(pod("a"), pod("b"), answered=answered, refused=("uid-b",), device_ids=("x",))
+    assert resolved(pod("a"), pod("b"), allocated_ids=allocated_ids, device_ids=("y",)) == "b/main"
+    assert (
+        resolved(pod("a"), pod("b"), allocated_ids=allocated_ids, device_ids=("z",))
+        == "ambiguous: 2"
+    )
+
+
+def test_a_repeated_call_takes_precedence_over_a_refused_pod() -> None:
+    allocated_ids = {("uid-a", "main"): ("x",)}
+
+    found = resolved(
+        pod("a"), pod("b"), allocated_ids=allocated_ids, refused=("uid-b",), device_ids=("x",)
+    )
 
     assert found == "a/main"
 
 
-def test_what_cannot_be_told_is_named() -> None:
+def test_an_ambiguous_result_names_its_candidates() -> None:
     unknown = resolve_container(
         GPU,
         1,

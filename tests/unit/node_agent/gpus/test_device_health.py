@@ -26,9 +26,7 @@ from services.node_agent.gpus.device_health import (
     update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.mig.instances import (
-    MigState,
-)
+from services.node_agent.mig.instances import MigState
 from shared.model.names import DeviceUuid
 
 POLICY = HealthPolicy(
@@ -47,15 +45,15 @@ def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
     return Gpu(**(facts | changes))
 
 
-def after(*looks: tuple[float, Fault | None]) -> HealthRecord:
+def after(*probes: tuple[float, Fault | None]) -> HealthRecord:
     record = HealthRecord()
-    for at, fault in looks:
+    for at, fault in probes:
         record = next_record(record, fault, POLICY, at)
     return record
 
 
 @pytest.mark.parametrize(
-    ("looks", "state"),
+    ("probes", "state"),
     [
         ([(0, None)], HealthState.HEALTHY),
         ([(0, MILD)], HealthState.SUSPECT),
@@ -70,12 +68,12 @@ def after(*looks: tuple[float, Fault | None]) -> HealthRecord:
     ],
 )
 def test_states_after_probes(
-    looks: Sequence[tuple[float, Fault | None]], state: HealthState
+    probes: Sequence[tuple[float, Fault | None]], state: HealthState
 ) -> None:
-    assert after(*looks).state is state
+    assert after(*probes).state is state
 
 
-def test_koordinator_32_after_clean_probes_in_a_row_a_device_is_healthy_by_itself() -> None:
+def test_koordinator_32_a_device_recovers_after_consecutive_clean_probes() -> None:
     healed = after((0, GRAVE), (30, None), (35, None), (40, None), (45, None))
 
     assert (healed.state, healed.fault, healed.message) == (HealthState.HEALTHY, None, "")
@@ -101,10 +99,10 @@ FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 
 @given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
 def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault(
-    looks: list[tuple[float, Fault | None]],
+    probes: list[tuple[float, Fault | None]],
 ) -> None:
     record, now = HealthRecord(), 0.0
-    for pause, fault in looks:
+    for pause, fault in probes:
         now += pause
         before, record = record, next_record(record, fault, POLICY, now)
         assert record.state is before.state or record.state in TRANSITIONS[before.state]
@@ -114,10 +112,10 @@ def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault
 
 @given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
 def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
-    looks: list[tuple[float, Fault | None]],
+    probes: list[tuple[float, Fault | None]],
 ) -> None:
     record, now = HealthRecord(), 0.0
-    for pause, fault in looks:
+    for pause, fault in probes:
         now += pause
         record = next_record(record, fault, POLICY, now)
 
@@ -127,20 +125,20 @@ def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
     assert record.state is HealthState.HEALTHY
 
 
-def look(
-    patients: dict[DeviceUuid, DeviceHealth],
+def probe(
+    health: dict[DeviceUuid, DeviceHealth],
     *gpus: Gpu,
     now: float = 0.0,
     xids: Sequence[Xid] = (),
-    silence: Fault | None = None,
+    driver_fault: Fault | None = None,
 ) -> dict[DeviceUuid, DeviceHealth]:
     return update_health(
-        patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, driver_fault=silence
+        health, gpus, xids, rules=XidRules(), policy=POLICY, now=now, driver_fault=driver_fault
     )
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is now 12288 MiB"),
         (
@@ -150,52 +148,54 @@ def look(
         ({"ecc_errors": 5}, "EccErrors: 2 new uncorrected memory errors"),
     ],
 )
-def test_a_changed_device_is_cordoned_and_then_accepted(changes: dict[str, Any], said: str) -> None:
-    patients = look(look({}, gpu(ecc_errors=3)), gpu(**changes))
-    assert patients[A].record.message.startswith(f"cordoned: {said}")
+def test_a_changed_device_is_cordoned_and_then_accepted(
+    changes: dict[str, Any], message: str
+) -> None:
+    health = probe(probe({}, gpu(ecc_errors=3)), gpu(**changes))
+    assert health[A].record.message.startswith(f"cordoned: {message}")
 
     for now in (30, 35, 40, 45):
-        patients = look(patients, gpu(**changes), now=now)
+        health = probe(health, gpu(**changes), now=now)
 
-    assert patients[A].record.state is HealthState.HEALTHY
+    assert health[A].record.state is HealthState.HEALTHY
 
 
 def test_a_missing_ecc_count_is_not_a_fault() -> None:
-    patients = look({}, gpu(ecc_errors=3))
+    health = probe({}, gpu(ecc_errors=3))
 
-    for told in (None, 3):
-        patients = look(patients, gpu(ecc_errors=told))
-        assert patients[A].record.message == ""
-    patients = look(look(patients, gpu()), gpu(ecc_errors=4))
+    for ecc_errors in (None, 3):
+        health = probe(health, gpu(ecc_errors=ecc_errors))
+        assert health[A].record.message == ""
+    health = probe(probe(health, gpu()), gpu(ecc_errors=4))
 
-    assert "EccErrors: 1 new uncorrected" in patients[A].record.message
+    assert "EccErrors: 1 new uncorrected" in health[A].record.message
 
 
-def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:
-    patients = look({}, gpu(A), gpu(B, index=1))
-    patients = look(look(patients, gpu(B, index=0)), gpu(B, index=0))
-    assert patients[A].record.fault == NOT_LISTED
-    assert patients[A].record.state is HealthState.CORDONED
-    assert patients[B].record.state is HealthState.HEALTHY
+def test_a_device_that_returns_is_recognised_by_its_uuid() -> None:
+    health = probe({}, gpu(A), gpu(B, index=1))
+    health = probe(probe(health, gpu(B, index=0)), gpu(B, index=0))
+    assert health[A].record.fault == NOT_LISTED
+    assert health[A].record.state is HealthState.CORDONED
+    assert health[B].record.state is HealthState.HEALTHY
 
     for now in (30, 35, 40, 45):
-        patients = look(patients, gpu(A, index=1), gpu(B, index=0), now=now)
+        health = probe(health, gpu(A, index=1), gpu(B, index=0), now=now)
 
-    assert {patient.record.state for patient in patients.values()} == {HealthState.HEALTHY}
+    assert {device.record.state for device in health.values()} == {HealthState.HEALTHY}
 
 
 def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_dropped() -> None:
-    patients = look({}, gpu(A), gpu(B))
+    health = probe({}, gpu(A), gpu(B))
     for now in (5, 10):
-        patients = look(patients, silence=MILD, now=now)
+        health = probe(health, driver_fault=MILD, now=now)
 
-    assert [patient.record.state for patient in patients.values()] == [HealthState.CORDONED] * 2
+    assert [device.record.state for device in health.values()] == [HealthState.CORDONED] * 2
 
 
 def test_a_critical_xid_cordons_its_own_device_only() -> None:
-    known = look({}, gpu(A), gpu(B))
+    known = probe({}, gpu(A), gpu(B))
 
-    one = look(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
+    one = probe(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
 
     assert [one[A].record.state, one[B].record.state] == [HealthState.HEALTHY, HealthState.CORDONED]
 
@@ -203,7 +203,7 @@ def test_a_critical_xid_cordons_its_own_device_only() -> None:
 def test_application_xids_cordon_no_device() -> None:
     storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
 
-    assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is HealthState.HEALTHY
+    assert probe(probe({}, gpu()), gpu(), xids=storm)[A].record.state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize(

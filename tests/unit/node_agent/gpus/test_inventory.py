@@ -6,13 +6,9 @@ import pytest
 
 from services.node_agent.gpus.inventory import Gpu, devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig, check_sharing_config
-from services.node_agent.views.advertisement import (
-    advertisement_of,
-)
+from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.dialects.advertised import (
-    Strategy,
-)
+from shared.dialects.advertised import Strategy
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -23,7 +19,7 @@ GPUS = tuple(
 )
 
 
-def test_12_devices_come_in_order_of_their_minor_number() -> None:
+def test_12_devices_are_ordered_by_minor_number() -> None:
     devices = devices_of(reversed(GPUS), SharingConfig())
 
     shown = advertisement_of(DIALECTS.values(), devices, Strategy.AUTO)
@@ -33,7 +29,7 @@ def test_12_devices_come_in_order_of_their_minor_number() -> None:
     assert register.startswith("GPU-0,10,11178,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true,hami-core:")
 
 
-def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:
+def test_a_lost_gpu_stays_unhealthy_and_its_ids_are_not_reused() -> None:
     before = devices_of(GPUS[:2], SharingConfig())
 
     after = devices_of(GPUS[1:2], SharingConfig(), before)
@@ -44,7 +40,7 @@ def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:
     ]
 
 
-def test_a_card_in_the_place_of_a_lost_one_has_ids_of_its_own() -> None:
+def test_a_gpu_with_the_index_of_a_lost_one_gets_new_ids() -> None:
     lost, put_in = GPUS[0], replace(GPUS[0], uuid=DeviceUuid("GPU-00"))
     before = devices_of([lost], SharingConfig())
     both = devices_of([put_in], SharingConfig(), before)

@@ -16,45 +16,45 @@ def gpu(uuid: DeviceUuid, index: int = 0) -> Gpu:
 
 
 async def test_a_hanging_gpu_does_not_delay_others_and_is_not_probed_twice() -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     hang, hangs = threading.Event(), False
 
-    def ask(number: int) -> Gpu:
-        asked.append(number)
+    def read_gpu(number: int) -> Gpu:
+        calls.append(number)
         if number == 0 and hangs:
             hang.wait(30)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 0.2)
-    await looking.probe()
+    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 0.2)
+    await prober.probe()
     hangs = True
-    stuck = [await looking.probe() for _ in range(2)]
+    hanging_probes = [await prober.probe() for _ in range(2)]
     hang.set()
     hangs = False
-    freed = await looking.probe()
+    found_later = await prober.probe()
     async with asyncio.timeout(20):
-        while any(one.fault for one in freed):
-            freed = await looking.probe()
+        while any(one.fault for one in found_later):
+            found_later = await prober.probe()
 
-    faults = [[one.fault and one.fault.code for one in found] for found in stuck]
+    faults = [[one.fault and one.fault.code for one in found] for found in hanging_probes]
     assert faults == [["NoResponse", None]] * 2
-    assert asked.count(0) <= asked.count(1) - 1
-    assert len(freed) == 2
+    assert calls.count(0) <= calls.count(1) - 1
+    assert len(found_later) == 2
 
 
-async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
+async def test_a_gpu_that_timed_out_once_does_not_delay_later_probes() -> None:
     hang = threading.Event()
 
-    def ask(number: int) -> Gpu:
+    def read_gpu(number: int) -> Gpu:
         if number == 0:
             hang.wait(60)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 1.0)
-    await looking.probe()
+    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 1.0)
+    await prober.probe()
     began = asyncio.get_running_loop().time()
     for _ in range(10):
-        assert [one.uuid for one in await looking.probe()] == ["GPU-1"]
+        assert [one.uuid for one in await prober.probe()] == ["GPU-1"]
     took_s = asyncio.get_running_loop().time() - began
     hang.set()
 
@@ -64,23 +64,23 @@ async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
 async def test_a_gpu_that_never_responded_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def ask(number: int) -> Gpu:
+    def read_gpu(number: int) -> Gpu:
         if number == 1 and not healed:
             raise UnavailableError("NVML: Unknown Error")
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
     healed = False
-    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 30.0)
+    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 30.0)
     for _ in range(3):
-        assert [one.uuid for one in await looking.probe()] == ["GPU-0"]
+        assert [one.uuid for one in await prober.probe()] == ["GPU-0"]
 
-    assert looking.unreadable == {1: "NVML: Unknown Error"}
+    assert prober.unreadable == {1: "NVML: Unknown Error"}
     assert [one.getMessage() for one in caplog.records] == [
         "the GPU with driver index 1 is not served, as it has never responded: NVML: Unknown Error"
     ]
     healed = True
-    assert len(await looking.probe()) == 2
-    assert not looking.unreadable
+    assert len(await prober.probe()) == 2
+    assert not prober.unreadable
 
 
 async def test_a_call_that_crashes_raises_and_is_retried(
@@ -89,32 +89,32 @@ async def test_a_call_that_crashes_raises_and_is_retried(
     printed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
 
-    def ask(number: int) -> Gpu:
-        if not asked:
-            asked.append(number)
+    def read_gpu(number: int) -> Gpu:
+        if not calls:
+            calls.append(number)
             raise AssertionError("a bug of ours")
         return gpu(DeviceUuid("GPU-a"))
 
-    asked: list[int] = []
-    looking = GpuProber(lambda: 1, ask, limit_s=lambda: 30.0)
+    calls: list[int] = []
+    prober = GpuProber(lambda: 1, read_gpu, limit_s=lambda: 30.0)
 
     with pytest.raises(UnavailableError, match="failed unexpectedly"):
-        await looking.probe()
-    assert len(await looking.probe()) == 1
+        await prober.probe()
+    assert len(await prober.probe()) == 1
     assert await asyncio.to_thread(printed.wait, 20)
 
 
-async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:
+async def test_a_gpu_with_a_reused_index_is_not_mistaken_for_another() -> None:
     order = ["a", "b"]
 
-    def ask(number: int) -> Gpu:
+    def read_gpu(number: int) -> Gpu:
         if number >= len(order):
             raise UnavailableError("NVML: GPU is lost")
         return gpu(DeviceUuid(f"GPU-{order[number]}"), index=number)
 
-    looking = GpuProber(lambda: 2, ask, limit_s=lambda: 1.0)
-    await looking.probe()
+    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 1.0)
+    await prober.probe()
     order = ["b"]
-    found = await looking.probe()
+    found = await prober.probe()
 
     assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]

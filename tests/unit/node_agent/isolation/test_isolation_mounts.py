@@ -1,4 +1,4 @@
-"""What containers that HAMi-core holds have on the host: nothing that two of them can write to."""
+"""Host paths of containers with HAMi-core: no two containers can write to the same one."""
 
 from itertools import combinations
 
@@ -18,7 +18,7 @@ CARD = device(0)
 
 
 def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
-    asked = [
+    requests = [
         GpuRequest(
             container=name,
             gpus=1,
@@ -33,11 +33,11 @@ def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
         namespace=Namespace("ns"),
         name=pod,
         node=NodeName("n"),
-        shares=tuple(share_of(one, CARD) for one in asked),
+        shares=tuple(share_of(one, CARD) for one in requests),
     )
 
 
-def given(dialect: str, held: Lease, container: str) -> ContainerSetup:
+def setup_of(dialect: str, held: Lease, container: str) -> ContainerSetup:
     return DIALECTS[dialect].container_setup(held, container, {CARD.uuid: CARD}, PATHS)
 
 
@@ -49,7 +49,11 @@ def writable(setup: ContainerSetup) -> set[str]:
 def test_hami_core_33_no_two_containers_can_write_to_the_same_path(dialect: str) -> None:
     one, other = lease("u1", "a", "b"), lease("u2", "a")
 
-    setups = [given(dialect, one, "a"), given(dialect, one, "b"), given(dialect, other, "a")]
+    setups = [
+        setup_of(dialect, one, "a"),
+        setup_of(dialect, one, "b"),
+        setup_of(dialect, other, "a"),
+    ]
 
     for first, second in combinations(setups, 2):
         assert writable(first)
@@ -58,7 +62,7 @@ def test_hami_core_33_no_two_containers_can_write_to_the_same_path(dialect: str)
 
 @pytest.mark.parametrize("dialect", HELD)
 def test_hami_core_33_the_library_and_what_loads_it_are_read_only(dialect: str) -> None:
-    setup = given(dialect, lease("u1", "a"), "a")
+    setup = setup_of(dialect, lease("u1", "a"), "a")
 
     read_only = {mount.container_path for mount in setup.mounts if mount.read_only}
 
@@ -68,7 +72,7 @@ def test_hami_core_33_the_library_and_what_loads_it_are_read_only(dialect: str) 
 
 @pytest.mark.parametrize("dialect", ["volcano-vgpu", "tencent", "nvidia"])
 def test_a_process_without_environment_finds_the_containers_region(dialect: str) -> None:
-    setup = given(dialect, lease("u1", "a"), "a")
+    setup = setup_of(dialect, lease("u1", "a"), "a")
 
     mounts = {mount.container_path: mount for mount in setup.mounts}
     cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
@@ -79,7 +83,7 @@ def test_a_process_without_environment_finds_the_containers_region(dialect: str)
 
 
 @pytest.mark.parametrize(("cores", "policy"), [(1, "force"), (99, "force"), (0, None), (100, None)])
-def test_only_a_cap_on_cores_is_forced(cores: int, policy: str | None) -> None:
-    setup = given("volcano-vgpu", lease("u1", "a", cores=cores), "a")
+def test_the_core_policy_is_forced_only_with_a_core_limit(cores: int, policy: str | None) -> None:
+    setup = setup_of("volcano-vgpu", lease("u1", "a", cores=cores), "a")
 
     assert setup.environment.get("GPU_CORE_UTILIZATION_POLICY") == policy

@@ -38,9 +38,7 @@ def source(tmp_path: Path) -> Path:
     return built(tmp_path / "source.so", "int version(void) { return 1; }")
 
 
-def test_item_41_a_new_library_never_alters_what_containers_have_mapped(
-    source: Path, tmp_path: Path
-) -> None:
+def test_item_41_a_new_library_leaves_mapped_files_unchanged(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "library"
     first = install(source, root)
     before = first.read_bytes()
@@ -70,7 +68,7 @@ def test_the_same_library_is_installed_once(source: Path, tmp_path: Path) -> Non
     assert sorted(path.name for path in root.iterdir()) == sorted(["current", first.parent.name])
 
 
-def test_what_was_half_written_or_spoilt_is_replaced_by_a_file_of_its_own(
+def test_a_partial_or_corrupt_library_is_replaced_by_a_new_file(
     source: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "library"
@@ -87,7 +85,7 @@ def test_what_was_half_written_or_spoilt_is_replaced_by_a_file_of_its_own(
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\x01\x01" + bytes(60)])
-def test_what_is_no_library_for_this_machine_is_not_installed(
+def test_a_file_that_is_not_a_library_for_this_architecture_is_not_installed(
     source: Path, tmp_path: Path, content: bytes
 ) -> None:
     root = tmp_path / "library"
@@ -101,7 +99,7 @@ def test_what_is_no_library_for_this_machine_is_not_installed(
     assert len(list(root.iterdir())) == 2
 
 
-def test_a_source_that_is_not_there_is_named_and_the_version_before_counts(
+def test_a_missing_source_is_reported_and_the_previous_version_stays(
     source: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "library"
@@ -114,7 +112,9 @@ def test_a_source_that_is_not_there_is_named_and_the_version_before_counts(
     assert not current_library(tmp_path / "empty").exists()
 
 
-def test_an_old_version_goes_when_nobody_mounts_it_any_more(source: Path, tmp_path: Path) -> None:
+def test_an_old_version_is_removed_once_no_container_mounts_it(
+    source: Path, tmp_path: Path
+) -> None:
     root, later = tmp_path / "library", time.time() + 1200
     first = install(source, root)
     built(source, "int version(void) { return 2; }")
@@ -127,7 +127,7 @@ def test_an_old_version_goes_when_nobody_mounts_it_any_more(source: Path, tmp_pa
     assert remove_unused_versions(root, set(), now=later, unused_s=600) == []
 
 
-async def test_a_library_is_loaded_to_see_whether_it_loads(source: Path, tmp_path: Path) -> None:
+async def test_a_library_is_probed_by_loading_it(source: Path, tmp_path: Path) -> None:
     lacking = built(
         tmp_path / "lacking.so",
         "extern int nobody_has_this(void);\nint version(void) { return nobody_has_this(); }\n"
@@ -159,15 +159,15 @@ async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_pa
         await preparing.prepare(setup)
 
 
-KEEPS = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); }}"
+WITH_LAYOUT = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); }}"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others write numbers in pieces")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.name))
-async def test_a_library_that_keeps_other_regions_is_of_no_use(
+async def test_a_library_with_another_region_layout_is_unusable(
     tmp_path: Path, layout: RegionLayout
 ) -> None:
-    library = built(tmp_path / LIBRARY_NAME, KEEPS.format(size=layout.size))
+    library = built(tmp_path / LIBRARY_NAME, WITH_LAYOUT.format(size=layout.size))
 
     why = await unusable_reason(library)
 
@@ -178,5 +178,5 @@ async def test_a_library_that_keeps_other_regions_is_of_no_use(
         assert "HAMi 2.8.2 or newer" in why
 
 
-async def test_a_library_of_which_nothing_is_known_is_believed(source: Path) -> None:
+async def test_a_library_with_an_unknown_region_layout_is_accepted(source: Path) -> None:
     assert await unusable_reason(source) == ""

@@ -20,7 +20,7 @@ from services.node_agent.isolation.region_layouts import (
     RegionLayout,
     layout_of,
 )
-from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region_reader import ROUNDS, read_region
 from tests.support.node_agent.regions import SEED, at, fresh, path_of, process, write
 
 GIB = 1 << 30
@@ -44,7 +44,7 @@ def refused(found: Region | Tampered | None) -> str:
 # What is no region
 
 
-def test_a_place_without_a_file_or_directory_is_neither_region_nor_tampered(tmp_path: Path) -> None:
+def test_a_missing_file_is_neither_a_region_nor_tampered(tmp_path: Path) -> None:
     there, nowhere = at(tmp_path), at(tmp_path / "x")
     (tmp_path / "x").rmdir()
 
@@ -70,7 +70,7 @@ def test_hami_core_2_another_magic_is_tampered(tmp_path: Path, layout: RegionLay
     ("size", "version"),
     [(V1_2.file_size, (1, 3)), (V1_2.file_size, (2, 2)), (V1_1_BAD.file_size, (1, 2))],
 )
-def test_a_version_that_no_file_of_its_size_has_is_tampered(
+def test_a_version_that_does_not_match_the_file_size_is_tampered(
     size: int, version: tuple[int, int]
 ) -> None:
     assert f"version {version[0]}.{version[1]}" in str(layout_of(size, MAGIC, version))
@@ -94,7 +94,7 @@ def test_hami_core_2_a_directory_that_is_a_link_is_not_followed(tmp_path: Path) 
     assert "cannot be opened" in refused(read_region(place))
 
 
-def test_hami_core_2_a_second_name_is_tampered(tmp_path: Path) -> None:
+def test_hami_core_2_a_second_hard_link_is_tampered(tmp_path: Path) -> None:
     place = at(tmp_path)
     write(place, fresh())
     os.link(path_of(place), tmp_path / "second")
@@ -103,7 +103,7 @@ def test_hami_core_2_a_second_name_is_tampered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
-def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+def test_hami_core_2_a_special_file_is_not_opened(tmp_path: Path, kind: str) -> None:
     place = at(tmp_path)
     held = socket.socket(socket.AF_UNIX)
     with held:
@@ -131,7 +131,7 @@ def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind
     scribbles=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=64)), max_size=40),
     counts=st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**64 - 1)),
 )
-def test_any_bytes_behind_the_magic_are_read_as_some_region(
+def test_any_bytes_after_the_magic_are_read_as_a_region(
     tmp_path: Path,
     layout: RegionLayout,
     scribbles: list[tuple[float, bytes]],
@@ -162,9 +162,7 @@ def test_any_bytes_behind_the_magic_are_read_as_some_region(
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_random_files_are_never_taken_for_regions(
-    tmp_path: Path, noise: bytes, layout: RegionLayout
-) -> None:
+def test_random_files_are_tampered(tmp_path: Path, noise: bytes, layout: RegionLayout) -> None:
     for image in (noise, noise.ljust(layout.file_size, b"\xff")[: layout.file_size]):
         assert isinstance(read(tmp_path, image), Tampered)
 
@@ -179,7 +177,7 @@ def slowness() -> float:
     return min(took) / 0.0017
 
 
-def test_hami_core_4_impossible_counts_are_clamped_and_read_quickly(tmp_path: Path) -> None:
+def test_hami_core_4_impossible_counts_are_clamped_and_read_within_50_ms(tmp_path: Path) -> None:
     place = at(tmp_path)
     image = fresh()
     for index in range(1024):
@@ -202,28 +200,27 @@ def test_hami_core_4_impossible_counts_are_clamped_and_read_quickly(tmp_path: Pa
     assert region_of(image).clamped
 
 
-def test_hami_core_5_a_slot_that_is_always_being_written_is_torn_within_20_ms(
-    tmp_path: Path,
+def test_hami_core_5_a_slot_under_constant_write_is_torn_after_pauses_of_at_most_20_ms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = at(tmp_path)
     image = fresh()
     process(image, 0, 10, totals=(1,), seqlock=2)
     process(image, 1, 11, totals=(2,), seqlock=3)
     write(place, image)
+    pauses_s: list[float] = []
+    monkeypatch.setattr("services.node_agent.isolation.region_reader.time.sleep", pauses_s.append)
 
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        region = read_region(place)
-        took.append(time.perf_counter() - began)
+    region = read_region(place)
 
     assert isinstance(region, Region)
     assert [slot.torn for slot in region.slots] == [False, True]
-    assert sums(region, 0).total == 3, "what can be read of it still counts"
-    assert min(took) < 0.02
+    assert sums(region, 0).total == 3, "the amounts of a torn slot still count"
+    assert len(pauses_s) == ROUNDS
+    assert sum(pauses_s) <= 0.02
 
 
-def test_a_slot_that_is_written_at_first_is_read_again(
+def test_a_slot_whose_write_ends_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = at(tmp_path)
@@ -243,7 +240,7 @@ def test_a_slot_that_is_written_at_first_is_read_again(
     assert (region.torn, sums(region, 0).total) == (0, 7)
 
 
-def test_hami_core_6_amounts_below_zero_are_left_out_and_counted() -> None:
+def test_hami_core_6_negative_amounts_are_left_out_and_counted() -> None:
     image = fresh()
     process(image, 0, 10, totals=(2 * GIB,))
     process(image, 1, 11, totals=((1 << 64) - 5, 1))
@@ -254,7 +251,7 @@ def test_hami_core_6_amounts_below_zero_are_left_out_and_counted() -> None:
     assert sums(region_of(image), 1).wrapped == 0
 
 
-def test_hami_core_7_processes_that_the_library_lost_are_found() -> None:
+def test_hami_core_7_processes_beyond_the_slot_count_are_found() -> None:
     image = fresh()
     process(image, 0, 10, totals=(GIB,))
     process(image, 1, 11, totals=(GIB,), counted=False)
@@ -268,7 +265,7 @@ def test_hami_core_7_processes_that_the_library_lost_are_found() -> None:
     assert sums(region, 0).total == GIB
 
 
-def test_hami_core_8_ended_processes_count_only_in_what_the_library_enforces() -> None:
+def test_hami_core_8_ended_processes_count_only_in_the_enforced_usage() -> None:
     image = fresh()
     process(image, 0, 10, totals=(GIB,))
     process(image, 1, 11, totals=(2 * GIB,), status=0)
@@ -292,14 +289,14 @@ def test_hami_core_8_ended_processes_count_only_in_what_the_library_enforces() -
         (b"", ""),
     ],
 )
-def test_hami_core_9_only_what_can_be_a_uuid_is_read_as_one(text: bytes, read_as: str) -> None:
+def test_hami_core_9_only_a_valid_uuid_is_read(text: bytes, read_as: str) -> None:
     image = fresh()
     image[V1_2.uuids : V1_2.uuids + len(text)] = text
 
     assert region_of(image).uuids[0] == read_as
 
 
-def test_hami_core_3_a_file_that_shrinks_while_it_is_read_harms_nobody(tmp_path: Path) -> None:
+def test_hami_core_3_a_file_truncated_during_a_read_is_tampered(tmp_path: Path) -> None:
     place = at(tmp_path)
     image = fresh(SEED)
     write(place, image)

@@ -86,16 +86,16 @@ def test_c_reads_a_seed_of_every_layout_and_gets_its_locks(
     place = at(tmp_path)
     write(place, image_of(SEED, layout))
 
-    told = show_by_c(layout, place)
+    fields = show_by_c(layout, place)
 
-    assert told["sem"] == "0"
-    assert told.get("postinit", "0") == "0"
-    assert (told["magic"], told["proc_num"], told["device_num"]) == ("19920718", "0", "0")
-    assert [told[f"limit{n}"] for n in range(3)] == [str(5 << 30), str(3 << 30), "0"]
-    assert [told[f"sm_limit{n}"] for n in range(3)] == ["40", "40", "100"]
+    assert fields["sem"] == "0"
+    assert fields.get("postinit", "0") == "0"
+    assert (fields["magic"], fields["proc_num"], fields["device_num"]) == ("19920718", "0", "0")
+    assert [fields[f"limit{n}"] for n in range(3)] == [str(5 << 30), str(3 << 30), "0"]
+    assert [fields[f"sm_limit{n}"] for n in range(3)] == ["40", "40", "100"]
 
 
-def test_hami_core_11_c_reads_what_was_seeded_for_a_container(tmp_path: Path) -> None:
+def test_hami_core_11_c_reads_the_seed_of_a_container(tmp_path: Path) -> None:
     place = at(tmp_path / "u1_main")
     seed = RegionSeed(
         memory_bytes=(5 << 30,), cores_percent=(40,), priority=0, other_cores_percent=40
@@ -103,9 +103,13 @@ def test_hami_core_11_c_reads_what_was_seeded_for_a_container(tmp_path: Path) ->
 
     seed_region(place, seed, starting=True)
 
-    told = show_by_c(V1_2, place)
-    assert (told["major"], told["minor"], told["switch"]) == ("1", "2", "1")
-    assert (told["recent_kernel"], told["priority"], told["last_kernel"]) == ("2", "0", "0")
-    assert (told["limit0"], told["sm_limit0"], told["sm_limit15"]) == (str(5 << 30), "40", "40")
-    assert (told["owner"], told["sm_init"], told["uuid0"]) == ("0", "0", '""')
-    assert (told["sem"], told["postinit"]) == ("0", "0")
+    fields = show_by_c(V1_2, place)
+    assert (fields["major"], fields["minor"], fields["switch"]) == ("1", "2", "1")
+    assert (fields["recent_kernel"], fields["priority"], fields["last_kernel"]) == ("2", "0", "0")
+    assert (fields["limit0"], fields["sm_limit0"], fields["sm_limit15"]) == (
+        str(5 << 30),
+        "40",
+        "40",
+    )
+    assert (fields["owner"], fields["sm_init"], fields["uuid0"]) == ("0", "0", '""')
+    assert (fields["sem"], fields["postinit"]) == ("0", "0")

@@ -61,11 +61,11 @@ def test_a_seed_reads_back_as_it_was_given(seed: RegionSeed, layout: RegionLayou
     assert altered_limits(region, seed) == ()
 
 
-# From what a container is told
+# From the variables of a container
 
 
-def test_limits_come_from_what_the_container_is_told() -> None:
-    told = {
+def test_limits_come_from_the_environment_of_the_container() -> None:
+    variables = {
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
         "CUDA_DEVICE_MEMORY_LIMIT_1": "5g",
         "CUDA_DEVICE_SM_LIMIT": "50",
@@ -73,7 +73,7 @@ def test_limits_come_from_what_the_container_is_told() -> None:
         "CUDA_TASK_PRIORITY": "0",
     }
 
-    assert seed_of(told) == RegionSeed(
+    assert seed_of(variables) == RegionSeed(
         memory_bytes=(3000 << 20, 5 << 30),
         cores_percent=(50, 20),
         other_cores_percent=50,
@@ -84,7 +84,7 @@ def test_limits_come_from_what_the_container_is_told() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "", "0m", "010m", "0x10m", "1.5g", "1Gi", "-1", "9" * 20])
-def test_hami_core_25_what_the_library_reads_otherwise_is_refused(text: str) -> None:
+def test_hami_core_25_values_that_the_library_parses_differently_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="CUDA_DEVICE_MEMORY_LIMIT_0"):
         seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": text})
 
@@ -95,7 +95,7 @@ def test_no_limit_and_17_limits_are_refused() -> None:
             seed_of({f"CUDA_DEVICE_MEMORY_LIMIT_{n}": "1m" for n in range(count)})
 
 
-def test_the_region_lies_where_the_container_sees_it() -> None:
+def test_the_region_path_follows_the_mounts_of_the_container() -> None:
     environment = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/a.cache"}
     directory = ContainerSetup(environment=environment, mounts=(mount("/tmp/vgpu", "/c/u1_main"),))
     file = ContainerSetup(
@@ -116,7 +116,7 @@ def test_the_region_lies_where_the_container_sees_it() -> None:
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_hami_core_11_a_seed_is_whole_writable_by_all_and_leaves_no_draft(
+def test_hami_core_11_a_seed_is_complete_world_writable_and_leaves_no_temporary_file(
     tmp_path: Path, umask: int
 ) -> None:
     place = at(tmp_path / "u1_main")
@@ -144,7 +144,7 @@ def test_a_seed_repeated_keeps_the_file(tmp_path: Path) -> None:
     assert path_of(place).stat().st_ino == inode
 
 
-def test_a_region_in_use_keeps_its_file_and_processes_and_gets_its_limits_back(
+def test_a_region_in_use_keeps_its_file_and_processes_and_its_limits_are_restored(
     tmp_path: Path,
 ) -> None:
     place = at(tmp_path / "u1_main")
@@ -162,7 +162,7 @@ def test_a_region_in_use_keeps_its_file_and_processes_and_gets_its_limits_back(
     assert altered_limits(region, SEED) == ()
 
 
-def test_hami_core_28_a_start_leaves_nothing_of_the_container_before_it(tmp_path: Path) -> None:
+def test_hami_core_28_a_start_clears_the_region_of_the_previous_container(tmp_path: Path) -> None:
     place = at(tmp_path / "u1_main")
     image = fresh()
     process(image, 0, 1, totals=(GIB,))
@@ -172,12 +172,12 @@ def test_hami_core_28_a_start_leaves_nothing_of_the_container_before_it(tmp_path
     seed_region(place, SEED, starting=True)
 
     assert path_of(place).read_bytes() == image_of(SEED)
-    assert path_of(place).stat().st_ino != inode, "who still has it open keeps the old one"
+    assert path_of(place).stat().st_ino != inode, "a process that has it open keeps the old file"
 
 
 @pytest.mark.parametrize("starting", [False, True])
 @pytest.mark.parametrize("obstacle", ["link", "noise", "second name", "mode", "draft"])
-def test_what_a_tenant_left_at_the_place_is_replaced_and_never_written_through(
+def test_a_tenants_file_at_the_path_is_replaced_and_never_written_through(
     tmp_path: Path, obstacle: str, starting: bool
 ) -> None:
     place, victim = at(tmp_path / "u1_main"), tmp_path / "victim"
@@ -275,7 +275,7 @@ def test_hami_core_12_a_limit_does_not_fall_below_what_is_in_use_unless_forced(
     assert changed.memory_limits[0] == GIB
 
 
-def test_altered_limits_are_named_and_given_back_in_place(tmp_path: Path) -> None:
+def test_altered_limits_are_named_and_restored_in_place(tmp_path: Path) -> None:
     place = at(tmp_path)
     image = used(tmp_path)
     struct.pack_into("<Q", image, V1_2.memory_limits, 80 * GIB)
@@ -300,7 +300,7 @@ def test_altered_limits_are_named_and_given_back_in_place(tmp_path: Path) -> Non
     assert after.pids == {10}
 
 
-def test_there_is_nothing_to_change_without_a_region(tmp_path: Path) -> None:
+def test_a_change_without_a_region_is_refused(tmp_path: Path) -> None:
     place = at(tmp_path)
 
     with pytest.raises(UnavailableError, match="it does not exist"):
@@ -310,7 +310,7 @@ def test_there_is_nothing_to_change_without_a_region(tmp_path: Path) -> None:
         restore_limits(place, SEED)
 
 
-def test_hami_core_15_locks_that_the_library_holds_stop_nobody(tmp_path: Path) -> None:
+def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> None:
     place = at(tmp_path)
     image = used(tmp_path)
     image[V1_2.semaphore : V1_2.semaphore + 8] = bytes(8)

@@ -49,13 +49,13 @@ BURST = "/kubepods.slice/kubepods-burstable.slice"
         ("no colons\n::\n", None, ""),
     ],
 )  # fmt: skip
-def test_pod_and_container_are_told_by_the_kubelets_and_the_runtimes_names(
+def test_pod_and_container_are_parsed_from_the_cgroup_path(
     text: str, pod: str | None, container: str
 ) -> None:
     assert parse_cgroup(text) == (pod, container)
 
 
-def test_what_a_pod_makes_below_itself_does_not_make_it_another() -> None:
+def test_nested_cgroups_belong_to_their_pod() -> None:
     other = "ffffffff-7f0c-4d55-9f5b-2f2f0f9d7a11"
 
     assert parse_cgroup(f"0::/kubepods/pod{UID}/{ID}/pod{other}/{'a' * 64}") == (UID, ID)
@@ -69,19 +69,19 @@ def test_hierarchies_that_disagree_yield_no_pod() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_any_cgroup_text_is_parsed(text: str) -> None:
     assert parse_cgroup(text)[0] is None or "pod" in text
     assert parse_inner_pid(text) >= 0
     assert parse_start_time_s(text) >= 0
 
 
-def test_the_innermost_pid_is_the_one_a_process_sees() -> None:
+def test_the_innermost_pid_is_the_one_in_the_container() -> None:
     assert parse_inner_pid("Name:\tx\nNSpid:\t4711\t20\t7\n") == 7
     assert parse_inner_pid("NSpid:\t4711\n") == 4711
     assert parse_inner_pid("NSpid:\n") == 0
 
 
-def test_a_process_is_looked_up_and_one_that_ended_is_none(tmp_path: Path) -> None:
+def test_an_ended_process_has_no_origin(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
     (tmp_path / "7" / "status").write_bytes(b"Name:\t\xff\nNSpid:\t7\t3\n")

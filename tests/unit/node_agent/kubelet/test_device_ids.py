@@ -3,7 +3,7 @@
 from services.node_agent.kubelet.device_ids import compact
 
 
-def test_many_ids_are_kept_as_runs_and_compare_equal_in_any_order() -> None:
+def test_many_ids_are_stored_as_runs_and_compare_equal_in_any_order() -> None:
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     ids = [f"0-{digits[n // 36]}{digits[n % 36]}" for n in range(36, 200)]
 

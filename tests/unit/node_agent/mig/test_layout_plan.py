@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from services.node_agent.gpus.simulated.mig import SimulatedMig
 from services.node_agent.gpus.simulated.models import GPU_MODELS
-from services.node_agent.mig.instances import (
-    InUseError,
-    MigInstance,
-    instance_at,
-    is_laid_out,
-)
+from services.node_agent.mig.instances import InUseError, MigInstance, instance_at, is_laid_out
 from services.node_agent.mig.layout_plan import (
     CompleteInstance,
     CreateInstance,
@@ -42,8 +37,10 @@ BY_NAME = {profile.name: profile for profile in A100.mig}
 
 
 def layouts(model: str = "A100-40GB") -> dict[str, MigLayout]:
-    found, said = layouts_for(GPU_MODELS[model].product, GPU_MODELS[model].mig, KNOWN_GEOMETRIES)
-    assert said == ()
+    found, warnings = layouts_for(
+        GPU_MODELS[model].product, GPU_MODELS[model].mig, KNOWN_GEOMETRIES
+    )
+    assert warnings == ()
     return {layout.name: layout for layout in found}
 
 
@@ -79,7 +76,7 @@ def carry_out(device: SimulatedMig, steps: Sequence[PlanStep]) -> None:
                 device.create_compute(GPU, device.create_instance(GPU, profile.id, start))
 
 
-def test_an_instance_that_takes_many_slices_is_laid_where_the_small_ones_still_fit() -> None:
+def test_a_large_instance_is_placed_where_small_ones_still_fit() -> None:
     three, one = BY_NAME["3g.20gb"], BY_NAME["1g.5gb"]
 
     assert arrange([three, one, one, one, one], (), 7) == (4, 0, 1, 2, 3)
@@ -114,7 +111,7 @@ def test_every_known_layout_can_be_made_after_every_other(model: str, tmp_path: 
     st.sampled_from(["group1", "group2", "group3", "group4"]),
     st.sets(st.integers(0, 13)),
 )
-def test_whatever_is_there_the_layout_is_reached_or_what_is_held_stays(
+def test_a_plan_reaches_the_layout_or_keeps_the_instances_in_use(
     tmp_path_factory: pytest.TempPathFactory,
     made: list[tuple[int, int, bool]],
     name: str,
@@ -141,7 +138,7 @@ def test_whatever_is_there_the_layout_is_reached_or_what_is_held_stays(
         assert {(one.gi, one.start) for one in before} <= {(one.gi, one.start) for one in after}
 
 
-def test_item_45_a_position_is_an_instance_of_its_profile_by_place_and_not_by_listing(
+def test_item_45_a_position_is_an_instance_by_placement_and_not_by_listing_order(
     tmp_path: Path,
 ) -> None:
     device, layout = hardware(tmp_path), layouts()["group2"]
@@ -159,7 +156,7 @@ def test_item_45_a_position_is_an_instance_of_its_profile_by_place_and_not_by_li
         instance_at(layouts()["group1"], 0, listed)
 
 
-def test_listing_order_says_nothing_of_where_instances_lie(tmp_path: Path) -> None:
+def test_listing_order_does_not_change_positions(tmp_path: Path) -> None:
     device = hardware(tmp_path)
     carry_out(device, plan_layout(layouts()["group1"], A100.mig, ()))
 
@@ -180,7 +177,7 @@ def test_item_46_an_instance_in_use_is_never_removed() -> None:
     assert len(plan_layout(layouts()["group3"], A100.mig, there)) == 7 + 2
 
 
-def test_instances_that_the_layout_has_too_stay_where_they_are() -> None:
+def test_instances_that_both_layouts_have_are_kept() -> None:
     kept = instance("2g.10gb", 2, busy=True)
 
     steps = plan_layout(layouts()["group2"], A100.mig, [kept, instance("3g.20gb", 4)])
@@ -192,7 +189,7 @@ def test_instances_that_the_layout_has_too_stay_where_they_are() -> None:
     assert created == [("2g.10gb", 0), ("2g.10gb", 4), ("1g.5gb", 6)]
 
 
-def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
+def test_an_idle_instance_that_blocks_the_layout_is_moved() -> None:
     three = MigProfile(name="3g.20gb", memory_mib=1, count=1)
     ones = MigProfile(name="1g.5gb", memory_mib=1, count=4)
     layout = MigLayout(name="mixed", profiles=(three, ones))
@@ -205,13 +202,13 @@ def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
         plan_layout(layout, A100.mig, [instance("3g.20gb", 0, busy=True)])
 
 
-def test_what_a_failed_attempt_left_is_completed() -> None:
+def test_a_partial_layout_is_completed() -> None:
     half = instance("7g.40gb", 0, compute_ids=(), uuid="")
 
     assert plan_layout(layouts()["group4"], A100.mig, [half]) == (CompleteInstance(half),)
 
 
-def test_a_layout_of_unknown_instances_is_refused_with_those_that_there_are() -> None:
+def test_a_layout_with_unknown_profiles_is_refused_with_the_supported_ones() -> None:
     layout = MigLayout(name="odd", profiles=(MigProfile(name="9g", memory_mib=1, count=1),))
 
     with pytest.raises(RequestError, match=r"needs 9g, and the device supports 1g.5gb"):
@@ -242,21 +239,22 @@ def test_hopper_and_blackwell_have_the_same_pattern_of_layouts(model: str) -> No
     assert counts == [[7], [3, 1], [2], [1]]
 
 
-def test_nvml_wins_over_the_table() -> None:
+def test_nvml_takes_precedence_over_the_table() -> None:
     less = replace(BY_NAME["1g.5gb"], memory_mib=4864)
     real = [less, *(p for p in A100.mig if p.name not in {"1g.5gb", "3g.20gb"})]
 
-    found, said = layouts_for(A100.product, real, KNOWN_GEOMETRIES)
+    found, warnings = layouts_for(A100.product, real, KNOWN_GEOMETRIES)
 
     assert [layout.name for layout in found] == ["group1", "group2", "group4"]
     assert found[0].profiles[0].memory_mib == 4864
-    assert len(said) == 1
+    assert len(warnings) == 1
     assert (
-        "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not report" in said[0]
+        "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not report"
+        in warnings[0]
     )
 
 
-def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
+def test_a_profile_with_another_name_and_a_similar_size_matches() -> None:
     known = GPU_MODELS["A100-80GB"]
     table = MigGeometries(
         models=("A100",),
@@ -267,26 +265,26 @@ def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
         ),
     )
 
-    (layout,), said = layouts_for(known.product, known.mig, (table,))
+    (layout,), warnings = layouts_for(known.product, known.mig, (table,))
 
     assert layout.profiles[0].name == "7g.80gb"
-    assert said == ("7g.79gb of NVIDIA A100-SXM4-80GB is called 7g.80gb by NVML",)
+    assert warnings == ("7g.79gb of NVIDIA A100-SXM4-80GB is called 7g.80gb by NVML",)
 
 
 def test_a_layout_that_does_not_fit_is_not_offered() -> None:
     profiles = (MigProfile(name="3g.20gb", memory_mib=20480, count=3),)
     table = MigGeometries(models=("A100",), layouts=(MigLayout(name="much", profiles=profiles),))
 
-    found, said = layouts_for(A100.product, A100.mig, (table,))
+    found, warnings = layouts_for(A100.product, A100.mig, (table,))
 
     assert found == derive_layouts(A100.mig)
-    assert "layout much of NVIDIA A100-SXM4-40GB does not fit" in said[0]
+    assert "layout much of NVIDIA A100-SXM4-40GB does not fit" in warnings[0]
 
 
-def test_a_model_of_no_table_gets_layouts_of_what_nvml_knows() -> None:
-    found, said = layouts_for("NVIDIA Something", A100.mig, KNOWN_GEOMETRIES)
+def test_an_unknown_model_gets_layouts_from_nvmls_profiles() -> None:
+    found, warnings = layouts_for("NVIDIA Something", A100.mig, KNOWN_GEOMETRIES)
 
-    assert said == ()
+    assert warnings == ()
     assert [[(p.name, p.count) for p in layout.profiles] for layout in found] == [
         [("1g.5gb", 7)],
         [("2g.10gb", 3), ("1g.5gb", 1)],
@@ -296,7 +294,7 @@ def test_a_model_of_no_table_gets_layouts_of_what_nvml_knows() -> None:
     assert [layout.name for layout in derive_layouts(A30.mig)] == ["group1", "group2", "group3"]
 
 
-def test_an_agent_that_may_not_partition_offers_what_is_there() -> None:
+def test_without_partitioning_the_existing_instances_are_the_layout() -> None:
     known = tuple(layouts().values())
     pair = [instance("3g.20gb", 0), instance("3g.20gb", 4)]
     odd = [instance("3g.20gb", 0), instance("1g.5gb", 4)]
@@ -307,13 +305,13 @@ def test_an_agent_that_may_not_partition_offers_what_is_there() -> None:
     assert current_layouts([], known, A100.mig) == ()
 
 
-def test_simulated_instances_outlive_the_agent_and_keep_the_rules(tmp_path: Path) -> None:
+def test_simulated_instances_survive_the_agent_and_obey_the_placement_rules(tmp_path: Path) -> None:
     device = hardware(tmp_path)
     gi = device.create_instance(GPU, 9, 0)
     device.create_compute(GPU, gi)
 
-    for profile, start, said in ((9, 2, "Invalid Argument"), (14, 2, "Insufficient Resources")):
-        with pytest.raises(UnavailableError, match=said):
+    for profile, start, warnings in ((9, 2, "Invalid Argument"), (14, 2, "Insufficient Resources")):
+        with pytest.raises(UnavailableError, match=warnings):
             device.create_instance(GPU, profile, start)
     with pytest.raises(UnavailableError, match="In use"):
         device.destroy_instance(GPU, gi)

@@ -7,9 +7,9 @@ from shared.model.names import Namespace, PodUid
 from tests.support.node_agent.agent import lease_of, share
 
 
-def test_a_pod_is_over_when_kubelet_and_ledger_have_let_go_of_it() -> None:
+def test_a_pod_is_terminated_once_kubelet_and_ledger_no_longer_list_it() -> None:
     lease = lease_of("u1", share())
-    told = [
+    allocations = [
         Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
@@ -23,6 +23,8 @@ def test_a_pod_is_over_when_kubelet_and_ledger_have_let_go_of_it() -> None:
     pod = KubeletPod(uid=PodUid("u1"), namespace=Namespace("default"), name="pod")
     nothing = PodResources()
 
-    assert ended_pods(told, [pod], nothing, {}) == set()
-    assert ended_pods(told, [], nothing, {PodUid("u1"): lease_of("u1")}) == set()
-    assert ended_pods(told, [], nothing, {}) == {"u1"}
+    assert ended_pods(allocations, [pod], nothing, {}, frozenset()) == set()
+    assert (
+        ended_pods(allocations, [], nothing, {PodUid("u1"): lease_of("u1")}, frozenset()) == set()
+    )
+    assert ended_pods(allocations, [], nothing, {}, frozenset()) == {"u1"}

@@ -1,4 +1,4 @@
-"""What the agent remembers: leases and answers."""
+"""The checkpoint of allocations and the known leases of an agent."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def entry(uid: str = "u1", **changes: Any) -> CheckpointEntry:
     return CheckpointEntry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
 
 
-async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+async def test_a_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     first = Checkpoint(path, "node-0")
     await first.save(entry("u1", fence=3))
@@ -44,7 +44,7 @@ async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not second.lost
 
 
-async def test_an_answer_broken_off_while_it_is_written_spoils_none_that_follows(
+async def test_an_interrupted_write_does_not_affect_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, began, path = threading.Event(), threading.Event(), tmp_path / "checkpoint.json"
@@ -87,7 +87,7 @@ async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     assert record.allocations == ()
 
 
-async def test_a_checkpoint_that_is_not_there_may_have_been_lost(tmp_path: Path) -> None:
+async def test_a_missing_checkpoint_counts_as_possibly_lost(tmp_path: Path) -> None:
     record = Checkpoint(tmp_path / "agent" / "checkpoint.json", "node-0")
 
     await record.load()
@@ -106,7 +106,7 @@ async def test_a_checkpoint_of_another_node_is_set_aside(tmp_path: Path) -> None
     assert record.lost
 
 
-async def test_fences_outlive_the_pod_they_were_honoured_for(tmp_path: Path) -> None:
+async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> None:
     record = Checkpoint(tmp_path / "checkpoint.json", "node-0")
     await record.save(entry("u1", fence=5, slot=0))
     await record.save(entry("u2", fence=6, slot=None, slotted=False))
@@ -117,7 +117,7 @@ async def test_fences_outlive_the_pod_they_were_honoured_for(tmp_path: Path) -> 
     assert [fence.fence for fence in record.fences.values()] == [5]
 
 
-def test_news_that_is_older_than_what_is_known_changes_nothing() -> None:
+def test_an_older_version_of_a_lease_changes_nothing() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1", version=3)])
 
@@ -125,7 +125,7 @@ def test_news_that_is_older_than_what_is_known_changes_nothing() -> None:
     assert leases.find(PodUid("u1")) == lease_of("u1", version=3)
 
 
-def test_an_ended_lease_does_not_come_back_by_old_news() -> None:
+def test_a_stale_event_does_not_restore_a_released_lease() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1", version=3, state=LeaseState.RELEASED)])
     leases.observe([lease_of("u1", version=2)])
@@ -133,7 +133,7 @@ def test_an_ended_lease_does_not_come_back_by_old_news() -> None:
     assert leases.find(PodUid("u1")) is None
 
 
-def test_a_new_lease_of_the_same_pod_is_news_although_its_version_is_low() -> None:
+def test_a_new_lease_of_the_same_pod_is_accepted_with_a_lower_version() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
     leases.observe([lease_of("u1", version=1, created_at=2.0)])
@@ -141,7 +141,7 @@ def test_a_new_lease_of_the_same_pod_is_news_although_its_version_is_low() -> No
     assert leases.find(PodUid("u1")) is not None
 
 
-def test_a_new_lease_of_the_same_pod_is_news_although_its_placers_clock_is_behind() -> None:
+def test_a_new_lease_of_the_same_pod_is_accepted_although_its_placers_clock_is_behind() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1", version=8, created_at=5.0)])
     leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=5.0)])
@@ -153,13 +153,13 @@ def test_a_new_lease_of_the_same_pod_is_news_although_its_placers_clock_is_behin
     assert found.version == 12
 
 
-def test_a_lease_of_another_node_is_not_ours() -> None:
+def test_a_lease_of_another_node_is_ignored() -> None:
     leases = KnownLeases(NodeName("node-0"))
 
     assert leases.observe([lease_of("u1", node=NodeName("node-1"))]) == []
 
 
-def test_a_complete_list_drops_what_it_leaves_out_but_not_what_came_later() -> None:
+def test_a_complete_list_removes_missing_leases_but_no_newer_ones() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1"), lease_of("u2")])
     asked_at = leases.revision

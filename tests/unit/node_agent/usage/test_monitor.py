@@ -29,7 +29,7 @@ from tests.support.node_agent.monitor_world import (
     OWN_NUMBERS,
     UID,
     VOLCANO,
-    World,
+    MonitorWorld,
     computing,
     monitored,
     read,
@@ -39,11 +39,13 @@ from tests.support.node_agent.regions import path_of
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> MonitorWorld:
     return monitored(tmp_path)
 
 
-async def test_item_49_every_published_series_has_its_name_labels_and_value(world: World) -> None:
+async def test_item_49_every_published_series_has_its_name_labels_and_value(
+    world: MonitorWorld,
+) -> None:
     computing(world)
     await world.monitor.scan()
 
@@ -60,7 +62,7 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(worl
     assert not [name for name in found if name.startswith(("python_", "process_"))]
 
 
-async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
+async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
     place = MigPlacement(layout="all-1g", position=0, profile="1g.10gb")
     lease = lease_of(UID, share(0, 9728, mig=place))
     activation = Allocation(
@@ -68,7 +70,7 @@ async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
         resource=NUMBER, device_ids=("x",), lease=lease,
     )  # fmt: skip
     setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
-    world.record.told.append(
+    world.record.recorded.append(
         CheckpointEntry(allocation=activation, setup=setup, instances=("MIG-a",))
     )
     world.known.observe([lease])
@@ -84,7 +86,7 @@ async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
     assert "leasehold_container_isolation_lost" not in found
 
 
-async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
+async def test_hami_core_39_series_end_with_the_lease(world: MonitorWorld) -> None:
     computing(world)
     await world.monitor.scan()
     before = read(render_metrics(world.monitor).decode())
@@ -99,7 +101,9 @@ async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
     assert "HostGPUMemoryUsage" in after
 
 
-async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world: World) -> None:
+async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(
+    world: MonitorWorld,
+) -> None:
     tenant = computing(world)
     world.change(tenant, V1_2.uuids, b'GPU-1"} 5\nevil{x="\xff')
     await world.monitor.scan()
@@ -110,7 +114,9 @@ async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world
     assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
 
 
-async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(world: World) -> None:
+async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(
+    world: MonitorWorld,
+) -> None:
     computing(world)
     await world.monitor.scan()
 
@@ -122,7 +128,7 @@ async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(wo
                     assert 0 <= one.value <= 1
 
 
-async def test_altered_limits_are_reported_once_and_restored_in_place(world: World) -> None:
+async def test_altered_limits_are_reported_once_and_restored_in_place(world: MonitorWorld) -> None:
     tenant = computing(world)
     await world.monitor.scan()
     world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
@@ -142,8 +148,8 @@ async def test_altered_limits_are_reported_once_and_restored_in_place(world: Wor
     assert "leasehold_violations" not in found
 
 
-async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_look(
-    world: World,
+async def test_hami_core_38_a_disabled_switch_is_restored_by_the_next_scan(
+    world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
     world.change(tenant, V1_2.switch, struct.pack("<i", 0))
@@ -156,9 +162,9 @@ async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_loo
     assert region.utilization_switch == 1
 
 
-async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: World) -> None:
+async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends(world: MonitorWorld) -> None:
     tenant = computing(world)
-    world.runs(tenant, 71, inner=8)
+    world.add_process(tenant, 71, inner=8)
 
     await world.monitor.scan()
     (violation,) = await world.monitor.violations()
@@ -175,10 +181,10 @@ async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: Worl
 
 
 async def test_a_reused_pid_causes_no_violation(
-    world: World,
+    world: MonitorWorld,
 ) -> None:
-    tenant = world.give(lease_of(UID))
-    world.runs(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
+    tenant = world.add_container(lease_of(UID))
+    world.add_process(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
     (sample,) = world.driver.samples
 
     world.driver.samples = (replace(sample, sampled_at_s=999.0),)
@@ -194,8 +200,8 @@ async def test_a_reused_pid_causes_no_violation(
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
-async def test_whatever_lies_where_the_region_was_the_page_is_written(
-    world: World, what: str
+async def test_metrics_are_served_whatever_replaced_the_region(
+    world: MonitorWorld, what: str
 ) -> None:
     tenant = computing(world)
     assert tenant.region_path is not None
@@ -222,7 +228,7 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
 
 
 async def test_limits_that_cannot_be_restored_are_logged_once(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: MonitorWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant = computing(world)
     assert tenant.region_path is not None
@@ -235,25 +241,27 @@ async def test_limits_that_cannot_be_restored_are_logged_once(
     assert sum("altered limits could not be restored" in one for one in messages) == 1
 
 
-async def test_an_ongoing_violation_is_reported_again_after_five_minutes(world: World) -> None:
+async def test_an_ongoing_violation_is_reported_again_after_five_minutes(
+    world: MonitorWorld,
+) -> None:
     tenant = computing(world)
-    world.runs(tenant, 71, inner=8)
-    told = []
+    world.add_process(tenant, 71, inner=8)
+    violations = []
 
     for _ in range(3):
         await world.monitor.scan()
-        told += await world.monitor.violations()
+        violations += await world.monitor.violations()
         world.clock.advance(REPORT_AGAIN_S - 1)
         await world.monitor.scan()
         world.clock.advance(1)
 
-    assert [one.reason for one in told] == 3 * [ViolationReason.ISOLATION_LOST]
+    assert [one.reason for one in violations] == 3 * [ViolationReason.ISOLATION_LOST]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await world.monitor.violations()
 
 
-async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
+async def test_without_a_driver_regions_are_still_read(world: MonitorWorld) -> None:
     computing(world)
     world.driver.broken = True
 
@@ -265,9 +273,11 @@ async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
     assert "HostGPUMemoryUsage" not in found
 
 
-async def test_no_process_is_reported_as_unleased_before_leases_are_known(world: World) -> None:
+async def test_no_process_is_reported_as_unleased_before_leases_are_known(
+    world: MonitorWorld,
+) -> None:
     tenant = computing(world)
-    world.record.told.clear()
+    world.record.recorded.clear()
     world.record.lost = True
     await world.monitor.scan()
     early = world.monitor.snapshot
@@ -282,21 +292,23 @@ async def test_no_process_is_reported_as_unleased_before_leases_are_known(world:
     ]
 
 
-async def test_a_scrape_causes_no_requests(world: World) -> None:
+async def test_a_scrape_causes_no_requests(world: MonitorWorld) -> None:
     computing(world)
     await world.monitor.scan()
-    asked = world.kubelet.asked
+    list_calls = world.kubelet.list_calls
     world.driver.broken = True
 
     for _ in range(3):
         render_metrics(world.monitor)
 
-    assert world.kubelet.asked == asked == 1
+    assert world.kubelet.list_calls == list_calls == 1
 
 
-async def test_the_scan_of_50_containers_is_quick(world: World) -> None:
+async def test_the_scan_of_50_containers_is_quick(world: MonitorWorld) -> None:
     for number in range(50):
-        world.give(lease_of(f"{number:08d}-7f0c-4d55-9f5b-2f2f0f9d7a11", name=f"p{number}"))
+        world.add_container(
+            lease_of(f"{number:08d}-7f0c-4d55-9f5b-2f2f0f9d7a11", name=f"p{number}")
+        )
 
     took = []
     for _ in range(3):

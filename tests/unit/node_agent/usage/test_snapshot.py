@@ -63,7 +63,7 @@ def using(pid: int, mib: int | None = 100) -> GpuProcess:
     return GpuProcess(pid=pid, memory_bytes=None if mib is None else mib * MIB, busy_percent=30)
 
 
-def of(pod: str | None, inner: int = 1, container: str = "") -> ProcessOrigin:
+def origin(pod: str | None, inner: int = 1, container: str = "") -> ProcessOrigin:
     return ProcessOrigin(pod=PodUid(pod) if pod else None, container_id=container, inner_pid=inner)
 
 
@@ -77,7 +77,7 @@ def kubelet_pod(uid: str, *containers: str, **ids: str) -> KubeletPod:
     )
 
 
-def look(
+def snapshot_of(
     tenants: list[LeasedContainer],
     found: Region | Tampered | None,
     samples: list[DeviceSample],
@@ -90,29 +90,31 @@ def look(
     return build_snapshot(tenants, regions, samples, origins, by_uid, complete=complete)
 
 
-def rules(seen: UsageSnapshot) -> list[tuple[ViolationReason, str, str]]:
-    return [(one.reason, one.pod, one.container) for one in seen.violations]
+def rules(snapshot: UsageSnapshot) -> list[tuple[ViolationReason, str, str]]:
+    return [(one.reason, one.pod, one.container) for one in snapshot.violations]
 
 
 def test_a_container_within_its_lease_breaks_no_rule() -> None:
     held = region(pids={7: (300 * MIB,)})
 
-    seen = look([tenant()], held, [sample(using(70, 350))], {70: of("u1", 7)})
+    snapshot = snapshot_of([tenant()], held, [sample(using(70, 350))], {70: origin("u1", 7)})
 
-    (use,) = seen.containers
+    (use,) = snapshot.containers
     (one,) = use.shares
     assert (one.measured_bytes, one.overrun_bytes) == (350 * MIB, 0)
     assert (one.region and one.region.total, one.driver_bytes) == (300 * MIB, 350 * MIB)
     assert (one.driver_percent, one.limit_bytes) == (30, 1000 * MIB)
     assert not use.isolation_lost
-    assert not seen.violations
-    assert seen.unleased == {GPUS[0]: 0}
+    assert not snapshot.violations
+    assert snapshot.unleased == {GPUS[0]: 0}
 
 
-def test_hami_core_36_the_larger_witness_counts() -> None:
+def test_hami_core_36_the_larger_of_driver_and_region_usage_counts() -> None:
     held = region(pids={7: (900 * MIB,)})
 
-    (use,) = look([tenant()], held, [sample(using(70, 100))], {70: of("u1", 7)}).containers
+    (use,) = snapshot_of(
+        [tenant()], held, [sample(using(70, 100))], {70: origin("u1", 7)}
+    ).containers
 
     assert use.shares[0].measured_bytes == 900 * MIB
 
@@ -121,7 +123,7 @@ def test_a_value_that_the_driver_does_not_report_does_not_count() -> None:
     held = region(pids={7: (900 * MIB,)})
 
     for samples in ([sample(using(70, None))], []):
-        (use,) = look([tenant()], held, samples, {70: of("u1", 7)}).containers
+        (use,) = snapshot_of([tenant()], held, samples, {70: origin("u1", 7)}).containers
         assert use.shares[0].driver_bytes is None
         assert use.shares[0].measured_bytes == 900 * MIB
 
@@ -132,27 +134,27 @@ def test_memory_beyond_the_lease_and_what_a_process_needs_itself_is_a_violation(
 ) -> None:
     held = region(pids={7: (300 * MIB,)})
 
-    seen = look([tenant()], held, [sample(using(70, mib))], {70: of("u1", 7)})
+    snapshot = snapshot_of([tenant()], held, [sample(using(70, mib))], {70: origin("u1", 7)})
 
-    assert rules(seen) == ([(ViolationReason.OVERRUN, "u1", "main")] if broken else [])
-    assert seen.containers[0].shares[0].overrun_bytes == (mib - 1000) * MIB
+    assert rules(snapshot) == ([(ViolationReason.OVERRUN, "u1", "main")] if broken else [])
+    assert snapshot.containers[0].shares[0].overrun_bytes == (mib - 1000) * MIB
 
 
-def test_hami_core_35_a_process_that_owns_no_slot_is_lost_to_isolation() -> None:
+def test_hami_core_35_a_process_without_a_slot_is_isolation_lost() -> None:
     held = region(pids={7: (MIB,)})
 
-    seen = look(
-        [tenant()], held, [sample(using(70), using(71))], {70: of("u1", 7), 71: of("u1", 8)}
+    snapshot = snapshot_of(
+        [tenant()], held, [sample(using(70), using(71))], {70: origin("u1", 7), 71: origin("u1", 8)}
     )
 
-    assert rules(seen) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
-    assert seen.containers[0].uncounted_pids == (71,)
-    assert "71" in seen.violations[0].message
+    assert rules(snapshot) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
+    assert snapshot.containers[0].uncounted_pids == (71,)
+    assert "71" in snapshot.violations[0].message
 
 
 def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
-    gone = look([tenant()], None, [], {})
-    broken = look([tenant()], Tampered("it is a symbolic link"), [], {})
+    gone = snapshot_of([tenant()], None, [], {})
+    broken = snapshot_of([tenant()], Tampered("it is a symbolic link"), [], {})
 
     assert rules(gone) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
     assert rules(broken) == [(ViolationReason.TAMPERED, "u1", "main")]
@@ -161,92 +163,97 @@ def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
     assert broken.containers[0].isolation_lost
 
 
-def test_a_container_that_hami_core_does_not_hold_loses_nothing() -> None:
-    seen = look([tenant(held=False)], None, [sample(using(70))], {70: of("u1")})
+def test_a_container_without_hami_core_has_no_isolation_violation() -> None:
+    snapshot = snapshot_of([tenant(held=False)], None, [sample(using(70))], {70: origin("u1")})
 
-    assert not seen.violations
-    assert not seen.containers[0].isolation_lost
+    assert not snapshot.violations
+    assert not snapshot.containers[0].isolation_lost
 
 
 def test_altered_limits_are_a_violation() -> None:
-    seen = look([tenant()], region(share(0, 99_000)), [], {})
+    snapshot = snapshot_of([tenant()], region(share(0, 99_000)), [], {})
 
-    assert rules(seen) == [(ViolationReason.TAMPERED, "u1", "main")]
-    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in seen.violations[0].message
+    assert rules(snapshot) == [(ViolationReason.TAMPERED, "u1", "main")]
+    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in snapshot.violations[0].message
 
 
 def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
     pod = kubelet_pod("u9", "main")
-    seen = look(
+    snapshot = snapshot_of(
         [], None, [sample(using(90), using(91)), sample(using(90), gpu=1)],
-        {90: of("u9"), 91: of("u9")}, pod,
+        {90: origin("u9"), 91: origin("u9")}, pod,
     )  # fmt: skip
 
-    assert rules(seen) == [(ViolationReason.UNLEASED, "u9", "main")] * 2
-    assert {one.device for one in seen.violations} == set(GPUS)
-    assert {(one.namespace, one.name) for one in seen.violations} == {("default", "pod-u9")}
-    assert seen.unleased == {GPUS[0]: 2, GPUS[1]: 1}
+    assert rules(snapshot) == [(ViolationReason.UNLEASED, "u9", "main")] * 2
+    assert {one.device for one in snapshot.violations} == set(GPUS)
+    assert {(one.namespace, one.name) for one in snapshot.violations} == {("default", "pod-u9")}
+    assert snapshot.unleased == {GPUS[0]: 2, GPUS[1]: 1}
 
 
 def test_a_leased_container_on_a_device_it_does_not_lease_is_without_a_lease_there() -> None:
     held = region(pids={7: (MIB,)})
 
-    seen = look([tenant()], held, [sample(using(70), gpu=1)], {70: of("u1", 7)})
+    snapshot = snapshot_of([tenant()], held, [sample(using(70), gpu=1)], {70: origin("u1", 7)})
 
-    assert rules(seen) == [(ViolationReason.UNLEASED, "u1", "main")]
-    assert seen.violations[0].device == GPUS[1]
+    assert rules(snapshot) == [(ViolationReason.UNLEASED, "u1", "main")]
+    assert snapshot.violations[0].device == GPUS[1]
 
 
 def test_no_process_is_unleased_while_leases_are_incomplete() -> None:
-    seen = look([], None, [sample(using(90))], {90: of("u9")}, complete=False)
+    snapshot = snapshot_of([], None, [sample(using(90))], {90: origin("u9")}, complete=False)
 
-    assert not seen.violations
-    assert seen.unleased == {GPUS[0]: 0}
+    assert not snapshot.violations
+    assert snapshot.unleased == {GPUS[0]: 0}
 
 
-def test_a_process_of_the_node_itself_counts_and_is_no_pods_violation() -> None:
-    seen = look([], None, [sample(using(90))], {90: of(None)})
+def test_a_host_process_counts_and_is_no_violation_of_a_pod() -> None:
+    snapshot = snapshot_of([], None, [sample(using(90))], {90: origin(None)})
 
-    assert not seen.violations
-    assert seen.unleased == {GPUS[0]: 1}
+    assert not snapshot.violations
+    assert snapshot.unleased == {GPUS[0]: 1}
 
 
 def test_a_process_that_has_ended_is_skipped() -> None:
-    seen = look([tenant()], region(), [sample(using(70))], {})
+    snapshot = snapshot_of([tenant()], region(), [sample(using(70))], {})
 
-    assert not seen.violations
-    assert (seen.unleased, seen.unattributed) == ({GPUS[0]: 0}, 0)
+    assert not snapshot.violations
+    assert (snapshot.unleased, snapshot.unattributed) == ({GPUS[0]: 0}, 0)
 
 
-def test_of_two_containers_the_runtimes_id_tells_which() -> None:
+def test_the_runtimes_container_id_distinguishes_two_containers() -> None:
     a = tenant("u1", share(0, 1000, container="a"), share(0, 2000, container="b"), container="a")
     b = LeasedContainer(lease=a.lease, name="b")
     pod = kubelet_pod("u1", "a", "b", "c", ida="a", idb="b", idc="c")
     held = region(pids={7: (MIB,)})
     origins = {
-        70: of("u1", 7, "ida"),
-        71: of("u1", 7, "idb"),
-        72: of("u1", 7, "idc"),
-        73: of("u1", 7, "new"),
+        70: origin("u1", 7, "ida"),
+        71: origin("u1", 7, "idb"),
+        72: origin("u1", 7, "idc"),
+        73: origin("u1", 7, "new"),
     }
 
-    seen = look([a, b], held, [sample(*(using(pid, pid) for pid in origins))], origins, pod)
+    snapshot = snapshot_of(
+        [a, b], held, [sample(*(using(pid, pid) for pid in origins))], origins, pod
+    )
 
-    assert [use.shares[0].driver_bytes for use in seen.containers] == [70 * MIB, 71 * MIB]
-    assert rules(seen) == [(ViolationReason.UNLEASED, "u1", "c")]
-    assert seen.unattributed == 1, "whose container is not in the pod's status yet is not guessed"
+    assert [use.shares[0].driver_bytes for use in snapshot.containers] == [70 * MIB, 71 * MIB]
+    assert rules(snapshot) == [(ViolationReason.UNLEASED, "u1", "c")]
+    assert snapshot.unattributed == 1, (
+        "whose container is not in the pod's status yet is not guessed"
+    )
 
 
 def test_the_region_counts_by_its_own_order_only_if_it_names_the_leased_devices() -> None:
     both = (share(0, 1000), share(1, 2000))
     mixed, wrong = GPUS[::-1], (GPUS[1], "GPU-00000000-0000")
     found = [
-        look([tenant("u1", *both)], region(*both, pids={7: (5, 6)}, uuids=uuids), [], {})
+        snapshot_of([tenant("u1", *both)], region(*both, pids={7: (5, 6)}, uuids=uuids), [], {})
         for uuids in (mixed, wrong, ())
     ]
 
     assert [
-        [one.region.total for one in seen.containers[0].shares if one.region] for seen in found
+        [one.region.total for one in snapshot.containers[0].shares if one.region]
+        for snapshot in found
     ] == [[6, 5], [5, 6], [5, 6]]
 
 
@@ -261,22 +268,22 @@ def test_the_region_counts_by_its_own_order_only_if_it_names_the_leased_devices(
         max_size=8,
     )
 )
-def test_every_byte_is_counted_for_its_own_pod_alone(
+def test_every_byte_is_counted_for_its_own_pod_only(
     running: list[tuple[int, str | None, int, int]],
 ) -> None:
     tenants = [tenant("u1", held=False), tenant("u2", share(1, 500), held=False)]
-    origins = {pid: of(pod) for pid, pod, _, _ in running}
+    origins = {pid: origin(pod) for pid, pod, _, _ in running}
     chosen = {(gpu, pid): mib for pid, _, gpu, mib in running}
     samples = [
         sample(*(using(pid, mib) for (at, pid), mib in chosen.items() if at == gpu), gpu=gpu)
         for gpu in (0, 1)
     ]
 
-    seen = look(tenants, None, samples, origins, kubelet_pod("u3", "main"))
+    snapshot = snapshot_of(tenants, None, samples, origins, kubelet_pod("u3", "main"))
 
-    for use, gpu in zip(seen.containers, (0, 1), strict=True):
+    for use, gpu in zip(snapshot.containers, (0, 1), strict=True):
         pod = use.container.lease.pod
         own = [mib for (at, pid), mib in chosen.items() if (at, origins[pid].pod) == (gpu, pod)]
         assert use.shares[0].driver_bytes == sum(own) * MIB
-    counted = sum(use.shares[0].processes for use in seen.containers)
-    assert counted + sum(seen.unleased.values()) == len(chosen)
+    counted = sum(use.shares[0].processes for use in snapshot.containers)
+    assert counted + sum(snapshot.unleased.values()) == len(chosen)

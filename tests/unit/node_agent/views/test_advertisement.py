@@ -1,7 +1,5 @@
 """What a node advertises for its devices."""
 
-from dataclasses import replace
-
 import pytest
 
 from proto.deviceplugin import api_pb2
@@ -15,10 +13,7 @@ from services.node_agent.views.advertisement import (
     list_size_bytes,
 )
 from shared.dialects import DIALECTS
-from shared.dialects.advertised import (
-    PluginDeviceId,
-    Strategy,
-)
+from shared.dialects.advertised import PluginDeviceId, Strategy
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.advertisements import healthy_counts
@@ -30,21 +25,23 @@ GPUS = tuple(
 )
 
 
-def test_01_eight_cards_of_11178_mib_show_89424_units_and_eight_cards() -> None:
-    shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.SHARE)
+def test_01_eight_gpus_of_11178_mib_show_89424_units_and_eight_gpus() -> None:
+    shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.AUTO)
 
-    assert healthy_counts(shown)[MEMORY] == 89424
+    assert shown.node_status[MEMORY] == 89424
+    assert healthy_counts(shown)["leasehold.dev/share"] == 800
+    assert shown.amounts["leasehold.dev/share"] == {MEMORY, "volcano.sh/gpu-number"}
     assert shown.node_status["volcano.sh/gpu-number"] == 8
 
 
-def test_02_in_number_mode_memory_is_shown_as_nothing() -> None:
+def test_02_number_mode_shows_zero_memory() -> None:
     shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.NUMBER)
 
     assert shown.node_status[MEMORY] == 0
     assert healthy_counts(shown)["volcano.sh/gpu-number"] == 8
 
 
-def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
+def test_13_slots_cores_and_memory_add_up_over_the_gpus() -> None:
     devices = devices_of(GPUS, SharingConfig(split_count=4, unit_mib=100))
 
     shown = advertisement_of(DIALECTS.values(), devices, Strategy.AUTO)
@@ -52,29 +49,22 @@ def test_13_slots_cores_and_memory_add_up_over_the_cards() -> None:
     assert healthy_counts(shown)["volcano.sh/vgpu-number"] == 32
     assert shown.node_status["volcano.sh/vgpu-cores"] == 800
     assert shown.node_status["volcano.sh/vgpu-memory"] == 8 * 111
-    assert {device.memory_mib for device in devices} == {11178}, "as NVML says, whatever the unit"
+    assert {device.memory_mib for device in devices} == {11178}, "as NVML reports"
 
 
-def test_the_node_shows_that_our_agent_reports_its_devices() -> None:
+def test_the_node_is_annotated_as_reported_by_the_agent() -> None:
     shown = advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.AUTO)
 
     assert shown.annotations["leasehold.dev/agent"] == "true"
 
 
-def test_17_a_list_too_long_names_the_factor_needed() -> None:
-    many = [replace(gpu, memory_mib=81920) for gpu in GPUS]
+def test_17_too_many_units_are_refused_with_the_factor_needed() -> None:
+    with pytest.raises(RequestError, match=r"--memory-factor 45 or more"):
+        advertisement_of(DIALECTS.values(), devices_of(GPUS, SharingConfig()), Strategy.SHARE)
 
-    with pytest.raises(RequestError, match=r"factor of \d+ or more"):
-        advertisement_of(DIALECTS.values(), devices_of(many, SharingConfig()), Strategy.SHARE)
-
-
-def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_served() -> None:
-    many = [replace(gpu, memory_mib=81920) for gpu in GPUS]
-
-    shown = advertisement_of(DIALECTS.values(), devices_of(many, SharingConfig()), Strategy.AUTO)
-
-    assert shown.node_status[MEMORY] == 8 * 81920
-    assert healthy_counts(shown)["leasehold.dev/share"] == 800
+    devices = devices_of(GPUS, SharingConfig(unit_mib=45))
+    shown = advertisement_of(DIALECTS.values(), devices, Strategy.SHARE)
+    assert healthy_counts(shown)[MEMORY] == 8 * 248
 
 
 def test_the_size_of_a_list_is_computed_exactly() -> None:
@@ -89,7 +79,7 @@ def test_the_size_of_a_list_is_computed_exactly() -> None:
     ]
 
 
-def test_no_list_and_no_id_is_longer_than_the_kubelet_takes() -> None:
+def test_no_list_and_no_id_is_longer_than_the_kubelet_accepts() -> None:
     ids = tuple(PluginDeviceId(id=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 60))
 
     with pytest.raises(RequestError, match="4000000"):

@@ -70,7 +70,7 @@ async def test_a_bound_policy_denies_with_kubernetes_texts(client: aiohttp.Clien
 
 
 @pytest.mark.parametrize(
-    ("validation", "said", "code"),
+    ("validation", "message", "code"),
     [
         ({"message": "say your limits"}, "denied request: say your limits", 422),
         ({"messageExpression": "'pod ' + object.metadata.name + ' of ' + request.namespace"},
@@ -80,11 +80,11 @@ async def test_a_bound_policy_denies_with_kubernetes_texts(client: aiohttp.Clien
     ],
 )  # fmt: skip
 async def test_a_denial_has_the_message_of_its_validation(
-    client: aiohttp.ClientSession, validation: Json, said: str, code: int
+    client: aiohttp.ClientSession, validation: Json, message: str, code: int
 ) -> None:
     await assert_installed(client, {"expression": LIMIT, **validation})
 
-    assert (await assert_refused(await client.post(PODS, json=a_pod()), code)).endswith(said)
+    assert (await assert_refused(await client.post(PODS, json=a_pod()), code)).endswith(message)
 
 
 async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:

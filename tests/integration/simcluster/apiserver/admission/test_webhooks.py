@@ -1,4 +1,4 @@
-"""Admission webhooks: who is asked about what, what they may change, what their failure means."""
+"""Admission webhooks: which are called, what they may change, and failures."""
 
 import asyncio
 import base64
@@ -141,8 +141,8 @@ async def test_a_mutated_object_is_validated(
     )
 
     hooks.answers["/bad"] = patch({"op": "remove", "path": "/spec/nothing"})
-    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
-    assert said.startswith("Internal error occurred: ")
+    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    assert message.startswith("Internal error occurred: ")
 
 
 async def test_a_webhook_may_not_change_the_priority_class_only(
@@ -153,8 +153,8 @@ async def test_a_webhook_may_not_change_the_priority_class_only(
     named = {"op": "add", "path": "/spec/priorityClassName", "value": "high"}
     await assert_installed(client, "Mutating", hooks.hook("name", patch(named)))
 
-    said = await assert_refused(await client.post(PODS, json=a_pod()), 403)
-    assert said == (
+    message = await assert_refused(await client.post(PODS, json=a_pod()), 403)
+    assert message == (
         'pods "web" is forbidden: the integer value of priority (0) must not be provided in pod '
         "spec; priority admission controller computed 1000 from the given PriorityClass name"
     )
@@ -231,7 +231,7 @@ async def test_updates_deletions_and_bindings_are_reviewed(
 
 
 @pytest.mark.parametrize(
-    ("more", "asked"),
+    ("more", "is_called"),
     [
         ({"rules": [rule("pods")]}, True),
         ({"rules": [rule("*")]}, True),
@@ -256,14 +256,14 @@ async def test_updates_deletions_and_bindings_are_reviewed(
     ],
 )  # fmt: skip
 async def test_only_matching_webhooks_are_called(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, asked: bool
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, is_called: bool
 ) -> None:
     await assert_installed(client, "Validating", hooks.hook("some", allow, **more))
 
     created = await client.post(PODS, json=a_pod(gpu="yes"))
 
     assert created.status == 201, await created.text()
-    assert bool(hooks.received) is asked
+    assert bool(hooks.received) is is_called
 
 
 async def test_a_failing_match_condition_follows_the_failure_policy(
@@ -291,10 +291,10 @@ async def test_failed_calls_follow_the_failure_policy(
 
     strange = hooks.hook("strange", allow)
     strange["clientConfig"].pop("caBundle")
-    nobody = hooks.hook("nobody", allow)
-    nobody["clientConfig"]["url"] = "https://127.0.0.1:1/x"
+    unreachable = hooks.hook("unreachable", allow)
+    unreachable["clientConfig"]["url"] = "https://127.0.0.1:1/x"
     cases = {
-        "connect: connection refused": nobody,
+        "connect: connection refused": unreachable,
         "tls: failed to verify certificate: x509": strange,
         "context deadline exceeded": hooks.hook("slow", slow, timeoutSeconds=1),
         'expected response.uid="': hooks.hook("uid", lambda _r: {"allowed": True, "uid": "x"}),
@@ -312,10 +312,12 @@ async def test_failed_calls_follow_the_failure_policy(
 
     for text, hook in cases.items():
         await assert_installed(client, "Validating", hook)
-        said = await assert_refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
+        message = await assert_refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
         name = hook["name"]
-        assert said.startswith(f'Internal error occurred: failed calling webhook "{name}": '), said
-        assert text in said
+        assert message.startswith(f'Internal error occurred: failed calling webhook "{name}": '), (
+            message
+        )
+        assert text in message
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
         await assert_installed(client, "Validating", {**hook, "failurePolicy": "Ignore"})
         dry = await client.post(PODS, json=a_pod("web", a="b"), params={"dryRun": "All"})
@@ -330,16 +332,16 @@ async def test_a_service_is_resolved_to_its_endpoints(
     service = {"name": "hook", "namespace": "default", "path": "/service"}
     hook["clientConfig"] = {"service": service, "caBundle": hooks.bundle}
     await assert_installed(client, "Validating", hook)
-    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
-    assert said.endswith('failed to call webhook: service "hook" not found')
+    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    assert message.endswith('failed to call webhook: service "hook" not found')
 
     await client.post(
         "/api/v1/namespaces/default/services",
         json={"metadata": {"name": "hook"},
               "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 8443}]}},
     )  # fmt: skip
-    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
-    assert said.endswith('no endpoints available for service "hook"')
+    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    assert message.endswith('no endpoints available for service "hook"')
 
     slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
     endpoints = {"metadata": {"name": "hook-1", "labels": {"kubernetes.io/service-name": "hook"}},
@@ -444,9 +446,9 @@ async def test_exec_is_reviewed_as_connect(
     api.store.patch("pods", "default", "web", {"spec": {"nodeName": "n"}}, subresource="binding")
 
     query = [("command", "sh"), ("command", "-c"), ("stdin", "true")]
-    said = await assert_refused(await client.get(f"{PODS}/web/exec", params=query), 400)
+    message = await assert_refused(await client.get(f"{PODS}/web/exec", params=query), 400)
 
-    assert said.endswith("denied the request: locked")
+    assert message.endswith("denied the request: locked")
     [seen] = hooks.requests("/door")
     assert (seen["operation"], seen["subResource"]) == ("CONNECT", "exec")
     assert seen["object"] == {"kind": "PodExecOptions", "apiVersion": "v1", "stdin": True,

@@ -50,7 +50,7 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"minMember": "two"}, 'spec.minMember: Invalid value: "string": spec.minMember in body '
          'must be of type integer: "string"'),
@@ -70,13 +70,13 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
     ],
 )  # fmt: skip
 async def test_schema_violations_are_refused_with_kubernetes_texts(
-    client: aiohttp.ClientSession, spec: Json, said: str
+    client: aiohttp.ClientSession, spec: Json, message: str
 ) -> None:
     refused = await assert_status(await client.post(GROUPS, json=pod_group("gang", **spec)), 422)
 
     assert refused["reason"] == "Invalid"
     assert refused["message"].startswith('PodGroup.scheduling.volcano.sh "gang" is invalid: ')
-    assert said in refused["message"]
+    assert message in refused["message"]
     assert refused["details"]["group"] == "scheduling.volcano.sh"
 
 

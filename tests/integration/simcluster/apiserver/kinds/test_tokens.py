@@ -1,4 +1,4 @@
-"""Tokens of service accounts: who gets them, what a review says of them, and when they end."""
+"""Tokens of service accounts: requests, reviews and expiry."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -138,7 +138,7 @@ async def test_a_token_is_valid_for_its_audiences_its_lifetime_and_its_account_o
 @pytest.mark.parametrize(
     ("fields", "code", "text"),
     [
-        ({"account": "nobody"}, 404, 'serviceaccounts "nobody" not found'),
+        ({"account": "unknown"}, 404, 'serviceaccounts "unknown" not found'),
         ({"kind": "Node", "name": "gpu-9"}, 404, 'nodes "gpu-9" not found'),
         ({"kind": "Node", "name": "gpu-1", "ref": {"uid": "x"}}, 409, "deleted and then recreated"),
         ({"kind": "ConfigMap", "name": "x"}, 400, "cannot bind token to object of type"),

@@ -11,13 +11,15 @@ import pytest
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from shared.model.errors import UnavailableError
 
+pytestmark = pytest.mark.usefixtures("no_xid_threads")
+
 
 class Driver:
-    """Two GPUs with minor numbers 1 and 0; `lost` and `sick` name those that fail."""
+    """Two GPUs with minor numbers 1 and 0; those in `lost` or `failing` return errors."""
 
-    def __init__(self, *, lost: tuple[int, ...] = (), sick: tuple[int, ...] = ()) -> None:
+    def __init__(self, *, lost: tuple[int, ...] = (), failing: tuple[int, ...] = ()) -> None:
         self.lost = lost
-        self.sick = sick
+        self.failing = failing
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers: dict[str, Any] = {
@@ -47,7 +49,7 @@ class Driver:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def utilisation(self, handle: int) -> None:
-        if handle in self.sick:
+        if handle in self.failing:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
@@ -65,8 +67,8 @@ async def test_gpus_are_found_by_uuid_with_their_minor_number_and_whole_mib(
     assert all(gpu.fault is None and gpu.numa is None for gpu in gpus)
 
 
-async def test_a_gpu_that_does_not_answer_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver(sick=(1,)).install(monkeypatch)
+async def test_a_gpu_that_does_not_respond_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(failing=(1,)).install(monkeypatch)
 
     assert [gpu.fault is None for gpu in await NvmlGpus().discover()] == [True, False]
 
@@ -87,15 +89,15 @@ def released() -> Iterator[threading.Event]:
 def hanging(
     name: str, answer: Callable[..., Any], at: str, released: threading.Event
 ) -> Callable[..., Any]:
-    """Answer as before, and for GPU 1 not at all if this is the function that hangs."""
+    """Return the function, which hangs for GPU 1 if it is the one at `at`."""
 
-    def ask(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         handles = arguments if name == "TopologyCommonAncestor" else arguments[:1]
         if name == at and {1, "GPU-1"} & set(handles):
             released.wait(60)
         return answer(*arguments)
 
-    return ask
+    return call
 
 
 OF_A_GPU = (
@@ -109,7 +111,7 @@ NEEDED = {"HandleByIndex", "UUID", "Name", "MemoryInfo"}
 
 
 def install_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a driver that answers all that is asked of a GPU."""
+    """Install a driver with every function that reads a GPU."""
     driver = Driver()
     driver.install(monkeypatch)
     more: dict[str, Any] = {
@@ -127,11 +129,11 @@ def install_all(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_unsupported_value_is_not_a_fault(
     function: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def untold(*_: Any) -> None:
+    def unavailable(*_: Any) -> None:
         raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
 
     install_all(monkeypatch)
-    monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", untold)
+    monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", unavailable)
 
     found = await NvmlGpus().discover()
 
@@ -148,9 +150,9 @@ async def test_a_hanging_call_of_one_gpu_does_not_delay_the_others(
         monkeypatch.setattr(pynvml, full, hanging(name, getattr(pynvml, full), function, released))
     gpus = NvmlGpus(timeout_s=0.5)
 
-    looks = [await gpus.discover() for _ in range(3)]
+    probes = [await gpus.discover() for _ in range(3)]
 
-    for found in looks:
+    for found in probes:
         assert next(gpu for gpu in found if gpu.uuid == "GPU-0").fault is None
 
 

@@ -14,14 +14,14 @@ import pytest
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.simulated.mig import SimulatedMig
 from services.node_agent.gpus.simulated.models import GPU_MODELS
-from services.node_agent.mig.instances import (
-    MigInstance,
-    is_laid_out,
-)
+from services.node_agent.mig.instances import MigInstance, is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("no_xid_threads")
 
 GPU = DeviceUuid("GPU-m")
 MODEL = GPU_MODELS["A100-80GB"]
@@ -39,8 +39,6 @@ class Driver:
         self.named = named
         self.busy: list[int] = []
         self.initialised = 0
-        self.own = threading.local()
-        """A thread that another test has left behind may shut NVML down at any time."""
         self.hangs = False
         self.came_back = threading.Event()
 
@@ -83,16 +81,13 @@ class Driver:
 
     def _init(self) -> None:
         self.initialised += 1
-        self.own.initialised = True
 
     def _shutdown(self) -> None:
-        if getattr(self.own, "initialised", False):
-            self.initialised -= 1
-            self.own.initialised = False
+        self.initialised -= 1
 
     def _by_uuid(self, uuid: str) -> str:
         assert uuid == GPU
-        assert self.own.initialised
+        assert self.initialised
         return "gpu"
 
     def _uuid(self, handle: Any) -> bytes:
@@ -262,7 +257,7 @@ async def test_an_instance_without_a_compute_instance_has_no_uuid(driver: Driver
     assert (one.profile, one.start, one.compute_ids, one.uuid) == ("3g.40gb", 0, (), "")
 
 
-async def test_errors_carry_nvmls_message(driver: Driver) -> None:
+async def test_errors_have_the_message_of_nvml(driver: Driver) -> None:
     gpus = NvmlGpus()
     await gpus.create_instance(GPU, 9, 0)
 
@@ -286,12 +281,13 @@ async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
     began = asyncio.get_running_loop().time()
     with pytest.raises(UnavailableError, match="did not respond"):
         await gpus.instances(GPU)
-    assert asyncio.get_running_loop().time() - began < 5, "nobody waits for it again"
+    assert asyncio.get_running_loop().time() - began < 5, "the hanging call is not awaited again"
     driver.came_back.set()
-    listed: tuple[MigInstance, ...] = ()
-    async with asyncio.timeout(20):
-        while not listed:
-            with contextlib.suppress(UnavailableError):
-                listed = await gpus.instances(GPU)
-            await asyncio.sleep(0.01)
-    assert len(listed) == 1, "asked once the first has come back"
+
+    async def list_again() -> tuple[MigInstance, ...]:
+        with contextlib.suppress(UnavailableError):
+            return await gpus.instances(GPU)
+        return ()
+
+    listed = await until(list_again)
+    assert len(listed) == 1, "called once the first call has returned"

@@ -51,7 +51,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def test_each_process_is_named_once_with_its_memory_and_recent_use(
+async def test_each_gpu_process_is_reported_once_with_its_memory_and_recent_use(
     driver: pytest.MonkeyPatch,
 ) -> None:
     (sample,) = await NvmlProcesses().sample()
@@ -65,7 +65,9 @@ async def test_each_process_is_named_once_with_its_memory_and_recent_use(
     )
 
 
-async def test_what_a_driver_does_not_support_is_left_out(driver: pytest.MonkeyPatch) -> None:
+async def test_values_that_the_driver_does_not_support_are_left_out(
+    driver: pytest.MonkeyPatch,
+) -> None:
     for name in ("UtilizationRates", "ProcessUtilization", "GraphicsRunningProcesses"):
         driver.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
 

@@ -19,6 +19,8 @@ from services.node_agent.gpus.nvml.topology import links_among, location_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from shared.model.names import DeviceUuid
 
+pytestmark = pytest.mark.usefixtures("no_xid_threads")
+
 SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
 
 
@@ -98,7 +100,7 @@ def test_pairs_are_scored_by_what_is_nearest_above_both(monkeypatch: pytest.Monk
     assert first == {
         f"GPU-{n}": score for n, score in zip(range(1, 7), (60, 50, 40, 30, 20, 10), strict=True)
     }
-    assert second == {"GPU-0": 60}, "what the driver does not say is left out"
+    assert second == {"GPU-0": 60}, "what the driver does not report is left out"
 
 
 def test_each_nvlink_counts_direct_or_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,14 +177,16 @@ def test_a_device_without_a_pci_location_has_none() -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_an_address_or_none(text: str) -> None:
+def test_any_text_parses_as_a_pci_address_or_none(text: str) -> None:
     found = parse_pci_address(text)
 
     assert found == parse_pci_address(found)
 
 
 @given(st.lists(st.sampled_from(["a", "b"])), st.integers(0, 18), st.integers(0, 18))
-def test_switched_links_join_a_pair_both_ways_alike(direct: list[str], one: int, two: int) -> None:
+def test_nvswitch_links_score_equally_in_both_directions(
+    direct: list[str], one: int, two: int
+) -> None:
     own, other = NvLinks(direct=tuple(direct), switched=one), NvLinks(switched=two)
 
     assert own.count_to("c", other) == other.count_to("c", own)

@@ -1,5 +1,6 @@
 """XID events, with a fake driver."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -12,21 +13,34 @@ import pytest
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
 from shared.model.names import DeviceUuid
+from tests.support.waiting import until_blocking
 
 A, B, C = DeviceUuid("GPU-a"), DeviceUuid("GPU-b"), DeviceUuid("GPU-c")
 XID = pynvml.nvmlEventTypeXidCriticalError
 
 
+class StopListeningError(Exception):
+    """Ends the threads of a `StoppableListener`."""
+
+
+class StoppableListener(XidListener):
+    """A listener whose threads end with the test."""
+
+    def _listen(self, device: DeviceUuid) -> None:
+        with contextlib.suppress(StopListeningError):
+            super()._listen(device)
+
+
 class Driver:
-    """NVML's events by GPU; A tells what it is given, B hangs, C has none."""
+    """NVML's events by GPU: A has those of `events`, B hangs, C supports none."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[Any]] = {A: [], B: []}
         self.released = threading.Event()
         self.freed = 0
         self.inits = 0
-        self.own_thread = threading.current_thread()
-        """Threads that other tests left behind may call NVML at any time."""
+        self.stopped = False
+        """Whether calls of listener threads raise StopListeningError."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers: dict[str, Any] = {
@@ -43,20 +57,26 @@ class Driver:
             monkeypatch.setattr(pynvml, name, answer)
 
     def count(self, name: str, change: int) -> None:
-        if threading.current_thread() is self.own_thread:
-            setattr(self, name, getattr(self, name) + change)
+        self.raise_if_stopped()
+        setattr(self, name, getattr(self, name) + change)
+
+    def raise_if_stopped(self) -> None:
+        if self.stopped and threading.current_thread() is not threading.main_thread():
+            raise StopListeningError
 
     def handle(self, uuid: str) -> str:
         if uuid == B:
             self.released.wait(30)
+        self.raise_if_stopped()
         return uuid
 
     def wait(self, events: list[str], _: int) -> Any:
-        told = self.events[events[0]]
-        if not told:
+        self.raise_if_stopped()
+        pending = self.events[events[0]]
+        if not pending:
             time.sleep(0.01)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-        event = told.pop(0)
+        event = pending.pop(0)
         if isinstance(event, Exception):
             raise event
         return event
@@ -66,8 +86,13 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     made = Driver()
     made.install(monkeypatch)
+    others = set(threading.enumerate())
     yield made
+    made.stopped = True
     made.released.set()
+    for thread in set(threading.enumerate()) - others:
+        thread.join(30)
+        assert not thread.is_alive(), f"{thread.name} outlives the fake driver"
 
 
 def event(kind: int, data: int) -> Any:
@@ -91,7 +116,7 @@ def test_xid_events_are_received_until_the_driver_fails(driver: Driver) -> None:
     assert (driver.freed, driver.inits) == (1, 0)
 
 
-def test_a_gpu_without_events_is_not_listened_to(driver: Driver) -> None:
+def test_a_gpu_without_xid_events_is_not_supported(driver: Driver) -> None:
     with pytest.raises(pynvml.NVMLError, match="Not Supported"), event_set(C):
         pass
 
@@ -99,18 +124,16 @@ def test_a_gpu_without_events_is_not_listened_to(driver: Driver) -> None:
 
 
 def test_a_hanging_gpu_does_not_block_events_of_others(driver: Driver) -> None:
-    events = XidListener()
+    events = StoppableListener()
     driver.events[A] = [event(XID, 48)]
 
     events.listen([B, A])
-    until = time.monotonic() + 20
-    while not (found := events.drain()) and time.monotonic() < until:
-        time.sleep(0.01)
+    found = until_blocking(events.drain)
 
     assert found == (Xid(A, 48),)
 
 
-def test_in_a_storm_no_event_of_another_kind_is_lost() -> None:
+def test_a_flood_of_equal_events_does_not_drop_others() -> None:
     events = XidListener()
     events.add(Xid(B, 79))
     for _ in range(100_000):

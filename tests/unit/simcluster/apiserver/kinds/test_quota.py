@@ -12,7 +12,7 @@ def a_pod(*containers: Json, **spec: object) -> Json:
     return {"metadata": {"name": "p"}, "spec": whole, "status": {"phase": "Pending"}}
 
 
-def asks(limits: Json | None = None, **requests: str) -> Json:
+def container_with(limits: Json | None = None, **requests: str) -> Json:
     found: Json = {"name": "c", "resources": {"requests": {**requests, **(limits or {})}}}
     if limits:
         found["resources"]["limits"] = limits
@@ -38,11 +38,11 @@ def test_a_sum_has_the_suffix_form_of_its_first_summand() -> None:
 
 def test_init_containers_count_by_their_peak_and_sidecars_are_added() -> None:
     pod = a_pod(
-        asks(cpu="1"),
-        asks(cpu="1"),
+        container_with(cpu="1"),
+        container_with(cpu="1"),
         initContainers=[
-            {**asks(cpu="500m"), "restartPolicy": "Always"},
-            asks(cpu="4"),
+            {**container_with(cpu="500m"), "restartPolicy": "Always"},
+            container_with(cpu="4"),
         ],
         overhead={"cpu": "100m"},
     )
@@ -54,14 +54,16 @@ def test_init_containers_count_by_their_peak_and_sidecars_are_added() -> None:
 
 
 def test_extended_resources_count_as_requests_only() -> None:
-    counted = pod_usage(a_pod(asks({"nvidia.com/gpu": "2"}), asks({"nvidia.com/gpu": "1"})))
+    counted = pod_usage(
+        a_pod(container_with({"nvidia.com/gpu": "2"}), container_with({"nvidia.com/gpu": "1"}))
+    )
 
     assert {name: str(each) for name, each in counted.items()} == {
         "count/pods": "1", "pods": "1", "requests.nvidia.com/gpu": "3"}  # fmt: skip
 
 
 def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
-    pod = a_pod(asks(cpu="1"))
+    pod = a_pod(container_with(cpu="1"))
     pod["status"]["phase"] = "Succeeded"
 
     assert set(pod_usage(pod)) == {"count/pods"}
@@ -85,15 +87,15 @@ def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
     ],
 )  # fmt: skip
 def test_scopes_select_pods(spec: Json, counted: bool) -> None:
-    pod = a_pod(asks(cpu="1"), priorityClassName="high")
+    pod = a_pod(container_with(cpu="1"), priorityClassName="high")
 
     assert quota_matches({"spec": {"hard": {"pods": "1"}, **spec}}, pod) is counted
 
 
 def test_a_quota_on_cpu_requires_cpu_of_every_container() -> None:
-    silent = {"name": "silent"}
+    unlimited = {"name": "unlimited"}
 
-    assert missing_amounts(["limits.cpu", "cpu"], a_pod(asks(cpu="1"), silent)) == (
-        "must specify cpu for: silent; limits.cpu for: c,silent"
+    assert missing_amounts(["limits.cpu", "cpu"], a_pod(container_with(cpu="1"), unlimited)) == (
+        "must specify cpu for: unlimited; limits.cpu for: c,unlimited"
     )
-    assert missing_amounts(["requests.nvidia.com/gpu"], a_pod(silent)) == ""
+    assert missing_amounts(["requests.nvidia.com/gpu"], a_pod(unlimited)) == ""

@@ -90,7 +90,7 @@ def containers(*items: dict[str, object]) -> dict[str, object]:
                 }
             },
             {"spec": {"containers": [{"name": "c"}, {"name": "a"}, {"name": "b"}]}},
-            id="items take the order that is asked for",
+            id="items take the requested order",
         ),
         pytest.param(
             {"spec": {"strategy": {"type": "Rolling", "rolling": {"max": 1}}}},

@@ -1,0 +1,78 @@
+"""Reads the pods of a gang from the API server before the first of them is bound.
+
+A pod may have been deleted after its gang was counted, and the event of it may still be on its way.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ports.kubernetes import PodReader
+from services.binder.ports.ledger import LeaseLedger
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    PlacementChosen,
+    PodTerminated,
+)
+from shared.model.lease import Lease, LeaseState
+
+MAX_READS = 32
+"""Pods read from the API server at once."""
+
+
+class GangCheck:
+    """Ends the reservations of gangs of which a pod is gone, while none of their pods is bound."""
+
+    def __init__(self, ledger: LeaseLedger, pods: PodReader, updater: LedgerUpdater) -> None:
+        self.ledger = ledger
+        self.pods = pods
+        self.updater = updater
+        self._checks: dict[str, asyncio.Task[list[PodTerminated]]] = {}
+        self._reads = asyncio.Semaphore(MAX_READS)
+
+    async def end_short(
+        self, placements: Iterable[PlacementChosen]
+    ) -> list[LeaseChanged | BindingFailed]:
+        """Check the gangs of these pods; return events for the leases that ended.
+
+        Raises UnavailableError while the API server does not respond.
+        """
+        gangs = sorted({each.lease.gang for each in placements if each.lease.gang})
+        found = await asyncio.gather(*map(self._check_once, gangs))
+        gone = [event for events in found for event in events]
+        return await self.updater.end_terminated(gone) if gone else []
+
+    async def _check_once(self, gang: str) -> list[PodTerminated]:
+        """Check a gang; several batches with its pods share one check."""
+        check = self._checks.get(gang)
+        if check is None:
+            check = self._checks[gang] = asyncio.create_task(self._find_gone(gang))
+            check.add_done_callback(lambda _: self._checks.pop(gang, None))
+        return await asyncio.shield(check)
+
+    async def _find_gone(self, gang: str) -> list[PodTerminated]:
+        leases = await self.ledger.load_gang(gang)
+        if any(lease.state is not LeaseState.RESERVED for lease in leases):
+            return []
+        return await self._gone_among(leases)
+
+    async def _gone_among(self, leases: Sequence[Lease]) -> list[PodTerminated]:
+        gone = await asyncio.gather(*map(self._is_gone, leases))
+        return [
+            PodTerminated(
+                pod=lease.pod,
+                namespace=lease.namespace,
+                name=lease.name,
+                node=None,
+                phase="",
+                trace=lease.trace,
+            )
+            for lease, is_gone in zip(leases, gone, strict=True)
+            if is_gone
+        ]
+
+    async def _is_gone(self, lease: Lease) -> bool:
+        async with self._reads:
+            pod = await self.pods.get(lease.namespace, lease.name)
+        return pod is None or pod.uid != lease.pod or pod.terminal or pod.deleting

@@ -1,0 +1,91 @@
+"""Audit checks of what the ledger records of nodes, waiting pods and gangs; pure."""
+
+from collections.abc import Iterator, Mapping
+
+from services.cli.audit.differences import BIND_S, OUTLIVE_S, Difference
+from services.cli.snapshot.snapshot import Snapshot
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+
+def nodes(snapshot: Snapshot) -> Iterator[Difference]:
+    """O2: the ledger has every node of the API server, and no other."""
+    if snapshot.api_nodes is None:
+        return
+    known = {totals.node.facts.name for totals in snapshot.nodes if totals.known}
+    for name in sorted(snapshot.api_nodes ^ known):
+        text = "the API server has it, the ledger does not"
+        if name in known:
+            text = "the ledger has it, the API server does not"
+        yield Difference(invariant="O2", subject=f"node {name}", text=text, settles_s=OUTLIVE_S)
+
+
+def shared_devices(snapshot: Snapshot) -> Iterator[Difference]:
+    """S1: no device is reported by two nodes."""
+    reporters: dict[DeviceUuid, list[NodeName]] = {}
+    for totals in snapshot.nodes:
+        for uuid in totals.reported:
+            reporters.setdefault(uuid, []).append(totals.node.facts.name)
+    for uuid, names in sorted(reporters.items()):
+        if len(names) > 1:
+            text = f"it is reported by {len(names)} nodes: {', '.join(sorted(names))}"
+            yield Difference(
+                invariant="S1", subject=f"device {uuid}", text=text, settles_s=OUTLIVE_S
+            )
+
+
+def waiting_pods(snapshot: Snapshot) -> Iterator[Difference]:
+    """P2: no pod is recorded as waiting that is gone, bound or terminated."""
+    pods = {pod.pod: pod for pod in snapshot.pods}
+    for waiting in snapshot.waiting:
+        queued = waiting.queued
+        pod = pods.get(queued.pod)
+        if pod is not None and pod.is_active and not pod.node:
+            continue
+        reason = "is gone" if pod is None else f"is bound to {pod.node}"
+        if pod is not None and not pod.is_active:
+            reason = f"has {pod.phase.lower()}"
+        yield Difference(
+            invariant="P2",
+            subject=f"pod {queued.namespace}/{queued.name}",
+            text=f"the pod {reason} and the ledger has it as waiting",
+            settles_s=OUTLIVE_S,
+        )
+
+
+def gangs(snapshot: Snapshot) -> Iterator[Difference]:
+    """P5: a gang is counted with the pods that hold a lease of it or wait, and no others."""
+    present = {pod.pod for pod in snapshot.pods if pod.is_active}
+    holders: dict[str, set[PodUid]] = {}
+    for lease in snapshot.leases:
+        if lease.gang:
+            holders.setdefault(lease.gang, set()).add(lease.pod)
+    waiting: dict[str, set[PodUid]] = {}
+    for each in snapshot.waiting:
+        if each.queued.request.gang is not None:
+            waiting.setdefault(each.queued.request.gang.name, set()).add(each.queued.pod)
+    # A lease may outlive its pod until the containers have ended: it is not counted then.
+    yield from _miscounted("hold a lease", snapshot.gangs, holders, present)
+    yield from _miscounted("wait", snapshot.waiting_gangs, waiting, present)
+
+
+def _miscounted(
+    what: str,
+    counted: Mapping[str, frozenset[PodUid]],
+    recorded: Mapping[str, set[PodUid]],
+    present: set[PodUid],
+) -> Iterator[Difference]:
+    for gang in sorted(counted.keys() | recorded.keys()):
+        listed, found = counted.get(gang, frozenset()), recorded.get(gang, set())
+        missing, extra, gone = (found & present) - listed, listed - found, listed - present
+        for pods, text, settles_s in (
+            (missing, "%d of its pods %s and are not counted", BIND_S),
+            (extra, "%d pods are counted that do not %s", BIND_S),
+            (gone - extra, "%d pods are counted that are gone, as if they %s", OUTLIVE_S),
+        ):
+            if pods:
+                yield Difference(
+                    invariant="P5",
+                    subject=f"gang {gang}",
+                    text=text % (len(pods), what),
+                    settles_s=settles_s,
+                )

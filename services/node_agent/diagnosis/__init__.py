@@ -1,0 +1,1 @@
+"""What `leasehold doctor` checks on a node; the only part of the agent that it uses."""

@@ -1,0 +1,334 @@
+"""How the doctor judges a node."""
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+from services.node_agent.gpus.device_samples import DeviceSample
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.instance_lock import POD, UNIT, AgentInstance
+from services.node_agent.isolation.host_paths import is_loadable
+from services.node_agent.views.advertisement import MAX_LIST_BYTES, list_size_bytes
+from shared.dialects.advertised import PluginDeviceId
+from shared.model.device import Device
+from shared.model.events.node_events import Allocation
+from shared.model.findings import Finding, fail, ok, warn
+from shared.model.lease import Lease
+from shared.model.names import PodUid
+
+AGENT_POD = "kubectl -n leasehold-system"
+AGENT_LABEL = "leasehold.dev/agent"
+"""With the value `unit` the DaemonSet has no pod on the node, in spite of `GPU_LABEL`."""
+GPU_LABEL = "leasehold.dev/gpu"
+MAX_LISTED = 5
+
+Registered = Mapping[str, frozenset[str]]
+"""IDs that the kubelet lists as healthy, by resource."""
+
+
+def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
+    """Judge which agent serves the node, by its labels (None: unknown)."""
+    if instance is None:
+        return fail(
+            "no agent serves this node",
+            f"{AGENT_POD} get pods -o wide | grep node-agent; or, for its unit: systemctl status "
+            "leasehold-agent",
+        )
+    unit_expected = labels is not None and labels.get(AGENT_LABEL) == UNIT
+    pod_expected = labels is not None and labels.get(GPU_LABEL) == "true" and not unit_expected
+    if instance.form == UNIT and pod_expected:
+        return fail(
+            f"{instance} serves this node, and the DaemonSet has a pod for it as well",
+            f"kubectl label node {node} {AGENT_LABEL}={UNIT}",
+        )
+    if instance.form == POD and unit_expected:
+        return fail(
+            f"{instance} serves this node, whose label selects the unit",
+            f"{AGENT_POD} delete pod {instance.name}; systemctl enable --now leasehold-agent",
+        )
+    return ok(f"{instance} serves this node")
+
+
+def kubelet_socket(path: str, error: str) -> Finding:
+    """Judge whether the kubelet listens for device plugins."""
+    if not error:
+        return ok(f"the kubelet listens on {path}")
+    return fail(
+        f"the kubelet does not listen on {path}: {error}",
+        "systemctl status kubelet; if it has another --root-dir, set --kubelet-dir",
+    )
+
+
+def other_plugins(
+    registered: Registered,
+    served: Mapping[str, Mapping[str, PluginDeviceId]],
+    other_sockets: Sequence[str],
+) -> Finding:
+    """Judge whether another plugin serves one of our resources."""
+    wrong = sorted(
+        resource
+        for resource, ids in registered.items()
+        if resource in served and not ids <= served[resource].keys()
+    )
+    if wrong:
+        sockets = f" (other sockets: {', '.join(other_sockets)})" if other_sockets else ""
+        return fail(
+            f"another device plugin serves {', '.join(wrong)}{sockets}: the kubelet uses the "
+            "plugin that registered last",
+            "kubectl get daemonsets -A | grep -i -E 'device-plugin|vgpu|gpu-manager'; remove that "
+            "one from this node",
+        )
+    return ok("no other plugin serves our resources")
+
+
+def registration(
+    registered: Registered, served: Mapping[str, Mapping[str, PluginDeviceId]]
+) -> Finding:
+    """Judge whether the kubelet has the resources that the agent serves."""
+    missing = [
+        name
+        for name in sorted(served)
+        if not registered.get(name) and any(one.healthy for one in served[name].values())
+    ]
+    if missing:
+        return fail(
+            f"the kubelet has no devices of {', '.join(missing)}",
+            f"{AGENT_POD} logs daemonset/node-agent | grep -i regist; it retries the registration",
+        )
+    return ok(f"{len(served)} resources are registered")
+
+
+def node_resources(
+    allocatable: Mapping[str, int],
+    served: Mapping[str, Mapping[str, PluginDeviceId]],
+    patched: Mapping[str, int],
+) -> Finding:
+    """Judge whether the node's status has what its devices have."""
+    expected = {
+        **{name: sum(one.healthy for one in ids.values()) for name, ids in served.items()},
+        **patched,
+    }
+    wrong = [
+        f"{name} {allocatable.get(name, 0)} instead of {amount}"
+        for name, amount in sorted(expected.items())
+        if allocatable.get(name, 0) != amount
+    ]
+    if wrong:
+        return fail(
+            f"the node's status has {', '.join(wrong[:MAX_LISTED])}",
+            "kubectl get node NODE -o jsonpath='{.status.allocatable}'; the agent corrects it "
+            "within 10 s while it runs and may patch nodes/status",
+        )
+    return ok(f"the node's status has {len(expected)} resources as its devices have them")
+
+
+def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
+    """Judge whether the lists of devices are short enough for the kubelet."""
+    sizes = {name: list_size_bytes(ids.values()) for name, ids in served.items()}
+    if not sizes:
+        return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
+    name = max(sizes, key=lambda name: sizes[name])
+    fraction = sizes[name] / MAX_LIST_BYTES
+    text = f"the longest list, of {name}, has {sizes[name]} of at most {MAX_LIST_BYTES} bytes"
+    if fraction > 1:
+        return fail(text, "raise --memory-factor, or use --gpu-strategy auto")
+    if fraction > 0.8:
+        return warn(text, "raise --memory-factor before devices are added")
+    return ok(text)
+
+
+def device_health(devices: Iterable[Device]) -> Finding:
+    """Judge whether all devices are healthy."""
+    listed = list(devices)
+    faults = [f"GPU {one.index}: {one.fault or 'not healthy'}" for one in listed if not one.healthy]
+    if faults:
+        return fail(
+            "; ".join(faults[:MAX_LISTED]),
+            "leasehold gpus; nvidia-smi -q; dmesg | grep -i xid; a device returns once it recovers",
+        )
+    if not listed:
+        return fail("the node has reported no device", f"{AGENT_POD} logs daemonset/node-agent")
+    return ok(f"{len(listed)} devices are healthy")
+
+
+def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
+    """Judge what the driver lists; `unseen` are devices that it counts and cannot describe."""
+    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
+    faults += [f"number {number} of its GPUs: {why}" for number, why in sorted(unseen.items())]
+    if faults:
+        return fail("; ".join(faults[:MAX_LISTED]), "nvidia-smi -q; dmesg | grep -i xid")
+    if not gpus:
+        return fail("the driver lists no GPU", "nvidia-smi -L; lspci | grep -i nvidia")
+    return ok(f"driver {gpus[0].driver or 'of unknown version'} lists {len(gpus)} GPUs")
+
+
+def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
+    """Judge whether the hardware's MIG modes match the ledger, also after the next reset."""
+    modes = {device.uuid: device.mode for device in devices}
+    wrong = [
+        f"GPU {gpu.index} is in {gpu.mode} mode, the ledger has {modes[gpu.uuid]}"
+        for gpu in gpus
+        if gpu.uuid in modes and modes[gpu.uuid] is not gpu.mode
+    ]
+    wrong += [
+        f"GPU {gpu.index} changes its MIG mode with the next reset"
+        for gpu in gpus
+        if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending
+    ]
+    if wrong:
+        return warn(
+            "; ".join(wrong), "drain the GPU, then nvidia-smi -i INDEX --gpu-reset, or set it back"
+        )
+    return ok("MIG modes match the ledger")
+
+
+def library_file(path: str, head: bytes | None) -> Finding:
+    """Judge whether HAMi-core's library is there, for this machine."""
+    install = "node_agent --library-source FILE of HAMi-core's libvgpu.so, or --library-dir"
+    if head is None:
+        return fail(f"{path} is missing: limits of shares cannot be enforced", install)
+    machine = platform.machine()
+    if not is_loadable(head, machine):
+        return fail(f"{path} is not a 64-bit shared library for {machine}", install)
+    return ok(f"{path} is a shared library for {machine}")
+
+
+def library_loads(path: str, error: str) -> Finding:
+    """Judge whether a process could load the library; `error` is why it could not."""
+    if not error:
+        return ok(f"{path} loads, as far as possible without the driver's own libraries")
+    return fail(
+        f"{path} is unusable: {error}",
+        "ldd FILE lists what is missing; install HAMi-core 2.8.2 or newer for this node's libc",
+    )
+
+
+def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None) -> Finding:
+    """Judge whether the allocations in the agent's checkpoint match their leases."""
+    listed = list(allocations)
+    if leases is None:
+        return ok(f"{len(listed)} containers in the agent's checkpoint")
+    wrong = [
+        f"{one.namespace}/{one.name} container {one.container} "
+        f"{'has other shares than its lease' if one.pod in leases else 'has no live lease'}"
+        for one in listed
+        if one.pod not in leases
+        or _devices(one.lease, one.container) != _devices(leases[one.pod], one.container)
+    ]
+    if wrong:
+        return fail(
+            "; ".join(wrong[:MAX_LISTED]),
+            "leasehold audit; entries of ended pods go within 30 s while the agent runs",
+        )
+    return ok(f"{len(listed)} containers in the agent's checkpoint, all match their leases")
+
+
+def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
+    return {(share.device, share.memory_mib) for share in lease.shares_of(container)}
+
+
+def pod_resources(
+    held_ids: Mapping[tuple[str, str], frozenset[str]], allocations: Iterable[Allocation]
+) -> Finding:
+    """Judge whether the agent allocated every device that the kubelet lists for us."""
+    allocated: dict[tuple[str, str], set[str]] = {}
+    for one in allocations:
+        allocated.setdefault((one.namespace, one.name), set()).update(one.device_ids)
+    foreign = {pod: ids - allocated.get(pod, set()) for pod, ids in held_ids.items()}
+    wrong = [
+        f"{namespace}/{name} holds {len(ids)} devices that the agent has not allocated"
+        for (namespace, name), ids in sorted(foreign.items())
+        if ids
+    ]
+    if wrong:
+        return fail(
+            "; ".join(wrong[:MAX_LISTED]),
+            "delete those pods: they got devices from another plugin, or before the state "
+            "directory was lost",
+        )
+    return ok(f"{len(held_ids)} pods hold devices, all allocated by the agent")
+
+
+def kubelet_checkpoint(
+    pods_by_resource: Mapping[str, frozenset[str]], allocations: Iterable[Allocation]
+) -> Finding:
+    """Judge whether the kubelet's checkpoint names pods that the agent's does not."""
+    known = {str(one.pod) for one in allocations}
+    unknown = sorted({pod for pods in pods_by_resource.values() for pod in pods} - known)
+    if unknown:
+        return warn(
+            f"the kubelet's checkpoint names {len(unknown)} pods that the agent's does not: "
+            f"{', '.join(unknown[:MAX_LISTED])}",
+            "delete those that still run; the kubelet drops the others",
+        )
+    return ok("the kubelet's checkpoint names only pods that the agent's does, too")
+
+
+def processes(
+    samples: Iterable[DeviceSample],
+    pods: Mapping[int, PodUid | None],
+    leased: Mapping[str, set[PodUid]],
+) -> Finding:
+    """Judge whether processes use devices that their pod has no lease for."""
+    wrong = [
+        f"process {process.pid} on GPU {sample.index}"
+        for sample in samples
+        for process in sample.processes
+        if pods.get(process.pid) not in leased.get(sample.device, set())
+    ]
+    if wrong:
+        return fail(
+            f"without a lease: {', '.join(wrong[:MAX_LISTED])}",
+            "ps -fp PID; end it, or exclude GPUs that the host uses "
+            "(filterdevices of the device configuration)",
+        )
+    return ok("every process on a device belongs to a lease")
+
+
+def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:
+    """Judge whether the container runtime can pass GPUs to containers."""
+    if not tools:
+        return fail(
+            "NVIDIA's container toolkit is not installed",
+            "install nvidia-container-toolkit, then nvidia-ctk runtime configure && systemctl "
+            "restart containerd",
+        )
+    if not is_configured:
+        return warn(
+            f"{', '.join(tools)} is installed, and no runtime is configured for it",
+            "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
+        )
+    return ok(f"{', '.join(tools)}, and the runtime is configured for it")
+
+
+def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None) -> Finding:
+    """Judge whether the agent's CDI specification names the devices that containers get by CDI."""
+    if named is None:
+        return fail(
+            f"containers get their devices by CDI, and {path} is missing",
+            f"{AGENT_POD} logs daemonset/node-agent | grep -i cdi; the agent needs --cdi-dir of "
+            "the host and access to its driver by --driver-root-ctr-path",
+        )
+    missing = sorted(set(expected) - named)
+    if missing:
+        return fail(
+            f"{path} does not name {', '.join(missing[:MAX_LISTED])}",
+            "nvidia-smi -L; the agent rewrites it within 5 s while it runs",
+        )
+    return ok(f"{path} names {len(named)} devices")
+
+
+def cdi(kinds: Mapping[str, Sequence[str]], broken: Sequence[str]) -> Finding:
+    """Judge the CDI specifications: files by kind."""
+    repeated = {kind: files for kind, files in kinds.items() if len(files) > 1}
+    if broken:
+        return fail(
+            f"not a CDI specification: {', '.join(broken)}",
+            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    if repeated:
+        kind, files = next(iter(sorted(repeated.items())))
+        return warn(
+            f"{kind} is specified in {', '.join(files)}",
+            "keep one: runtimes refuse a device that is named twice",
+        )
+    return ok(f"{sum(map(len, kinds.values()))} CDI specifications: {', '.join(sorted(kinds))}")

@@ -1,0 +1,326 @@
+"""Reads one node for the doctor: one method per check."""
+
+import asyncio
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
+from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
+from services.node_agent.diagnosis import node_checks as judge
+from services.node_agent.diagnosis.node_files import read_allocations, read_cdi_kind
+from services.node_agent.gpu_access import open_gpus, usage_source_of
+from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.instance_lock import POD, running_instance, this_instance
+from services.node_agent.isolation.host_paths import ELF_HEAD
+from services.node_agent.isolation.library import unusable_reason
+from services.node_agent.kubelet.cgroups import read_origin
+from services.node_agent.kubelet.device_checkpoint import (
+    KubeletCheckpointDevices,
+    read_kubelet_devices,
+)
+from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.partition.partition_client import RemoteMigGpus
+from services.node_agent.settings import AgentSettings
+from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
+from shared.dialects.advertised import NodeSoftware
+from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import enabled
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.types import ObjectMeta
+from shared.model.device import Device
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.events.node_events import Allocation
+from shared.model.findings import Finding, SkipError
+from shared.model.lease import Lease
+from shared.model.ledger import NodeTotals
+from shared.model.names import PodUid
+from shared.model.quantity import parse_count
+
+SOCKET_PREFIX = "leasehold-"
+TOOLS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli")
+RUNTIME_CONFIGURATIONS = (
+    "containerd/config.toml",
+    "containerd/conf.d/99-nvidia.toml",
+    "docker/daemon.json",
+    "crio/crio.conf.d/99-nvidia.conf",
+)
+
+
+class _AllocatableStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, str | int] = {}
+
+
+class _NodeResources(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: _AllocatableStatus = msgspec.field(default_factory=_AllocatableStatus)
+
+
+def visible_host(environ: Mapping[str, str]) -> Path | None:
+    """Return where the node's file system is; None in a pod, which sees its own."""
+    return None if this_instance(environ).form == POD else Path("/")
+
+
+class NodeProbes:
+    """One node, as its agent's settings describe it.
+
+    `host` is where its file system is mounted; None: it is not visible here.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        kubernetes: KubernetesClient | LeaseholdError,
+        totals: NodeTotals | None,
+        ledger_is_readable: bool,
+        host: Path | None = Path("/"),
+    ) -> None:
+        self.settings = settings
+        self.kubernetes = kubernetes
+        self.totals = totals
+        self.ledger_is_readable = ledger_is_readable
+        self._host = host
+        self._shown: NodeAdvertisement | None = None
+        self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
+
+    @property
+    def host(self) -> Path:
+        """The node's file system."""
+        if self._host is None:
+            raise SkipError(
+                "a pod cannot read its node's files: run `leasehold doctor` on the node"
+            )
+        return self._host
+
+    @property
+    def plugins(self) -> Path:
+        """The kubelet's directory of plugin sockets."""
+        return self.settings.kubelet_dir / "device-plugins"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The node's devices in the ledger."""
+        if not self.ledger_is_readable:
+            raise SkipError("the ledger is not readable: set --redis-url")
+        return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
+
+    @property
+    def leases(self) -> dict[PodUid, Lease] | None:
+        """The node's live leases; None: unknown."""
+        if not self.ledger_is_readable:
+            return None
+        return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}
+
+    @property
+    def shown(self) -> NodeAdvertisement:
+        """What an agent with these settings advertises of the devices in the ledger."""
+        if self._shown is None:
+            dialects = enabled(Rules(enabled=self.settings.dialects))
+            self._shown = advertisement_of(
+                dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
+            )
+        return self._shown
+
+    async def agent(self) -> Finding:
+        """Read which agent serves the node, and the node's labels."""
+        if not self.settings.state_dir.is_dir():
+            raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")
+        instance = running_instance(self.settings.state_dir)
+        if isinstance(self.kubernetes, LeaseholdError):
+            return judge.agent(self.settings.node_name, instance, None)
+        labels = (await self._node()).metadata.labels
+        return judge.agent(self.settings.node_name, instance, labels)
+
+    async def kubelet_socket(self) -> Finding:
+        """Connect to the kubelet."""
+        path = self.plugins / "kubelet.sock"
+        try:
+            _, writer = await asyncio.open_unix_connection(str(path))
+        except OSError as error:
+            return judge.kubelet_socket(str(path), error.strerror or str(error))
+        writer.close()
+        return judge.kubelet_socket(str(path), "")
+
+    def _kubelet_devices(self) -> KubeletCheckpointDevices:
+        devices = read_kubelet_devices(self.plugins)
+        if devices is None:
+            raise SkipError(f"{self.plugins} has no checkpoint: the kubelet has no plugin yet")
+        return devices
+
+    async def other_plugins(self) -> Finding:
+        """Compare the kubelet's registered resources with those that we serve."""
+        other_sockets = sorted(
+            path.name
+            for path in self.plugins.glob("*.sock")
+            if not path.name.startswith(SOCKET_PREFIX) and path.name != "kubelet.sock"
+        )
+        return judge.other_plugins(
+            self._kubelet_devices().registered, self.shown.served, other_sockets
+        )
+
+    async def registration(self) -> Finding:
+        """Read whether the kubelet has our devices."""
+        return judge.registration(self._kubelet_devices().registered, self.shown.served)
+
+    async def node_resources(self) -> Finding:
+        """Compare the node's status with its devices."""
+        node, shown = await self._node(), self.shown
+        ours = shown.served.keys() | shown.node_status.keys()
+        amounts = {
+            name: parse_count(amount)
+            for name, amount in node.status.allocatable.items()
+            if name in ours
+        }
+        return judge.node_resources(amounts, shown.served, shown.node_status)
+
+    async def list_sizes(self) -> Finding:
+        """Measure the lists of devices that the kubelet receives."""
+        return judge.list_sizes(self.shown.served)
+
+    async def device_health(self) -> Finding:
+        """Read the devices' health."""
+        return judge.device_health(self.devices)
+
+    async def driver(self) -> Finding:
+        """List the GPUs that NVML, or its simulation, has."""
+        gpus = await self._discover()
+        return judge.driver(gpus, self._hardware.unreadable)
+
+    async def mig_modes(self) -> Finding:
+        """Compare the GPUs' MIG modes with the ledger."""
+        return judge.mig_modes(await self._discover(), self.devices)
+
+    async def library_file(self) -> Finding:
+        """Read the head of the library file."""
+        self._skip_without_isolation()
+        path = self.settings.library
+        try:
+            with path.open("rb") as library:
+                head = library.read(ELF_HEAD)
+        except OSError:
+            return judge.library_file(str(path), None)
+        return judge.library_file(str(path), head)
+
+    async def library_loads(self) -> Finding:
+        """Load the library in a process of its own, which it may crash."""
+        self._skip_without_isolation()
+        path = self.settings.library
+        if not path.is_file():
+            raise SkipError(f"{path} is missing")
+        return judge.library_loads(str(path), await unusable_reason(path))
+
+    async def checkpoint(self) -> Finding:
+        """Compare the agent's checkpoint with leases."""
+        return judge.checkpoint(self._allocations(), self.leases)
+
+    async def pod_resources(self) -> Finding:
+        """Compare the kubelet's PodResources with the agent's checkpoint."""
+        allocations, served = self._allocations(), self.shown.served.keys()
+        socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
+        async with KubeletPodResources(socket) as client:
+            holdings = (await client.list_holdings()).holdings
+        held_ids: dict[tuple[str, str], frozenset[str]] = {}
+        for holding in holdings:
+            if holding.resource in served:
+                pod = (holding.namespace, holding.name)
+                held_ids[pod] = held_ids.get(pod, frozenset()) | holding.device_ids
+        return judge.pod_resources(held_ids, allocations)
+
+    async def kubelet_checkpoint(self) -> Finding:
+        """Compare the kubelet's checkpoint with the agent's."""
+        served = self.shown.served.keys()
+        pods: dict[str, frozenset[str]] = {}
+        for resource, pod in self._kubelet_devices().allocated:
+            if resource in served:
+                pods[resource] = pods.get(resource, frozenset()) | {pod}
+        return judge.kubelet_checkpoint(pods, self._allocations())
+
+    async def processes(self) -> Finding:
+        """Find the pods of the processes on devices."""
+        if self.settings.simulated:
+            raise SkipError("no process runs on simulated GPUs")
+        leases = self.leases
+        if leases is None:
+            raise SkipError("the ledger is not readable: set --redis-url")
+        samples = await usage_source_of(self.settings, open_gpus(self.settings)).sample()
+        pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
+        proc = self.settings.proc_dir
+        origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}
+        leased: dict[str, set[PodUid]] = {}
+        for lease in leases.values():
+            for share in lease.shares:
+                leased.setdefault(share.device, set()).add(lease.pod)
+        pods = {pid: origin.pod if origin else None for pid, origin in origins.items()}
+        return judge.processes(samples, pods, leased)
+
+    async def runtime(self) -> Finding:
+        """Find NVIDIA's toolkit and the runtime's configuration."""
+        if self.settings.simulated:
+            raise SkipError("simulated GPUs need no container runtime")
+        folders = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
+        tools = [
+            tool
+            for tool in TOOLS
+            if any((self.host / folder / tool).exists() for folder in folders)
+        ]
+        files = [self.host / "etc" / name for name in RUNTIME_CONFIGURATIONS]
+        is_configured = any(path.is_file() and "nvidia" in path.read_text() for path in files)
+        return judge.runtime(tools, is_configured=is_configured)
+
+    async def cdi(self) -> Finding:
+        """Read the CDI specifications."""
+        kinds: dict[str, list[str]] = {}
+        broken: list[str] = []
+        for folder in ("etc/cdi", "var/run/cdi"):
+            for path in sorted((self.host / folder).glob("*")):
+                if path.suffix in {".json", ".yaml", ".yml"}:
+                    kind = read_cdi_kind(path)
+                    if kind:
+                        kinds.setdefault(kind, []).append(str(path))
+                    else:
+                        broken.append(str(path))
+        if not kinds and not broken:
+            raise SkipError("there are no CDI specifications, and none is needed")
+        return judge.cdi(kinds, broken)
+
+    async def cdi_devices(self) -> Finding:
+        """Compare the agent's own CDI specification with the GPUs."""
+        path = self.settings.cdi_directory / FILE
+        by_cdi = not CDI_STRATEGIES.isdisjoint(self.settings.device_list_strategies)
+        if not by_cdi and not path.is_file():
+            raise SkipError("containers do not get their devices by CDI")
+        try:
+            named = names_in(json.loads(path.read_text())) if path.is_file() else None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UnavailableError(f"{path} is not a CDI specification: {error!r}") from error
+        gpus = await self._discover() if by_cdi else ()
+        expected = (name for gpu in gpus for name in names_of(gpu))
+        return judge.cdi_devices(str(path), map(qualified_name, expected), named)
+
+    async def _node(self) -> _NodeResources:
+        if isinstance(self.kubernetes, LeaseholdError):
+            raise self.kubernetes
+        path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
+        return await self.kubernetes.read(path, _NodeResources)
+
+    def _skip_without_isolation(self) -> None:
+        if self.settings.simulated and self.settings.library_source is None:
+            raise SkipError("simulated GPUs have no isolation: their library is an empty file")
+
+    @functools.cached_property
+    def _hardware(self) -> GpuDriver | RemoteMigGpus:
+        return open_gpus(self.settings)
+
+    async def _discover(self) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            self._gpus = asyncio.create_task(self._hardware.discover())
+        return await self._gpus
+
+    def _allocations(self) -> tuple[Allocation, ...]:
+        return read_allocations(self.settings.state_dir)

@@ -1,0 +1,119 @@
+"""The kubelet's checkpoint of devices, and which resources it allocates by device plugin."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from shared.model.errors import UnavailableError
+
+QUIET_S = 10.0
+"""A resource is no longer allocated by device plugin if it was not for this long: PodResources of a
+kubelet that starts lists no pods at first."""
+FILE_NAME = "kubelet_internal_checkpoint"
+
+
+class _KubeletEntry(msgspec.Struct, frozen=True):
+    pod: str = msgspec.field(name="PodUID")
+    resource: str = msgspec.field(name="ResourceName")
+
+
+class _KubeletData(msgspec.Struct, frozen=True):
+    entries: list[_KubeletEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    registered: dict[str, list[str] | None] | None = msgspec.field(
+        name="RegisteredDevices", default=None
+    )
+
+
+class _KubeletCheckpoint(msgspec.Struct, frozen=True):
+    data: _KubeletData = msgspec.field(name="Data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletCheckpointDevices:
+    """The devices in a kubelet's checkpoint."""
+
+    registered: dict[str, frozenset[str]]
+    """IDs by resource."""
+    allocated: tuple[tuple[str, str], ...]
+    """Resource and pod UID of each entry."""
+
+
+def read_kubelet_devices(plugins: Path) -> KubeletCheckpointDevices | None:
+    """Read the kubelet's checkpoint in its directory of plugin sockets; None: there is none.
+
+    Raises UnavailableError if it cannot be read.
+    """
+    path = plugins / FILE_NAME
+    try:
+        data = msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
+    registered = data.registered or {}
+    return KubeletCheckpointDevices(
+        registered={name: frozenset(ids or ()) for name, ids in registered.items()},
+        allocated=tuple((entry.resource, entry.pod) for entry in data.entries or ()),
+    )
+
+
+Allocatable = Callable[[str], Awaitable[int | None]]
+"""Returns a resource's allocatable amount on the node; None: unknown."""
+
+
+class PluginResources:
+    """The resources that the kubelet allocates by device plugin, and since when they are seen.
+
+    A resource stays one for five minutes after its plugin has stopped, and longer while containers
+    hold its IDs. Until then the kubelet rejects new pods that request it, for good, whatever amount
+    the node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
+    """
+
+    def __init__(
+        self,
+        plugins: Path,
+        pod_resources: KubeletPodResources,
+        allocatable: Allocatable,
+        *,
+        recorded: Callable[[], frozenset[str]],
+    ) -> None:
+        self.plugins = plugins
+        self.pod_resources = pod_resources
+        self.allocatable = allocatable
+        self.recorded = recorded
+        """Returns the resources whose IDs containers hold by the agent's own records."""
+        self.since: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
+        """When each was last found to be allocated by device plugin."""
+        self._read_at: int | None = None
+        """Modification time of the checkpoint that was read last, in nanoseconds."""
+
+    async def look(self, amounts: frozenset[str]) -> None:
+        """Find out which of these amounts in node status are allocated by device plugin.
+
+        Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
+        """
+        changed_at = _modified_at(self.plugins / FILE_NAME)
+        if changed_at == self._read_at and self.since.keys().isdisjoint(amounts):
+            return
+        devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
+        registered = frozenset(devices.registered) if devices else frozenset()
+        held = {each.resource for each in (await self.pod_resources.list_holdings()).holdings}
+        zero = {name for name in self.since.keys() & amounts if not await self.allocatable(name)}
+        now = time.monotonic()
+        self._seen_at |= dict.fromkeys(registered | held | self.recorded() | zero, now)
+        seen = {name for name, at in self._seen_at.items() if now - at < QUIET_S}
+        self.since = {name: self.since.get(name, now) for name in amounts & seen}
+        self._read_at = changed_at
+
+
+def _modified_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

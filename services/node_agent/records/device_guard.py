@@ -1,0 +1,149 @@
+"""Whether what a node has given out of its devices still fits on them; pure.
+
+A check by the agent's own records: it holds whatever the ledger, a binder or a clock has got wrong.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import RequestError
+from shared.model.lease import Booking, Share, bookings
+from shared.model.names import DeviceUuid, PodUid
+from shared.model.request import SharingPolicy
+
+ALL_CORES = 100
+"""Percent of a device's cores."""
+
+
+class OvercommitError(RequestError):
+    """A device would have been given out more than once; the message names its holders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHolder:
+    """What one pod has of one device."""
+
+    pod: str
+    """Namespace and name."""
+    booking: Booking
+    positions: frozenset[int]
+    """Of its MIG instances in the device's layout."""
+    slot_limit: int
+    """The most slots of the device that it accepts to be taken; 0: those of the device."""
+
+
+def check_fits(
+    entry: CheckpointEntry,
+    entries: Iterable[CheckpointEntry],
+    devices: Mapping[DeviceUuid, Device],
+    unrecorded: Mapping[DeviceUuid, Collection[str]],
+) -> None:
+    """Raise OvercommitError if a device cannot hold `entry` beside the pods of `entries`.
+
+    An entry for the same container is replaced. `unrecorded` are pods that hold parts of a device
+    of which no record exists: nothing more is given out of such a device.
+    """
+    pod, container = entry.allocation.pod, entry.allocation.container
+    shares = _shares_by_pod(entries)
+    shares.setdefault(pod, {})[container] = entry.lease.shares_of(container)
+    names = {each.allocation.pod: _name(each) for each in (*entries, entry)}
+    for uuid in {share.device for share in entry.lease.shares_of(container)}:
+        device = devices.get(uuid)
+        if device is None:
+            continue
+        holders = {
+            each: holder
+            for each, of_pod in shares.items()
+            if (holder := _holder(names[each], of_pod, uuid)) is not None
+        }
+        own = holders.pop(pod)
+        others = tuple(holders.values())
+        reason = _unrecorded(unrecorded.get(uuid, ()), own) or _overcommitment(device, own, others)
+        if reason:
+            held = ", ".join(_described(other, device) for other in others)
+            raise OvercommitError(
+                f"device {uuid} would be over-committed: {reason}; pod {own.pod} would have "
+                f"{_amounts(own, device)}" + (f", {held}" if held else "")
+            )
+
+
+def _name(entry: CheckpointEntry) -> str:
+    return f"{entry.allocation.namespace}/{entry.allocation.name}"
+
+
+def _shares_by_pod(
+    entries: Iterable[CheckpointEntry],
+) -> dict[PodUid, dict[str, tuple[Share, ...]]]:
+    """Return each container's shares; one with two resources counts once."""
+    shares: dict[PodUid, dict[str, tuple[Share, ...]]] = {}
+    for entry in entries:
+        allocation = entry.allocation
+        of_pod = shares.setdefault(allocation.pod, {})
+        of_pod[allocation.container] = entry.lease.shares_of(allocation.container)
+    return shares
+
+
+def _holder(
+    name: str, of_pod: Mapping[str, tuple[Share, ...]], device: DeviceUuid
+) -> DeviceHolder | None:
+    shares = [share for each in of_pod.values() for share in each if share.device == device]
+    if not shares:
+        return None
+    return DeviceHolder(
+        pod=name,
+        booking=bookings(shares)[0],
+        positions=frozenset(share.mig.position for share in shares if share.mig),
+        slot_limit=min((share.slots for share in shares if share.slots), default=0),
+    )
+
+
+def _unrecorded(pods: Collection[str], own: DeviceHolder) -> str:
+    others = sorted(set(pods) - {own.pod})
+    if not others:
+        return ""
+    return f"pods {', '.join(others)} hold parts of it of which the node agent has no record"
+
+
+def _overcommitment(device: Device, own: DeviceHolder, others: Collection[DeviceHolder]) -> str:
+    """Return what the device has too little of; empty: it can hold all."""
+    if device.mode is DeviceMode.MIG:
+        return _instance_conflict(own, others)
+    booked = [own.booking, *(other.booking for other in others)]
+    if others and any(each.sharing is SharingPolicy.EXCLUSIVE for each in booked):
+        return "one of its pods has it exclusively"
+    given = (
+        ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
+        ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
+        ("slots", _slots_given(booked, own), own.slot_limit or device.slots),
+    )
+    return "; ".join(
+        f"it has {limit} {unit}, and {total} would be given out"
+        for unit, total, limit in given
+        if total > limit
+    )
+
+
+def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
+    return sum(each.slots for each in booked) if own.booking.slots else 0
+
+
+def _instance_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
+    for other in others:
+        if other.booking.layout != own.booking.layout:
+            return f"it would need the MIG layouts {other.booking.layout} and {own.booking.layout}"
+        if shared := own.positions & other.positions:
+            return f"the MIG instance at position {min(shared)} would have two pods"
+    return ""
+
+
+def _described(holder: DeviceHolder, device: Device) -> str:
+    return f"pod {holder.pod} has {_amounts(holder, device)}"
+
+
+def _amounts(holder: DeviceHolder, device: Device) -> str:
+    if device.mode is DeviceMode.MIG:
+        positions = ", ".join(str(position) for position in sorted(holder.positions))
+        return f"position {positions} of MIG layout {holder.booking.layout}"
+    return f"{holder.booking.memory_mib} MiB and {holder.booking.cores_percent} % of the cores"

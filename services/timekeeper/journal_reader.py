@@ -1,0 +1,164 @@
+"""Applies the ledger's journal of leases to the accounts, from entries or from all live leases."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Protocol
+
+from services.timekeeper.accounts.journal import (
+    JournalChanges,
+    charged_lease_id,
+    journal_changes,
+    reconcile,
+)
+from services.timekeeper.accounts.weights import LeaseWeight, WeighedDevice, weigh
+from services.timekeeper.metrics import TimekeeperMetrics
+from shared.model.budget import Account, AccountChange, Budget, Journal
+from shared.model.lease import Lease
+from shared.model.ledger import LedgerSnapshot
+from shared.model.names import DeviceUuid, Namespace
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_PAGE, WHOLE_JOURNAL = 200, 200_000
+"""Journal entries that are read at once."""
+
+
+class JournalStore(Protocol):
+    """The journal of leases, and the accounts that it changes."""
+
+    async def unread_journal(self, most: int = JOURNAL_PAGE) -> Journal:
+        """Read the journal entries that are not applied yet."""
+        ...
+
+    async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
+        """Apply the changes of these entries; False if another replica has applied them."""
+        ...
+
+    async def revisions(self) -> dict[Namespace, int]:
+        """Return every account's revision."""
+        ...
+
+    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
+        """Load accounts, each with its open window and those started since an instant."""
+        ...
+
+    async def charged_until(self, charged_leases: Sequence[str]) -> dict[str, int]:
+        """Return until when recently ended leases are charged."""
+        ...
+
+
+class ChargedLeases(Protocol):
+    """Live leases and their devices."""
+
+    def load_all(self) -> AsyncIterator[list[Lease]]:
+        """Yield all live leases."""
+        ...
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """Return all nodes with their devices."""
+        ...
+
+
+class JournalReader:
+    """Applies the journal's entries; any number of replicas may read at once."""
+
+    def __init__(
+        self,
+        *,
+        store: JournalStore,
+        ledger: ChargedLeases,
+        budget_of: Callable[[Namespace], Budget],
+        metrics: TimekeeperMetrics,
+        factors: Mapping[str, Fraction],
+    ) -> None:
+        self.store = store
+        self.ledger = ledger
+        self.budget_of = budget_of
+        self.metrics = metrics
+        self.factors = factors
+        self._devices: dict[DeviceUuid, WeighedDevice] = {}
+
+    async def apply(self, known_ms: int) -> int:
+        """Apply the journal to its end; return the instant up to which it is complete.
+
+        Until `known_ms`, accounts are known to be complete.
+        """
+        while True:
+            journal = await self.store.unread_journal(JOURNAL_PAGE)
+            if journal.lost or journal.known_generation != journal.generation:
+                await self._reconcile(known_ms)
+                continue
+            if journal.entries:
+                await self._apply_entries(journal)
+            elif journal.horizon_ms is not None:
+                return journal.horizon_ms
+
+    async def _apply_entries(self, journal: Journal) -> None:
+        restored = [
+            lease for each in journal.entries if each.kind == "restored" for lease in each.leases
+        ]
+        accounts, counted_ms = await self._charged_so_far(restored) if restored else ({}, {})
+        await self._load_devices(lease for each in journal.entries for lease in each.leases)
+        changes = journal_changes(journal.entries, self._weigh, counted_ms)
+        await self._write_changes(journal, changes, accounts)
+
+    async def _reconcile(self, known_ms: int) -> None:
+        """Reconcile with all live leases, because the journal was lost or trimmed."""
+        live = [lease async for page in self.ledger.load_all() for lease in page]
+        journal = await self.store.unread_journal(WHOLE_JOURNAL)
+        if journal.lost:
+            logger.error("the journal was trimmed before it was read: ends of leases are lost")
+            self.metrics.count_violations("journal-cut", 1)
+        journaled = [lease for each in journal.entries for lease in each.leases]
+        await self._load_devices([*live, *journaled])
+        accounts, counted_ms = await self._charged_so_far([*live, *journaled])
+        changes = journal_changes(journal.entries, self._weigh, counted_ms)
+        reconcile(changes, live, accounts.values(), self._weigh, counted_ms, known_ms=known_ms)
+        await self._write_changes(journal, changes, accounts)
+
+    async def _charged_so_far(
+        self, leases: Sequence[Lease]
+    ) -> tuple[dict[Namespace, Account], dict[str, int]]:
+        """Return all accounts, and until when each of these leases is charged already."""
+        names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
+        accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
+        ids = {charged_lease_id(lease): lease.namespace for lease in leases}
+        done = await self.store.charged_until(list(ids))
+        counted_ms = {
+            id_: max(accounts[name].state.restored_ms, done.get(id_, 0))
+            for id_, name in ids.items()
+        }
+        return accounts, counted_ms
+
+    async def _write_changes(
+        self,
+        journal: Journal,
+        changes: Mapping[Namespace, JournalChanges],
+        accounts: Mapping[Namespace, Account],
+    ) -> None:
+        account_changes = [
+            AccountChange(
+                namespace=name,
+                held=tuple(each.charged.values()),
+                ended=each.ended,
+                revision=accounts[name].revision if name in accounts else None,
+            )
+            for name, each in changes.items()
+            if each.charged or each.ended
+        ]
+        await self.store.apply_journal(journal, account_changes)
+
+    async def _load_devices(self, leases: Iterable[Lease]) -> None:
+        if {share.device for lease in leases for share in lease.shares} <= self._devices.keys():
+            return
+        snapshot = await self.ledger.snapshot()
+        for node in snapshot.nodes:
+            for device, _ in node.devices:
+                self._devices[device.uuid] = WeighedDevice(
+                    memory_mib=device.memory_mib, model=device.model
+                )
+
+    def _weigh(self, lease: Lease) -> LeaseWeight:
+        budget = self.budget_of(lease.namespace)
+        return weigh(lease, self._devices, budget, self.factors)

@@ -1,0 +1,48 @@
+"""The outcome of one check, why, and what to do about it; pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.model.errors import LeaseholdError
+
+
+class Outcome(StrEnum):
+    """The outcome of a check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check."""
+
+    outcome: Outcome
+    text: str
+    """The result of the check, or why it was skipped."""
+    fix: str = ""
+    """The command, or what else to do, that fixes it."""
+    check: str = ""
+    subject: str = ""
+    """The node; empty: the cluster."""
+
+
+class SkipError(LeaseholdError):
+    """A check cannot run here; the message is the reason."""
+
+
+def ok(text: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(outcome=Outcome.OK, text=text)
+
+
+def warn(text: str, fix: str) -> Finding:
+    """Return a finding that something should be different."""
+    return Finding(outcome=Outcome.WARN, text=text, fix=fix)
+
+
+def fail(text: str, fix: str) -> Finding:
+    """Return a finding that something is wrong."""
+    return Finding(outcome=Outcome.FAIL, text=text, fix=fix)

@@ -1,0 +1,76 @@
+"""NATS servers: whether they accept us, what our stream contains, and how to reload them."""
+
+import asyncio
+import json
+
+import nats.errors
+import nats.js.errors
+
+from shared.credentials.logins import ClientCredentials
+from shared.model.errors import UnavailableError
+from shared.nats.connection import connected
+from shared.nats.subjects import STREAM
+
+LISTEN_S = 1.0
+"""Time that servers of a cluster have to respond."""
+RELOAD_PATIENCE_S = 10.0
+
+
+async def reload_servers(url: str, credentials: ClientCredentials) -> int:
+    """Reload the configuration of every server; return the number of servers.
+
+    Servers close all connections then. Raises UnavailableError if no server accepts our login.
+    """
+    client = await connected(
+        url, name="leasehold reload", credentials=credentials, patience_s=RELOAD_PATIENCE_S
+    )
+    try:
+        found: set[str] = set()
+        inbox = client.new_inbox()
+
+        async def collect(message: object) -> None:
+            found.add(str(json.loads(message.data)["server"]["id"]))  # type: ignore[attr-defined]
+
+        await client.subscribe(inbox, cb=collect)
+        await client.publish("$SYS.REQ.SERVER.PING", b"", reply=inbox)
+        await asyncio.sleep(LISTEN_S)
+        reply_subject = f"{inbox}.reloaded"
+        await client.subscribe(reply_subject, cb=collect)
+        for server in found:  # a server ignores a request without a reply subject
+            await client.publish(f"$SYS.REQ.SERVER.{server}.RELOAD", b"", reply=reply_subject)
+        await client.flush()
+        await asyncio.sleep(LISTEN_S)
+        return len(found)
+    finally:
+        await client.close()
+
+
+TIMEOUT_S = 8.0
+"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
+_CLIENT_NAME = "leasehold doctor"
+
+
+async def check_connection(url: str, credentials: ClientCredentials) -> None:
+    """Connect and disconnect. Raises UnavailableError with the reason if that fails."""
+    client = await connected(url, name=_CLIENT_NAME, credentials=credentials, patience_s=TIMEOUT_S)
+    await client.close()
+
+
+async def stream_messages(url: str, credentials: ClientCredentials) -> int | None:
+    """Return how many messages our stream contains; None: there is no such stream.
+
+    Raises UnavailableError if NATS, or its JetStream, does not respond.
+    """
+    client = await connected(url, name=_CLIENT_NAME, credentials=credentials, patience_s=TIMEOUT_S)
+    try:
+        found = await client.jetstream(timeout=TIMEOUT_S).stream_info(STREAM)
+    except nats.js.errors.NotFoundError:
+        return None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise UnavailableError(
+            f"NATS responds, but its JetStream does not: {str(error) or type(error).__name__}"
+        ) from error
+    else:
+        return int(found.state.messages)
+    finally:
+        await client.close()

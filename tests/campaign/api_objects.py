@@ -1,0 +1,71 @@
+"""Pods and nodes of the API server as the judge sees them; pure."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tests.campaign.observations import SeenNode, SeenPod
+from tests.campaign.workload import (
+    FORGED_ANNOTATION,
+    GANG_MIN,
+    GANG_NAME,
+    INIT,
+    LEASE_ANNOTATION,
+    RESIZED_ANNOTATION,
+    WANT_ANNOTATION,
+    Want,
+)
+
+
+def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
+    """Return the pod, or None if no campaign created it."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    annotations = metadata.get("annotations") or {}
+    if WANT_ANNOTATION not in annotations:
+        return None
+    gpus, mib, cores, exclusive = map(int, annotations[WANT_ANNOTATION].split())
+    lease = json.loads(annotations.get(LEASE_ANNOTATION, "{}"))
+    unscheduled: Mapping[str, str] = next(
+        (
+            condition
+            for condition in status.get("conditions", ())
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
+        ),
+        {},
+    )
+    return SeenPod(
+        uid=metadata["uid"],
+        name=metadata["name"],
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        want=Want(gpus, mib, cores, bool(exclusive)),
+        node=pod["spec"].get("nodeName", ""),
+        phase=status.get("phase", "Pending"),
+        deleted="deletionTimestamp" in metadata,
+        forged=FORGED_ANNOTATION in annotations,
+        gang=annotations.get(GANG_NAME, ""),
+        gang_min=int(annotations.get(GANG_MIN, 0)),
+        lease_node=lease.get("node", ""),
+        devices=tuple(share[1] for share in lease.get("shares", ()) if share[0] != INIT),
+        reason=unscheduled.get("reason", ""),
+        message=unscheduled.get("message", ""),
+        priority=pod["spec"].get("priority", 0),
+        resized=RESIZED_ANNOTATION in annotations,
+        runs=any(
+            "running" in each.get("state", {}) for each in status.get("containerStatuses", ())
+        ),
+    )
+
+
+def seen_node(node: Mapping[str, Any]) -> SeenNode:
+    """Return the node."""
+    ready = next(
+        (
+            condition["status"] == "True"
+            for condition in node.get("status", {}).get("conditions", ())
+            if condition["type"] == "Ready"
+        ),
+        False,
+    )
+    cordoned = bool(node.get("spec", {}).get("unschedulable"))
+    return SeenNode(name=node["metadata"]["name"], cordoned=cordoned, ready=ready)

@@ -1,0 +1,81 @@
+"""What a judge remembers of the samples before, and what it finds; pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.campaign.observations import AgentGrant, SeenPod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    check: str
+    """S1 to S9, P1 to P7, O1 to O3."""
+    subject: str
+    text: str
+    at: float
+    """When it was seen."""
+    since: float = 0.0
+    """When it began; 0: when it was seen."""
+    pods: frozenset[str] = frozenset()
+    """UIDs of the pods concerned."""
+    devices: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outstanding:
+    """Something that must become true within `bound_s`, and is not true yet."""
+
+    check: str
+    subject: str
+    text: str
+    bound_s: float
+    pods: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()
+    counts_from: float = 0.0
+    """The bound begins no earlier than at this instant."""
+
+
+@dataclass(slots=True)
+class History:
+    """What came before the present sample."""
+
+    pods: dict[str, SeenPod] = field(default_factory=dict)
+    """Every pod ever seen, as last seen."""
+    first_seen: dict[str, float] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    bound_at: dict[str, float] = field(default_factory=dict)
+    """By pod, the first sample in which it had a node."""
+    fences: dict[tuple[str, str, int], AgentGrant] = field(default_factory=dict)
+    """The grant with the highest fence, by node, device and slot."""
+    cordoned_since: dict[str, float] = field(default_factory=dict)
+    quiet_since: float = 0.0
+    """The first sample without faults after the last one with faults."""
+    without_lease: dict[str, int] = field(default_factory=dict)
+    """By running pod, in how many ready samples in a row it had no lease."""
+    redis_lost: bool = False
+    """Redis lost contents in this round."""
+
+    def saw_pods(self, pods: Iterable[SeenPod], at: float) -> None:
+        """Take note of the pods of a sample."""
+        for pod in pods:
+            self.pods[pod.uid] = pod
+            self.first_seen.setdefault(pod.uid, at)
+            self.last_seen[pod.uid] = at
+            if pod.node:
+                self.bound_at.setdefault(pod.uid, at)
+
+    def gangs(self) -> dict[str, list[SeenPod]]:
+        """Return the members of every gang ever seen."""
+        found: defaultdict[str, list[SeenPod]] = defaultdict(list)
+        for pod in self.pods.values():
+            if pod.gang:
+                found[pod.gang].append(pod)
+        return found
+
+    def name(self, uid: str) -> str:
+        """Return a pod's name for a message."""
+        pod = self.pods.get(uid)
+        return f"{pod.name} ({uid[:8]})" if pod else uid[:8]

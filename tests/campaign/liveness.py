@@ -1,0 +1,284 @@
+"""Checks of liveness: what is still to come true, and within how many seconds; pure."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+from tests.campaign.history import History, Outstanding
+from tests.campaign.observations import RawLedger, Sample, SeenPod
+from tests.campaign.safety import HELD, LIVE
+from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, Want
+
+EXPLAINED_S = 15.0
+STARTED_S = 30.0
+"""A kubelet retries a refused container after 10 s."""
+LEASE_ENDS_S = 30.0
+RESUMED_S = 10.0
+REBUILT_S = 20.0
+OFFERED_S = 2.0
+EXPIRED_S = 5.0
+SLOTS = 10
+_NODES = re.compile(r"\d+/(\d+) nodes are available")
+
+Pending = Callable[[Sample, History], Iterator[Outstanding]]
+
+
+def _resumed_s(history: History) -> float:
+    return REBUILT_S if history.redis_lost else RESUMED_S
+
+
+def p1_a_pod_is_bound_or_explained(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A pending pod has a node or a reason within 15 s, and a bound one starts or fails."""
+    for pod in (sample.pods or {}).values():
+        if pod.deleted or pod.ended or pod.forged or pod.runs:
+            continue
+        if not pod.node and not pod.message:
+            yield _of(pod, "P1", "it has neither a node nor a reason", EXPLAINED_S, history)
+        if pod.node:
+            yield _of(pod, "P1", f"it is bound to {pod.node} and not started", STARTED_S, history)
+
+
+def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A lease ends, and the record of a waiting pod goes, within 30 s of the pod (also S8)."""
+    if sample.ledger is None or sample.pods is None:
+        return
+    for lease in sample.ledger.leases.values():
+        pod = sample.pods.get(lease.pod)
+        if lease.state in LIVE and (pod is None or pod.ended):
+            text = f"its pod {'ended' if pod else 'is gone'}, its lease is {lease.state}"
+            yield _about(lease.pod, "P2", text, LEASE_ENDS_S, history)
+        if lease.state == "reserved" and lease.expires_at < sample.at:
+            text = f"its reservation expired {sample.at - lease.expires_at:.1f} s ago"
+            yield _about(lease.pod, "P2", text, EXPIRED_S, history)
+    for uid in sorted(sample.ledger.waiting):
+        pod = sample.pods.get(uid)
+        if pod is None or pod.ended or pod.node:
+            text = f"it {'is bound' if pod else 'is gone'} and still counts as waiting"
+            yield _about(uid, "P2", text, LEASE_ENDS_S, history)
+
+
+def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """Every part is ready again within 10 s, or 20 s where Redis is rebuilt."""
+    for part, reason in sorted(sample.unready.items()):
+        yield Outstanding(
+            check="P3", subject=part, text=f"not ready: {reason}", bound_s=_resumed_s(history)
+        )
+    for what, seen in (("API server", sample.pods), ("Redis", sample.ledger)):
+        if seen is None:
+            yield Outstanding(check="P3", subject=what, text="no answer", bound_s=RESUMED_S)
+
+
+def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A waiting pod that fits, by our own sums, is bound within 2 s."""
+    ledger = sample.ledger
+    if sample.pods is None or sample.nodes is None or ledger is None:
+        return
+    free = _free(sample, ledger)
+    waiting = [pod for pod in sample.pods.values() if _waits(pod) and pod.uid not in ledger.leases]
+    highest = max((pod.priority for pod in waiting), default=0)
+    for pod in waiting:
+        if pod.gang or pod.priority < highest:  # devices may be claimed for the highest
+            continue
+        node = next((node for node in sorted(free) if _fits(pod.want, free[node])), None)
+        if node is not None:
+            yield Outstanding(
+                check="P4",
+                subject=f"pod {history.name(pod.uid)}",
+                text=f"{pod.want} fits on {node} and it waits: {pod.message}",
+                bound_s=OFFERED_S,
+                pods=frozenset({pod.uid}),
+                counts_from=history.quiet_since + _resumed_s(history),
+            )
+
+
+def _waits(pod: SeenPod) -> bool:
+    return not (pod.node or pod.deleted or pod.ended or pod.forged)
+
+
+Free = list[tuple[int, int, int]]
+"""Of each device: free MiB, free percent of cores, free slots."""
+
+
+def _free(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
+    """Return what the pods of the API server leave of the devices that can be used."""
+    taken = _taken(sample, ledger)
+    free: defaultdict[str, Free] = defaultdict(list)
+    for raw in ledger.devices.values():
+        node = (sample.nodes or {}).get(raw.node)
+        if node is None or node.cordoned or not node.ready or not raw.healthy:
+            continue
+        wants = taken[raw.uuid]
+        if any(want.exclusive for want in wants):
+            continue
+        free[raw.node].append(
+            (
+                DEVICE_MIB - sum(want.mib for want in wants),
+                DEVICE_CORES - sum(want.cores for want in wants),
+                SLOTS - len(wants),
+            )
+        )
+    return free
+
+
+def _taken(sample: Sample, ledger: RawLedger) -> defaultdict[str, list[Want]]:
+    """Return by device what bound pods request, and what reservations without a Binding hold."""
+    taken: defaultdict[str, list[Want]] = defaultdict(list)
+    pods = sample.pods or {}
+    for pod in pods.values():
+        for device in () if pod.ended or pod.resized else pod.devices:
+            taken[device].append(pod.want)
+    for lease in ledger.leases.values():
+        seen = pods.get(lease.pod)
+        if lease.state in LIVE and not (seen and seen.devices and not seen.resized):
+            for share in lease.shares:
+                taken[share.device].append(Want(1, share.mib, share.cores))
+    return taken
+
+
+def _fits(want: Want, devices: Free) -> bool:
+    fitting = [
+        slots
+        for mib, cores, slots in devices
+        if mib >= want.mib and cores >= want.cores and slots > (SLOTS - 1) * want.exclusive
+    ]
+    return len(fitting) >= want.gpus
+
+
+def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A refusal counts as many nodes as there are."""
+    if sample.pods is None or sample.nodes is None:
+        return
+    for pod in sample.pods.values():
+        counted = _NODES.match(pod.message) if _waits(pod) else None
+        if counted and int(counted[1]) != len(sample.nodes):
+            text = f"{pod.message!r}, and there are {len(sample.nodes)} nodes"
+            yield _of(pod, "O3", text, EXPLAINED_S, history)
+
+
+def p5_a_gang_holds_all_or_nothing(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A gang of which a member was bound has at least its minimum of members bound."""
+    if sample.pods is None:
+        return
+    for gang, members in sorted(history.gangs().items()):
+        bound = [pod for pod in members if pod.uid in history.bound_at]
+        least = max(pod.gang_min for pod in members)
+        if not 0 < len(bound) < least or not any(pod.uid in sample.pods for pod in members):
+            continue
+        began_at = min(history.bound_at[pod.uid] for pod in bound)
+        left = [pod for pod in members if _left_while_binding(pod, began_at, sample, history)]
+        if len(bound) + len(left) < least:
+            text = f"{len(bound)} of at least {least} members were bound"
+            yield Outstanding(
+                check="P5",
+                subject=f"gang {gang}",
+                text=text,
+                bound_s=_resumed_s(history),
+                pods=frozenset(pod.uid for pod in members),
+            )
+
+
+def _left_while_binding(pod: SeenPod, began_at: float, sample: Sample, history: History) -> bool:
+    """Whether a member was never bound since it was deleted just as the first ones were."""
+    is_gone = pod.uid not in (sample.pods or {})
+    return is_gone and pod.uid not in history.bound_at and history.last_seen[pod.uid] > began_at - 3
+
+
+def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """The ledger holds the state that Kubernetes and the agents imply."""
+    ledger, pods = sample.ledger, sample.pods
+    if ledger is None or pods is None or sample.nodes is None:
+        return
+    limit_s = _resumed_s(history)
+    if not ledger.ready:
+        yield Outstanding(check="P6", subject="ledger", text="not ready", bound_s=limit_s)
+    missing = sample.nodes.keys() ^ ledger.nodes
+    if missing:
+        text = f"nodes {sorted(sample.nodes)} in Kubernetes, {sorted(ledger.nodes)} in Redis"
+        yield Outstanding(check="P6", subject="nodes", text=text, bound_s=limit_s)
+    for device in ledger.devices.values():
+        home = sample.homes.get(device.uuid, device.node)
+        if home != device.node and home in sample.nodes:
+            text = f"Redis has it on {device.node}, and it is on {home}"
+            subject, devices = f"device {device.uuid}", frozenset({device.uuid})
+            yield Outstanding(
+                check="P6", subject=subject, text=text, bound_s=limit_s, devices=devices
+            )
+    for pod in pods.values():
+        stays = pod.lease_node and not pod.ended and not pod.deleted
+        if stays and (text := _disagreement(pod, ledger)):
+            yield _of(pod, "P6", text, limit_s, history)
+    yield from _sums(ledger, limit_s)
+
+
+def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
+    """Return how a bound pod's lease differs from the copy in its Binding; empty: it does not."""
+    lease = ledger.leases.get(pod.uid)
+    if lease is None or lease.state not in HELD or lease.node != pod.node:
+        state = f"{lease.state} on {lease.node}" if lease else "gone"
+        return f"bound to {pod.node}, its lease is {state}"
+    if sorted(share.device for share in lease.shares) != sorted(pod.devices):
+        return "its lease is on other devices than its copy"
+    return ""
+
+
+def _sums(ledger: RawLedger, limit_s: float) -> Iterator[Outstanding]:
+    mib: defaultdict[str, int] = defaultdict(int)
+    cores: defaultdict[str, int] = defaultdict(int)
+    for lease in ledger.leases.values():
+        if lease.state in LIVE:
+            for share in lease.shares:
+                mib[share.device] += share.mib
+                cores[share.device] += share.cores
+    for uuid in sorted(ledger.devices.keys() | mib.keys()):
+        device = ledger.devices.get(uuid)
+        stored = (device.used_mib, device.used_cores) if device else None
+        if stored != (mib[uuid], cores[uuid]):
+            text = f"Redis counts {stored} MiB and %, its leases add up to {mib[uuid], cores[uuid]}"
+            yield Outstanding(
+                check="P6",
+                subject=f"device {uuid}",
+                text=text,
+                bound_s=limit_s,
+                devices=frozenset({uuid}),
+                pods=frozenset(
+                    lease.pod
+                    for lease in ledger.leases.values()
+                    if any(share.device == uuid for share in lease.shares)
+                ),
+            )
+
+
+def _of(pod: SeenPod, check: str, text: str, bound_s: float, history: History) -> Outstanding:
+    return _about(pod.uid, check, text, bound_s, history, devices=frozenset(pod.devices))
+
+
+def _about(
+    uid: str,
+    check: str,
+    text: str,
+    bound_s: float,
+    history: History,
+    *,
+    devices: frozenset[str] = frozenset(),
+) -> Outstanding:
+    return Outstanding(
+        check=check,
+        subject=f"pod {history.name(uid)}",
+        text=text,
+        bound_s=bound_s,
+        pods=frozenset({uid}),
+        devices=devices,
+        counts_from=history.first_seen.get(uid, 0.0) if check == "P1" else 0.0,
+    )
+
+
+CHECKS: Mapping[str, Pending] = {
+    "P1": p1_a_pod_is_bound_or_explained,
+    "P2": p2_no_lease_outlives_its_pod,
+    "P3": p3_service_resumes,
+    "P4": p4_freed_capacity_is_offered,
+    "P5": p5_a_gang_holds_all_or_nothing,
+    "P6": p6_the_ledger_agrees,
+    "O3": o3_a_refusal_counts_the_nodes,
+}
+"""By invariant, what it still waits for."""

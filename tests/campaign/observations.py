@@ -1,0 +1,174 @@
+"""What a campaign sees at one instant, read without the product's code; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.campaign.workload import Want
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPod:
+    """A pod as the API server shows it."""
+
+    uid: str
+    name: str
+    created_at: float
+    want: Want
+    node: str = ""
+    phase: str = "Pending"
+    deleted: bool = False
+    """It has a deletion timestamp."""
+    forged: bool = False
+    gang: str = ""
+    gang_min: int = 0
+    lease_node: str = ""
+    """The node of the lease's copy that our Binding wrote; empty: it has none."""
+    devices: tuple[str, ...] = ()
+    """UUIDs of that copy."""
+    reason: str = ""
+    """Of its condition PodScheduled, if that is False."""
+    message: str = ""
+    runs: bool = False
+    """A container runs."""
+    priority: int = 0
+    resized: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether no container of it will run again."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenNode:
+    """A node as the API server shows it."""
+
+    name: str
+    cordoned: bool = False
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What one container was given of one device."""
+
+    pod: str
+    node: str
+    device: str
+    mib: int
+    cores: int
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGrant:
+    """What an agent's checkpoint has recorded for one container of one device."""
+
+    pod: str
+    node: str
+    container: str
+    device: str
+    mib: int
+    cores: int
+    slot: int | None
+    fence: int
+    activated_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawShare:
+    """A share of a lease, decoded from Redis."""
+
+    container: str
+    device: str
+    mib: int
+    cores: int
+    slot: int
+    """-1: none."""
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawLease:
+    """A lease, decoded from Redis."""
+
+    pod: str
+    node: str
+    state: str
+    version: int
+    created_at: float
+    expires_at: float
+    shares: tuple[RawShare, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawDevice:
+    """A device, decoded from Redis."""
+
+    uuid: str
+    node: str
+    healthy: bool
+    used_mib: int
+    used_cores: int
+    shares: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawCharge:
+    """One charge of a lease to a budget; times in milliseconds."""
+
+    lease: str
+    start_ms: int
+    end_ms: int
+    weight: int
+    units: int
+    kind: str
+    window: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawLedger:
+    """The contents of Redis."""
+
+    ready: bool
+    generation: str
+    leases: Mapping[str, RawLease] = field(default_factory=dict)
+    devices: Mapping[str, RawDevice] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    charges: tuple[RawCharge, ...] = ()
+    used_units: Mapping[str, int] = field(default_factory=dict)
+    """Of each budget window."""
+    keys: int = 0
+    """Those that do not expire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """All that was seen at `at`. What could not be read is None."""
+
+    at: float
+    """Unix seconds, before anything was read: containers in it ran then."""
+    pods: Mapping[str, SeenPod] | None = None
+    nodes: Mapping[str, SeenNode] | None = None
+    grants: tuple[Grant, ...] = ()
+    agents: tuple[AgentGrant, ...] = ()
+    ledger: RawLedger | None = None
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """By device, the node that it is in."""
+    unready: Mapping[str, str] = field(default_factory=dict)
+    """By part, what its /readyz answers if it is not ready; an empty text gives no reason."""
+    faults: tuple[str, ...] = ()
+    """The faults that are at work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the parts use at one instant."""
+
+    memory_mib: Mapping[str, int] = field(default_factory=dict)
+    """Resident, by part."""
+    keys: int = 0
+    """In Redis, those that do not expire."""

@@ -1,0 +1,255 @@
+"""Checks of safety: they hold at every instant, whatever fault is at work; pure."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.campaign.history import History, Violation
+from tests.campaign.observations import Grant, RawLease, Sample, SeenPod
+from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB
+
+LIVE = frozenset({"reserved", "bound", "active"})
+HELD = frozenset({"bound", "active"})
+LOST_SAMPLES = 3
+"""A running pod counts as without a lease after this many ready samples in a row."""
+
+Check = Callable[[Sample, History], Iterator[Violation]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one pod takes of one device."""
+
+    pod: str
+    device: str
+    mib: int
+    cores: int
+    exclusive: bool = False
+
+
+def _over(
+    check: str, source: str, pieces: Iterable[_Piece], sample: Sample, history: History
+) -> Iterator[Violation]:
+    """Compare the sums per device with what a device has."""
+    by_device: defaultdict[str, list[_Piece]] = defaultdict(list)
+    for piece in pieces:
+        by_device[piece.device].append(piece)
+    for device, taken in sorted(by_device.items()):
+        mib, cores = sum(piece.mib for piece in taken), sum(piece.cores for piece in taken)
+        pods = frozenset(piece.pod for piece in taken)
+        exclusive = any(piece.exclusive for piece in taken) and len(pods) > 1
+        if mib <= DEVICE_MIB and cores <= DEVICE_CORES and not exclusive:
+            continue
+        holders = ", ".join(
+            f"{history.name(piece.pod)} {piece.mib} MiB {piece.cores} %" for piece in taken
+        )
+        shared = ", shared although exclusive" if exclusive else ""
+        text = f"{source}: {mib} of {DEVICE_MIB} MiB, {cores} % of cores{shared}: {holders}"
+        yield Violation(
+            check=check,
+            subject=f"device {device}",
+            text=text,
+            at=sample.at,
+            pods=pods,
+            devices=frozenset({device}),
+        )
+
+
+def _bound_by_us(pods: Iterable[SeenPod]) -> Iterator[SeenPod]:
+    for pod in pods:
+        if pod.lease_node and pod.lease_node == pod.node and not pod.ended:
+            yield pod
+
+
+def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator[Violation]:
+    """The sums of containers, of pods and of live leases stay within each device."""
+    containers = (
+        _Piece(grant.pod, grant.device, _mib_now(grant, history), grant.cores, grant.exclusive)
+        for grant in sample.grants
+    )
+    yield from _over("S1", "containers", containers, sample, history)
+    by_pods = (
+        _Piece(pod.uid, device, pod.want.mib, pod.want.cores, pod.want.exclusive)
+        for pod in _bound_by_us((sample.pods or {}).values())
+        if not pod.deleted
+        for device in pod.devices
+    )
+    yield from _over("S1", "bound pods", by_pods, sample, history)
+    leases = (
+        _Piece(lease.pod, share.device, share.mib, share.cores)
+        for lease in _leases(sample)
+        if lease.state in LIVE
+        for share in lease.shares
+    )
+    yield from _over("S1", "leases", leases, sample, history)
+
+
+def _mib_now(grant: Grant, history: History) -> int:
+    """Return the memory that a container has now: a resized one started with more."""
+    pod = history.pods.get(grant.pod)
+    return min(grant.mib, pod.want.mib) if pod and pod.resized else grant.mib
+
+
+def _leases(sample: Sample) -> Iterable[RawLease]:
+    return sample.ledger.leases.values() if sample.ledger else ()
+
+
+def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[Violation]:
+    """No two leases have one slot, no pod a lease elsewhere, no container two nodes."""
+    slots: dict[tuple[str, int], str] = {}
+    for lease in _leases(sample):
+        if lease.state not in LIVE:
+            continue
+        for share in lease.shares:
+            other = slots.setdefault((share.device, share.slot), lease.pod)
+            if share.slot >= 0 and other != lease.pod:
+                text = (
+                    f"slot {share.slot} is of {history.name(other)} and {history.name(lease.pod)}"
+                )
+                yield Violation(
+                    check="S2",
+                    subject=f"device {share.device}",
+                    text=text,
+                    at=sample.at,
+                    pods=frozenset({other, lease.pod}),
+                    devices=frozenset({share.device}),
+                )
+        pod = (sample.pods or {}).get(lease.pod)
+        if pod and pod.node and pod.node != lease.node and lease.state in HELD:
+            text = f"it is bound to {pod.node}, its lease is on {lease.node}"
+            yield _about(pod.uid, "S2", text, sample, history)
+    nodes: dict[tuple[str, str], str] = {}
+    for grant in sample.agents:
+        node = nodes.setdefault((grant.pod, grant.container), grant.node)
+        if node != grant.node:
+            text = f"container {grant.container} was given devices on {node} and {grant.node}"
+            yield _about(grant.pod, "S2", text, sample, history)
+
+
+def s3_what_runs_is_leased(sample: Sample, history: History) -> Iterator[Violation]:
+    """A pod whose container has a device was bound by us, with a lease on that node."""
+    for pod in _granted(sample, history):
+        if not pod.forged and pod.node and pod.lease_node != pod.node:
+            text = f"it runs on {pod.node}, the lease it was bound with is on {pod.lease_node!r}"
+            yield _about(pod.uid, "S3", text, sample, history)
+
+
+def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Violation]:
+    """An agent gives a slot only to a higher fence than the one it gave it to before."""
+    for grant in sorted(sample.agents, key=lambda each: each.activated_at):
+        if grant.slot is None:
+            continue
+        key = (grant.node, grant.device, grant.slot)
+        highest = history.fences.get(key)
+        if highest is None or grant.fence > highest.fence:
+            history.fences[key] = grant
+        elif grant.pod != highest.pod and grant.activated_at > highest.activated_at:
+            text = (
+                f"{grant.node} gave slot {grant.slot} to {history.name(grant.pod)} with fence "
+                f"{grant.fence} after {history.name(highest.pod)} with fence {highest.fence}"
+            )
+            yield Violation(
+                check="S4",
+                subject=f"device {grant.device} slot {grant.slot}",
+                text=text,
+                at=sample.at,
+                pods=frozenset({grant.pod, highest.pod}),
+                devices=frozenset({grant.device}),
+            )
+
+
+def s5_only_a_lease_grants(sample: Sample, history: History) -> Iterator[Violation]:
+    """A pod that names its node itself, with a forged grant, gets no device."""
+    for pod in _granted(sample, history):
+        if pod.forged:
+            yield _about(pod.uid, "S5", f"its forged grant works on {pod.node}", sample, history)
+
+
+def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Violation]:
+    """What a container was given equals what its pod requests, and the devices of its lease."""
+    given: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
+    for grant in sample.grants:
+        given[grant.pod].append((grant.device, grant.mib, grant.cores))
+    for uid, shares in sorted(given.items()):
+        pod = history.pods.get(uid)
+        if pod is None or pod.forged:
+            continue
+        want = pod.want
+        if not pod.resized and (
+            len(shares) != want.gpus
+            or any((mib, cores) != (want.mib, want.cores) for _, mib, cores in shares)
+        ):
+            text = f"it requests {want}, its container was given {sorted(shares)}"
+            yield _about(uid, "S7", text, sample, history)
+        lease = sample.ledger.leases.get(uid) if sample.ledger else None
+        leased = {share.device for share in lease.shares} if lease else set()
+        if leased and lease and lease.state in HELD and leased != {share[0] for share in shares}:
+            text = f"its lease is on {sorted(leased)}, its container has {sorted(shares)}"
+            yield _about(uid, "S7", text, sample, history)
+
+
+def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> Iterator[Violation]:
+    """A pod that runs keeps its lease, but for the time in which a lost Redis is rebuilt."""
+    ledger = sample.ledger
+    if ledger is None or not ledger.ready or sample.pods is None or history.redis_lost:
+        return
+    running = {grant.pod for grant in sample.grants}
+    for uid in list(history.without_lease):
+        if uid not in running:
+            del history.without_lease[uid]
+    for uid in sorted(running):
+        pod, lease = sample.pods.get(uid), ledger.leases.get(uid)
+        if pod is None or pod.deleted or pod.ended or (lease and lease.state in HELD):
+            history.without_lease.pop(uid, None)
+            continue
+        history.without_lease[uid] = history.without_lease.get(uid, 0) + 1
+        if history.without_lease[uid] >= LOST_SAMPLES:
+            text = f"it runs on {pod.node} and its lease is {lease.state if lease else 'gone'}"
+            yield _about(uid, "S8", text, sample, history)
+
+
+def s9_an_agent_gives_out_no_more_than_there_is(
+    sample: Sample, history: History
+) -> Iterator[Violation]:
+    """By an agent's own checkpoint, pods that may run hold no more than each device has."""
+    pods = sample.pods
+    if pods is None:
+        return
+    pieces = (
+        _Piece(grant.pod, grant.device, grant.mib, grant.cores)
+        for grant in sample.agents
+        if (pod := pods.get(grant.pod)) and not pod.deleted and not pod.ended
+    )
+    yield from _over("S9", "checkpoint", pieces, sample, history)
+
+
+def _granted(sample: Sample, history: History) -> Iterator[SeenPod]:
+    """Return the pods that have a container with a device."""
+    for uid in sorted({grant.pod for grant in sample.grants}):
+        if pod := history.pods.get(uid):
+            yield pod
+
+
+def _about(uid: str, check: str, text: str, sample: Sample, history: History) -> Violation:
+    devices = frozenset(grant.device for grant in sample.grants if grant.pod == uid)
+    return Violation(
+        check=check,
+        subject=f"pod {history.name(uid)}",
+        text=text,
+        at=sample.at,
+        pods=frozenset({uid}),
+        devices=devices,
+    )
+
+
+CHECKS: Mapping[str, Check] = {
+    "S1": s1_no_device_is_over_committed,
+    "S2": s2_a_container_has_one_lease,
+    "S3": s3_what_runs_is_leased,
+    "S4": s4_fences_only_rise,
+    "S5": s5_only_a_lease_grants,
+    "S7": s7_limits_equal_the_lease,
+    "S8": s8_a_lease_lasts_while_its_pod_may_run,
+    "S9": s9_an_agent_gives_out_no_more_than_there_is,
+}
+"""By invariant, what watches it in every sample."""

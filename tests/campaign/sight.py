@@ -1,0 +1,197 @@
+"""Checks of budgets, of readiness under faults, of traces, audits and reasons; pure."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from tests.campaign.history import History, Violation
+from tests.campaign.observations import RawCharge, RawLedger, Resources, Sample
+from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB
+
+UNREADY_S = 10.0
+"""A part that cannot work has to be unready after the time in which service has to resume."""
+CORDON_S = 5.0
+"""A cordon has to be obeyed after this time, while nothing else is wrong."""
+MORE_MIB = 64
+"""A part may use this much more at the end: what it needs at most, and its allocator keeps."""
+MORE_KEYS = 20
+"""Redis may have so many more lasting keys: some kinds come with the first pod."""
+SIMULATORS = frozenset({"simcluster"})
+"""The API server's history of objects grows, as etcd's does until it is compacted."""
+_NUMBER = re.compile(r"\d")
+_ADVICE = re.compile(r"Request at most (\d+) MiB")
+_SENTENCE = re.compile(r"[.:;] ?\S+ \S+")
+
+
+def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation]:
+    """A window's usage is the sum of its charges; a lease's charges touch and do not overlap."""
+    ledger = sample.ledger
+    if ledger is None or not ledger.charges:
+        return
+    yield from _window_sums(ledger, sample.at)
+    by_lease: defaultdict[str, list[RawCharge]] = defaultdict(list)
+    for charge in ledger.charges:
+        if charge.kind == "charge":
+            by_lease[charge.lease].append(charge)
+    for lease, charges in sorted(by_lease.items()):
+        pod = lease.partition("/")[0]
+        end_ms = None
+        for charge in sorted(charges, key=lambda each: each.start_ms):
+            text = ""
+            if (weight := _weight(pod, history)) and charge.weight != weight:
+                text = f"its weight is {charge.weight} and by its request {weight} milli-GPU"
+            if charge.units != charge.weight * (charge.end_ms - charge.start_ms):
+                text = f"{charge.units} units are not {charge.weight} x its interval"
+            if end_ms is not None and charge.start_ms != end_ms:
+                text = f"a charge begins {charge.start_ms - end_ms} ms after the one before ends"
+            if text:
+                subject = f"pod {history.name(pod)}"
+                pods = frozenset({pod})
+                yield Violation(check="S6", subject=subject, text=text, at=sample.at, pods=pods)
+            end_ms = charge.end_ms
+
+
+def _weight(pod: str, history: History) -> int:
+    """Return the weight by what a pod requests, in milli-GPU; 0: unknown, or it was resized.
+
+    The larger part of a device's cores and memory counts, of each device.
+    """
+    seen = history.pods.get(pod)
+    if seen is None or seen.resized:
+        return 0
+    want = seen.want
+    part = max(Fraction(want.cores, DEVICE_CORES), Fraction(want.mib, DEVICE_MIB))
+    return ceil(1000 * part * want.gpus)
+
+
+def _window_sums(ledger: RawLedger, at: float) -> Iterator[Violation]:
+    charged: defaultdict[str, int] = defaultdict(int)
+    for charge in ledger.charges:
+        if not charge.reason.startswith("the limit was"):  # its units are of the limit
+            charged[charge.window] += charge.units
+    for window, used in sorted(ledger.used_units.items()):
+        if used != charged[window]:
+            text = f"used are {used} units, its entries add up to {charged[window]}"
+            yield Violation(check="S6", subject=f"window {window}", text=text, at=at)
+
+
+def p7_a_part_that_cannot_work_is_unready(
+    sample: Sample, expected: Mapping[str, float]
+) -> Iterator[Violation]:
+    """A part without a server that it needs answers /readyz with a reason.
+
+    `expected` are such parts, and since when they cannot work.
+    """
+    for part, since in sorted(expected.items()):
+        if sample.at - since < UNREADY_S:
+            continue
+        reason = sample.unready.get(part)
+        if not reason:
+            what = "says that it is ready" if reason is None else "gives no reason"
+            yield Violation(
+                check="P7",
+                subject=part,
+                text=f"cannot work ({', '.join(sample.faults)}) and {what}",
+                at=sample.at,
+            )
+
+
+def p7_a_cordon_is_obeyed(sample: Sample, history: History) -> Iterator[Violation]:
+    """No pod is bound to a node that was cordoned long before, while nothing else is wrong."""
+    for name, node in (sample.nodes or {}).items():
+        if not node.cordoned:
+            history.cordoned_since.pop(name, None)
+            continue
+        since = history.cordoned_since.setdefault(name, sample.at)
+        from_at = max(since, history.quiet_since) + CORDON_S
+        for uid, bound_at in history.bound_at.items():
+            pod = history.pods[uid]
+            if pod.node == name and bound_at > from_at and not pod.forged:
+                yield Violation(
+                    check="P7",
+                    subject=f"pod {history.name(uid)}",
+                    text=f"bound to {name} {bound_at - since:.0f} s after it was cordoned",
+                    at=sample.at,
+                    pods=frozenset({uid}),
+                )
+
+
+def m1_nothing_is_left(begin: Resources, end: Resources, at: float) -> Iterator[Violation]:
+    """Without pods, each part uses no more than at the beginning, within a tolerance."""
+    for part, mib in sorted(end.memory_mib.items()):
+        before = begin.memory_mib.get(part, mib)
+        if part not in SIMULATORS and mib > before + MORE_MIB:
+            text = f"{before} MiB at the beginning, {mib} at the end, {MORE_MIB} more are allowed"
+            yield Violation(check="M1", subject=part, text=text, at=at)
+    if end.keys > begin.keys + MORE_KEYS:
+        text = f"{begin.keys} lasting keys at the beginning, {end.keys} at the end"
+        yield Violation(check="M1", subject="Redis", text=text, at=at)
+
+
+def o1_one_pod_one_trace(
+    spans: Iterable[Mapping[str, Any]], history: History, at: float
+) -> Iterator[Violation]:
+    """All spans of a bound pod have one trace, and there are some."""
+    traces: defaultdict[str, set[str]] = defaultdict(set)
+    for span in spans:
+        if uid := span.get("attributes", {}).get("k8s.pod.uid"):
+            traces[uid].add(span["trace"])
+    for uid in sorted(history.bound_at):
+        if len(traces[uid]) != 1 and not history.pods[uid].forged:
+            yield Violation(
+                check="O1",
+                subject=f"pod {history.name(uid)}",
+                text=f"it has {len(traces[uid])} traces: {sorted(traces[uid])}",
+                at=at,
+                pods=frozenset({uid}),
+            )
+
+
+def o2_the_audit_sees_what_we_see(
+    audit: Mapping[str, Any], lasting: Iterable[str], at: float, *, settling: bool
+) -> Iterator[Violation]:
+    """The product's audit reports a difference exactly if the judge has found one.
+
+    `lasting` are the judge's; `settling`: it has some that may still go away.
+    """
+    found = sorted(lasting)
+    reported = [f"{one['invariant']} {one['subject']}" for one in audit.get("differences", ())]
+    if found and not reported:
+        text = f"it reports none, although {found[0]}"
+        yield Violation(check="O2", subject="audit", text=text, at=at)
+    if reported and not found and not settling:
+        first = audit["differences"][0]
+        text = f"it reports {len(reported)}, first {first}, and the judge finds none"
+        yield Violation(check="O2", subject=f"audit {first['subject']}", text=text, at=at)
+
+
+def o3_a_refusal_has_reason_numbers_and_advice(
+    sample: Sample, history: History
+) -> Iterator[Violation]:
+    """The condition of a pod that waits has a reason, numbers, and something to do next."""
+    for pod in (sample.pods or {}).values():
+        if pod.node or not pod.message:
+            continue
+        lacks = [
+            what
+            for what, there in (
+                ("a reason", pod.reason),
+                ("numbers", _NUMBER.search(pod.message)),
+                ("what to do next", _SENTENCE.search(pod.message)),
+            )
+            if not there
+        ]
+        advised = _ADVICE.search(pod.message)
+        if advised and int(advised[1]) >= pod.want.mib:
+            lacks.append(f"advice to request less than the {pod.want.mib} MiB that it requests")
+        if lacks:
+            yield Violation(
+                check="O3",
+                subject=f"pod {history.name(pod.uid)}",
+                text=f"without {' and '.join(lacks)}: {pod.reason!r} {pod.message!r}",
+                at=sample.at,
+                pods=frozenset({pod.uid}),
+            )

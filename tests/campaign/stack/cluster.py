@@ -1,0 +1,319 @@
+"""The stack of a campaign: what `leasehold up` starts, doubled, with a proxy on every link."""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import redis.asyncio
+import yaml
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from services.cli import credentials
+from services.cli.state_dir import ComponentState, State, StateDir, save_state
+from services.cli.up import servers
+from services.cli.up.components import Component, RunFileCheck, components_of, with_credentials
+from services.cli.up.plan import Plan
+from services.cli.up.supervisor import Supervisor
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.names import NodeName
+from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
+from tests.campaign.schedule import GPUS_PER_NODE, NODES, SERVERS_OF, SERVICES
+from tests.campaign.stack.api_proxy import ApiProxy
+from tests.campaign.stack.clocks import Clocks
+from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
+from tests.campaign.workload import URGENT, URGENT_PRIORITY
+from tests.support.waiting import until
+
+LAYOUT = f"{GPUS_PER_NODE}xA100-80GB"
+DOUBLED = ("watcher", "binder")
+READY_S = 120.0
+RETRY_S = 0.5
+CRDS = Path(__file__).parents[3] / "k8s" / "base" / "crds"
+CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+QUICK_PREEMPTION = {
+    "LEASEHOLD_PREEMPTION_NOTICE_S": "2",
+    "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "2",
+    "LEASEHOLD_PREEMPTION_COOLDOWN_S": "1",
+    "LEASEHOLD_PREEMPTION_PER_NAMESPACE_HOUR": "100000",
+}
+
+
+@dataclass(slots=True)
+class CampaignCluster:
+    """A running stack."""
+
+    directory: StateDir
+    plan: Plan
+    clocks: Clocks
+    kube: KubernetesClient
+    redis: redis.asyncio.Redis
+    redis_login: tuple[str, str]
+    """The administrator's name and password."""
+    tcp: dict[tuple[str, str], TcpProxy] = field(default_factory=dict)
+    """By part and server."""
+    api: dict[str, ApiProxy] = field(default_factory=dict)
+    """By part."""
+    states: Mapping[str, ComponentState] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        return self.directory.root
+
+    def pid(self, part: str) -> int | None:
+        """Return the process of a part; None while it has none."""
+        state = self.states.get(part)
+        return state.pid if state else None
+
+    def send_signal(self, part: str, number: signal.Signals) -> None:
+        """Send a signal to a part, if it has a process."""
+        if pid := self.pid(part):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def link(self, part: str, server: str) -> TcpProxy | ApiProxy:
+        """Return the proxy between a part and a server."""
+        return self.api[part] if server == "api" else self.tcp[part, server]
+
+    async def kubelet(self, node: str, path: str) -> None:
+        """POST to a node's simulated kubelet."""
+        described = json.loads((self.directory.node(node) / "kubelet.json").read_text())
+        trust = ssl.create_default_context(cafile=described["caPath"])
+        token = Path(described["tokenPath"]).read_text()
+        url = f"https://{described['address']}:{described['port']}{path}"
+        headers = {"Authorization": f"Bearer {token}"}
+        limit = aiohttp.ClientTimeout(total=10)
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=limit) as session,
+            session.post(url, ssl=trust) as answer,
+        ):
+            answer.raise_for_status()
+
+
+def _plan() -> Plan:
+    ports: dict[str, int] = {}
+    for name in ("nats", "redis", "api", "page"):
+        ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
+    return Plan(
+        nodes=dict.fromkeys(NODES, LAYOUT),
+        placers=2,
+        ports=ports,
+        nats_program=servers.nats_program(),
+        redis_program=servers.valkey_program(),
+        nats_url=f"nats://{servers.HOST}:{ports['nats']}",
+        redis_url=f"redis://{servers.HOST}:{ports['redis']}/0",
+        python=(sys.executable, "-P", "-m"),
+    )
+
+
+def _doubled(components: Sequence[Component], directory: StateDir) -> list[Component]:
+    """Make two of each part of which `up` starts one, and leave out the dashboard."""
+    found: list[Component] = []
+    for component in components:
+        if component.name in DOUBLED:
+            found += [_replica(component, f"{component.name}-{n}", directory) for n in range(2)]
+        elif component.name != "dashboard":
+            found.append(component)
+    return found
+
+
+def _replica(component: Component, name: str, directory: StateDir) -> Component:
+    run_file = directory.run_file(name)
+    argv = list(component.argv)
+    argv[argv.index("--run-file") + 1] = str(run_file)
+    argv[argv.index("--instance") + 1] = name
+    return replace(component, name=name, argv=tuple(argv), checks=(RunFileCheck(path=run_file),))
+
+
+async def _proxied(components: Sequence[Component], cluster: CampaignCluster) -> list[Component]:
+    """Lead each part to its servers through proxies of its own, and give it a clock."""
+    return [
+        await _proxied_one(each, cluster) if each.name in SERVICES else each for each in components
+    ]
+
+
+async def _proxied_one(component: Component, cluster: CampaignCluster) -> Component:
+    name, argv, plan = component.name, list(component.argv), cluster.plan
+    for server in SERVERS_OF.get(name.partition("-")[0], ()):
+        if server == "api":
+            proxy = cluster.api[name] = ApiProxy(plan.ports["api"], cluster.root / "tls")
+            await proxy.start()
+            kubeconfig = cluster.root / "kubeconfigs" / name
+            kubeconfig.parent.mkdir(exist_ok=True)
+            token = (cluster.root / "token").read_text()
+            ca = (cluster.root / "tls" / "ca.crt").read_bytes()
+            write_kubeconfig(kubeconfig, f"https://{servers.HOST}:{proxy.port}", ca, token)
+            argv[argv.index("--kubeconfig") + 1] = str(kubeconfig)
+            continue
+        tcp = cluster.tcp[name, server] = TcpProxy(plan.ports[server])
+        await tcp.start()
+        at = argv.index(f"--{server}-url") + 1
+        argv[at] = argv[at].replace(f":{plan.ports[server]}", f":{tcp.port}")
+    if "--kubelet-dir" in argv:
+        at = argv.index("--kubelet-dir") + 1
+        argv[at] = str(await _proxied_kubelet(name, Path(argv[at]), cluster))
+    environment = {
+        **component.environment,
+        **cluster.clocks.environment(name),
+        **(QUICK_PREEMPTION if name.startswith("binder") else {}),
+    }
+    return replace(component, argv=tuple(argv), environment=environment)
+
+
+async def _proxied_kubelet(agent: str, kubelet: Path, cluster: CampaignCluster) -> Path:
+    """Return a directory in which an agent finds its kubelet behind proxies."""
+    directory = cluster.root / "kubelets" / kubelet.name
+    (directory / "pod-resources").mkdir(parents=True)
+    (directory / "device-plugins").symlink_to(kubelet / "device-plugins")
+    pods = cluster.tcp[agent, "pods"] = KubeletProxy(kubelet / "kubelet.json")
+    name = Path("pod-resources", "kubelet.sock")
+    resources = SocketProxy(directory / name, kubelet / name)
+    cluster.tcp[agent, "resources"] = resources
+    for proxy in (pods, resources):
+        await proxy.start()
+    described = {
+        "address": HOST,
+        "port": pods.port,
+        "caPath": str(kubelet / "tls" / "ca.crt"),
+        "tokenPath": str(kubelet / "token"),
+    }
+    (directory / "kubelet.json").write_text(json.dumps(described))
+    return directory
+
+
+async def _create_objects(kube: KubernetesClient) -> None:
+    """Create the kinds of quotas and budgets, and a priority class."""
+    urgent = {"metadata": {"name": URGENT}, "value": URGENT_PRIORITY}
+    kinds = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("gpu*.yaml"))]
+    for path, made in ((PRIORITIES, urgent), *((CRD_PATH, kind) for kind in kinds)):
+        while not await _is_created(kube, path, made):
+            await asyncio.sleep(RETRY_S)
+
+
+async def _is_created(kube: KubernetesClient, path: str, made: Mapping[str, object]) -> bool:
+    try:
+        await kube.create(path, made)
+    except ConflictError:  # an earlier request was slow, and successful
+        return True
+    except UnavailableError:
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[CampaignCluster]:
+    """Start the stack, and stop it at the end; `kept` keeps the state and the logs there."""
+    root = kept or Path(tempfile.mkdtemp(prefix="lh-campaign-"))
+    directory, plan = StateDir.at(root), _plan()
+    directory.make()
+    api_server_certificates(root / "tls")
+    load_secret(root / "token", lambda: secrets.token_urlsafe(32))
+    ca, token = (root / "tls" / "ca.crt").read_bytes(), (root / "token").read_text()
+    api_url = f"https://{servers.HOST}:{plan.ports['api']}"
+    write_kubeconfig(root / "judge.kubeconfig", api_url, ca, token)
+    files = credentials.write(
+        directory.credentials, [NodeName(node) for node in NODES], names=servers.NAMES
+    )
+    user, _, password = files.redis("admin").read_text().strip().partition(":")
+    client = redis.asyncio.Redis.from_url(
+        plan.redis_url,
+        username=user,
+        password=password,
+        socket_timeout=1.0,
+        retry=Retry(NoBackoff(), 0),
+    )
+    kube = KubernetesClient(load_credentials(root / "judge.kubeconfig"), timeout_s=2.0)
+    async with kube, client:
+        cluster = CampaignCluster(
+            directory, plan, Clocks(root / "clocks"), kube, client, (user, password)
+        )
+        components = _doubled(components_of(plan, directory), directory)
+        proxied = await _proxied(with_credentials(components, files), cluster)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(_supervise(proxied, cluster, files, stop))
+            try:
+                await until(lambda: _is_up(cluster, proxied, running), limit_s=READY_S)
+                await _create_objects(kube)
+                yield cluster
+            finally:
+                _continue_all(cluster)
+                stop.set()
+                await asyncio.wait([running])
+                proxies: list[TcpProxy | ApiProxy] = [*cluster.tcp.values(), *cluster.api.values()]
+                await asyncio.gather(*(proxy.close() for proxy in proxies))
+    if kept is None:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_up(
+    cluster: CampaignCluster, components: Sequence[Component], running: asyncio.Task[None]
+) -> bool:
+    if running.done():
+        running.result()
+    return len(cluster.states) == len(components) and all(
+        state.ready for state in cluster.states.values()
+    )
+
+
+async def _supervise(
+    components: Sequence[Component],
+    cluster: CampaignCluster,
+    files: credentials.CredentialFiles,
+    stop: asyncio.Event,
+) -> None:
+    started_at, plan = time.time(), cluster.plan
+
+    def save(states: tuple[ComponentState, ...], ready: bool) -> None:
+        cluster.states = {state.name: state for state in states}
+        state = State(
+            pid=os.getpid(),
+            started_at=started_at,
+            ready=ready,
+            nats_url=plan.nats_url,
+            redis_url=plan.redis_url,
+            nats_credentials=str(files.nats("operator")),
+            nats_ca=str(files.authority),
+            redis_credentials=str(files.redis("operator")),
+            kubeconfig=str(cluster.root / "judge.kubeconfig"),
+            nodes=plan.nodes,
+            ports=plan.ports,
+            components=states,
+        )
+        save_state(cluster.directory, state)
+
+    def ignore(_text: str) -> None:
+        """Every exit shows in the states."""
+
+    supervisor = Supervisor(components, cluster.directory, report=ignore, save=save)
+    await supervisor.run(stop, lambda: None)
+
+
+def _continue_all(cluster: CampaignCluster) -> None:
+    for part in cluster.states:
+        cluster.send_signal(part, signal.SIGCONT)
+
+
+def resident_mib(cluster: CampaignCluster) -> dict[str, int]:
+    """Return the memory of each process in MiB."""
+    found: dict[str, int] = {}
+    for part in cluster.states:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{cluster.pid(part)}/statm").read_text().split()
+            found[part] = int(words[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    return found

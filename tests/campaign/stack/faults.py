@@ -1,0 +1,343 @@
+"""Makes faults happen, and ends them."""
+
+import asyncio
+import contextlib
+import json
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import redis.exceptions
+
+from services.node_agent.gpus.simulated.gpus import uuid_of
+from shared.kubernetes.errors import NotFoundError
+from shared.model.errors import ConflictError, LeaseholdError
+from shared.model.names import NodeName
+from tests.campaign.schedule import NODES, SERVERS_OF, SERVICES, Fault
+from tests.campaign.stack.cluster import CampaignCluster
+
+RETRY_S = 0.3
+SPIN = "while true do end"
+TINY = "1mb"
+TOUCHED = "campaign.test/touched"
+API = "leasehold.dev/v1alpha1"
+NAMESPACE = "default"
+
+
+class FaultInjector:
+    """Begins and ends the faults of one cluster."""
+
+    def __init__(self, cluster: CampaignCluster) -> None:
+        self.cluster = cluster
+        self.at_work: dict[Fault, float] = {}
+        """Faults that have begun and not ended, and since when."""
+        self._older: Path | None = None
+        self._spin: asyncio.StreamWriter | None = None
+        self._removing: dict[Fault, asyncio.Task[None]] = {}
+
+    async def begin(self, fault: Fault) -> None:
+        """Make a fault happen."""
+        self.at_work[fault] = time.time()
+        await self._BEGIN[fault.kind](self, fault)
+
+    async def end(self, fault: Fault) -> None:
+        """End a fault; those without a length end by themselves."""
+        if handler := self._END.get(fault.kind):
+            await handler(self, fault)
+        del self.at_work[fault]
+
+    def cannot_work(self) -> dict[str, float]:
+        """Return the parts that lack a server which they need, and since when."""
+        found: dict[str, float] = {}
+        for fault, since in self.at_work.items():
+            for part in _starved(fault):
+                found[part] = min(since, found.get(part, since))
+        return found
+
+    async def save_redis(self) -> None:
+        """Keep a copy of the append-only file, to which `redis-rollback` goes back."""
+        store = self.cluster.root / "valkey"
+        older = store / "older"
+        await asyncio.to_thread(shutil.rmtree, older, ignore_errors=True)
+        await asyncio.to_thread(shutil.copytree, store / "appendonlydir", older)
+        self._older = older
+
+    # Processes
+
+    async def _kill(self, fault: Fault) -> None:
+        self.cluster.send_signal(fault.target, signal.SIGKILL)
+
+    async def _pause(self, fault: Fault) -> None:
+        self.cluster.send_signal(fault.target, signal.SIGSTOP)
+
+    async def _continue(self, fault: Fault) -> None:
+        self.cluster.send_signal(fault.target, signal.SIGCONT)
+
+    async def _cut(self, fault: Fault) -> None:
+        self.cluster.link(*fault.target.split(":")).cut()
+
+    async def _heal(self, fault: Fault) -> None:
+        self.cluster.link(*fault.target.split(":")).heal()
+
+    async def _shift_clock(self, fault: Fault) -> None:
+        """Shift a part's clock, and change each node, so that a time of that clock is stored."""
+        self.cluster.clocks.shift(fault.target, float(fault.detail))
+        for node in NODES:
+            await self._patch_node(node, {"metadata": {"labels": {TOUCHED: f"{time.time():.0f}"}}})
+
+    async def _reset_clock(self, fault: Fault) -> None:
+        self.cluster.clocks.shift(fault.target, 0.0)
+
+    # Redis
+
+    async def _flush(self, _fault: Fault) -> None:
+        await self._redis("FLUSHALL")
+
+    async def _roll_back(self, _fault: Fault) -> None:
+        """Swap the file below the running server, and kill it: it starts with the older one."""
+        if self._older is None:
+            return
+        store = self.cluster.root / "valkey"
+        (store / "appendonlydir").rename(store / f"newer-{time.time_ns()}")
+        self._older.rename(store / "appendonlydir")
+        self._older = None
+        self.cluster.send_signal("valkey", signal.SIGKILL)
+
+    async def _fill(self, _fault: Fault) -> None:
+        await self._redis("CONFIG", "SET", "maxmemory", TINY)
+
+    async def _empty(self, _fault: Fault) -> None:
+        await self._redis("CONFIG", "SET", "maxmemory", "0")
+
+    async def _become_replica(self, _fault: Fault) -> None:
+        """Follow a server that does not exist: writes are refused, reads go on."""
+        await self._redis("REPLICAOF", "127.0.0.1", "1")
+
+    async def _become_primary(self, _fault: Fault) -> None:
+        await self._redis("REPLICAOF", "NO", "ONE")
+
+    async def _fail_snapshot(self, _fault: Fault) -> None:
+        """A snapshot that cannot be written stops writes with MISCONF."""
+        (self.cluster.root / "valkey" / "dump.rdb").mkdir(exist_ok=True)
+        await self._redis("CONFIG", "SET", "save", "3600 1000000")
+        await self._redis("BGSAVE")
+
+    async def _forget_snapshot(self, _fault: Fault) -> None:
+        await self._redis("CONFIG", "SET", "save", "")
+        with contextlib.suppress(OSError):
+            (self.cluster.root / "valkey" / "dump.rdb").rmdir()
+
+    async def _keep_busy(self, _fault: Fault) -> None:
+        await self._redis("CONFIG", "SET", "busy-reply-threshold", "500")
+
+        _, self._spin = await asyncio.open_connection("127.0.0.1", self.cluster.plan.ports["redis"])
+        user, password = self.cluster.redis_login
+        self._spin.write(f'AUTH {user} {password}\r\nEVAL "{SPIN}" 0\r\n'.encode())
+        await self._spin.drain()
+
+    async def _stop_spinning(self, _fault: Fault) -> None:
+        await self._redis("SCRIPT", "KILL")
+        if self._spin is not None:
+            self._spin.close()
+
+    async def _redis(self, *command: str) -> None:
+        """Send a command until Redis has taken it."""
+        while True:
+            try:
+                await self.cluster.redis.execute_command(*command)
+            except redis.exceptions.ResponseError as error:
+                if "NOTBUSY" in str(error) or "in progress" in str(error):
+                    return
+            except (redis.exceptions.RedisError, OSError):
+                pass
+            else:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    # NATS
+
+    async def _wipe_nats(self, fault: Fault) -> None:
+        await self._lose_store(fault)
+        self.cluster.send_signal("nats", signal.SIGKILL)
+
+    async def _lose_store(self, _fault: Fault) -> None:
+        store = self.cluster.root / "nats" / "jetstream"
+        await asyncio.to_thread(shutil.rmtree, store, ignore_errors=True)
+
+    async def _fill_store(self, _fault: Fault) -> None:
+        self._limit_files(0)
+
+    async def _empty_store(self, _fault: Fault) -> None:
+        self._limit_files(resource.RLIM_INFINITY)
+
+    async def _restart_nats(self, _fault: Fault) -> None:
+        self.cluster.send_signal("nats", signal.SIGKILL)
+
+    def _limit_files(self, size: int) -> None:
+        """Let nats-server write no file beyond a size, as on a full disk."""
+        if pid := self.cluster.pid("nats"):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    # Kubernetes
+
+    async def _spoil_api(self, fault: Fault) -> None:
+        for proxy in self.cluster.api.values():
+            proxy.fault, proxy.delay_s = fault.kind, float(fault.detail or 0.0)
+
+    async def _mend_api(self, _fault: Fault) -> None:
+        for proxy in self.cluster.api.values():
+            proxy.fault = ""
+
+    async def _delete_node(self, fault: Fault) -> None:
+        await self._until_done(lambda: self.cluster.kube.delete(f"/api/v1/nodes/{fault.target}"))
+
+    async def _restart_kubelet(self, fault: Fault) -> None:
+        """Restart the kubelet, which creates its node if there is none."""
+        await self._until_done(lambda: self.cluster.kubelet(fault.target, "/debug/restart"))
+
+    async def _cut_kubelet(self, fault: Fault) -> None:
+        """Cut a way between an agent and its kubelet; the plugins' sockets are removed again."""
+        node, _, way = fault.target.partition(":")
+        if way == "plugins":
+            plugins = self.cluster.directory.node(node) / "device-plugins"
+            self._removing[fault] = asyncio.create_task(_remove_sockets(plugins))
+        else:
+            self.cluster.link(f"agent-{node}", way).cut()
+
+    async def _heal_kubelet(self, fault: Fault) -> None:
+        node, _, way = fault.target.partition(":")
+        if removing := self._removing.pop(fault, None):
+            removing.cancel()
+        else:
+            self.cluster.link(f"agent-{node}", way).heal()
+
+    async def _delete_node_unseen(self, fault: Fault) -> None:
+        """Delete a node, and kill both binders before they can acknowledge that."""
+        await self._delete_node(fault)
+        for binder in ("binder-0", "binder-1"):
+            self.cluster.send_signal(binder, signal.SIGKILL)
+
+    async def _cordon(self, fault: Fault) -> None:
+        await self._patch_node(fault.target, {"spec": {"unschedulable": True}})
+
+    async def _uncordon(self, fault: Fault) -> None:
+        await self._patch_node(fault.target, {"spec": {"unschedulable": None}})
+
+    async def _patch_node(self, node: str, patch: Mapping[str, object]) -> None:
+        path = f"/api/v1/nodes/{node}"
+        await self._until_done(lambda: self.cluster.kube.patch_merge(path, patch))
+
+    async def _break_device(self, fault: Fault) -> None:
+        node, _, index = fault.target.partition(":")
+        self._write_device_faults(node, {index: fault.detail})
+
+    async def _mend_device(self, fault: Fault) -> None:
+        self._write_device_faults(fault.target.partition(":")[0], {})
+
+    async def _double_device(self, fault: Fault) -> None:
+        """Have a device report the UUID of the same device of the next node."""
+        node, _, index = fault.target.partition(":")
+        other = NODES[(NODES.index(node) + 1) % len(NODES)]
+        uuid = uuid_of(NodeName(other), int(index))
+        self._write_device_faults(node, {index: uuid})
+
+    async def _create_quota(self, _fault: Fault) -> None:
+        await self._create_object("gpuquotas", "GPUQuota", {"maxMilliGPU": 1500})
+
+    async def _create_budget(self, _fault: Fault) -> None:
+        await self._create_object("gpubudgets", "GPUBudget", {"limitGPUMinutes": 1})
+
+    async def _create_object(self, plural: str, kind: str, spec: Mapping[str, int]) -> None:
+        text = {"apiVersion": API, "kind": kind, "metadata": {"name": NAMESPACE}, "spec": spec}
+        await self._until_done(lambda: self.cluster.kube.create(f"/apis/{API}/{plural}", text))
+
+    async def _delete_object(self, fault: Fault) -> None:
+        path = f"/apis/{API}/gpu{fault.kind}s/{NAMESPACE}"
+        await self._until_done(lambda: self.cluster.kube.delete(path))
+
+    def _write_device_faults(self, node: str, faults: Mapping[str, str]) -> None:
+        path = self.cluster.directory.agent(node) / "faults.json"
+        partial = path.with_suffix(".new")
+        partial.write_text(json.dumps(faults))
+        partial.replace(path)
+
+    async def _until_done(self, call: Callable[[], Awaitable[object]]) -> None:
+        """Repeat a call while the API server or the kubelet does not answer."""
+        for _ in range(100):
+            with contextlib.suppress(LeaseholdError, OSError, TimeoutError):
+                with contextlib.suppress(ConflictError, NotFoundError):
+                    await call()
+                return
+            await asyncio.sleep(RETRY_S)
+
+    _Handler = Callable[["FaultInjector", Fault], Awaitable[None]]
+    _API = ("slow", "409", "410", "429", "500", "after-write")
+    _BEGIN: Mapping[str, _Handler] = {
+        "kill": _kill,
+        "pause": _pause,
+        "cut": _cut,
+        "clock": _shift_clock,
+        "redis-flush": _flush,
+        "redis-rollback": _roll_back,
+        "redis-full": _fill,
+        "redis-readonly": _become_replica,
+        "redis-misconf": _fail_snapshot,
+        "redis-busy": _keep_busy,
+        "nats-wipe": _wipe_nats,
+        "nats-store-lost": _lose_store,
+        "nats-store-full": _fill_store,
+        **dict.fromkeys((f"api-{each}" for each in _API), _spoil_api),
+        "node-gone": _delete_node,
+        "cordon": _cordon,
+        "device": _break_device,
+        "kubelet-restart": _restart_kubelet,
+        "kubelet-cut": _cut_kubelet,
+        "node-gone-unseen": _delete_node_unseen,
+        "device-twice": _double_device,
+        "quota": _create_quota,
+        "budget": _create_budget,
+    }
+    _END: Mapping[str, _Handler] = {
+        "pause": _continue,
+        "cut": _heal,
+        "clock": _reset_clock,
+        "redis-full": _empty,
+        "redis-readonly": _become_primary,
+        "redis-misconf": _forget_snapshot,
+        "redis-busy": _stop_spinning,
+        "nats-store-lost": _restart_nats,
+        "nats-store-full": _empty_store,
+        **dict.fromkeys((f"api-{each}" for each in _API), _mend_api),
+        "node-gone": _restart_kubelet,
+        "cordon": _uncordon,
+        "device": _mend_device,
+        "kubelet-cut": _heal_kubelet,
+        "node-gone-unseen": _restart_kubelet,
+        "device-twice": _mend_device,
+        "quota": _delete_object,
+        "budget": _delete_object,
+    }
+
+
+async def _remove_sockets(plugins: Path) -> None:
+    """Remove the sockets of an agent's plugins again and again."""
+    while True:
+        for socket in plugins.glob("leasehold-*.sock"):
+            socket.unlink(missing_ok=True)
+        await asyncio.sleep(RETRY_S)
+
+
+def _starved(fault: Fault) -> tuple[str, ...]:
+    """Return the parts that cannot work under a fault."""
+    if fault.kind == "cut":
+        return (fault.target.partition(":")[0],)
+    server = {"pause valkey": "redis", "pause nats": "nats"}.get(f"{fault.kind} {fault.target}")
+    if fault.kind in {"redis-full", "redis-readonly", "redis-misconf", "redis-busy"}:
+        server = "redis"
+    if server is None:
+        return ()
+    return tuple(part for part in SERVICES if server in SERVERS_OF.get(part.partition("-")[0], ()))

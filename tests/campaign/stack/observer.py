@@ -1,0 +1,210 @@
+"""Reads a sample: the API server, the kubelets' files, checkpoints, Redis, and /readyz."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import redis.exceptions
+
+from shared.model.errors import LeaseholdError
+from tests.campaign.api_objects import seen_node, seen_pod
+from tests.campaign.containers import checkpoint_grants, grants_of
+from tests.campaign.observations import (
+    AgentGrant,
+    Grant,
+    RawCharge,
+    RawLedger,
+    Sample,
+    SeenNode,
+    SeenPod,
+)
+from tests.campaign.raw_ledger import decode_charges, decode_device, decode_lease, is_known_node
+from tests.campaign.schedule import NODES, SERVICES
+from tests.campaign.stack.cluster import CampaignCluster
+
+PODS = "/api/v1/namespaces/default/pods"
+READ_S = 1.5
+READY_EVERY_S = 1.0
+REDIS_ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
+
+
+class Observer:
+    """Takes samples of one cluster."""
+
+    def __init__(self, cluster: CampaignCluster) -> None:
+        self.cluster = cluster
+        self.uuids: dict[str, dict[int, str]] = {}
+        """By node, its devices by index."""
+        self._files: dict[Path, tuple[float, dict[str, Any]]] = {}
+        self._charges: dict[bytes, RawCharge] = {}
+        self._unready: dict[str, str] = {}
+        self._ready_read_at = 0.0
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[None]:
+        """Hold the connections to the parts' HTTP ports."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=READ_S)) as http:
+            self._http = http
+            yield
+
+    async def sample(self, faults: tuple[str, ...]) -> Sample:
+        """Read everything; what does not answer is None."""
+        at = time.time()
+        await self._learn_uuids()
+        grants, agents = self._grants(at), self._agents()
+        pods, nodes = await self._api()
+        ledger = await self._ledger()
+        await self._read_readiness(at)
+        return Sample(
+            at=at,
+            pods=pods,
+            nodes=nodes,
+            grants=grants,
+            agents=agents,
+            ledger=ledger,
+            homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
+            unready=dict(self._unready),
+            faults=faults,
+        )
+
+    def _grants(self, at: float) -> tuple[Grant, ...]:
+        return tuple(
+            grant
+            for node in NODES
+            for path in self.cluster.directory.node(node).glob("pods/*.json")
+            if (state := self._json(path))
+            for grant in grants_of(state, node, self.uuids.get(node, {}), at)
+        )
+
+    def _agents(self) -> tuple[AgentGrant, ...]:
+        return tuple(
+            grant
+            for node in NODES
+            if (found := self._json(self.cluster.directory.agent(node) / "checkpoint.json"))
+            for grant in checkpoint_grants(found)
+        )
+
+    def _json(self, path: Path) -> dict[str, Any] | None:
+        """Read a JSON file that others replace; unchanged ones are not read again."""
+        try:
+            changed_at = path.stat().st_mtime
+            known = self._files.get(path)
+            if known is None or known[0] != changed_at:
+                known = self._files[path] = (changed_at, json.loads(path.read_bytes()))
+        except (OSError, ValueError):
+            self._files.pop(path, None)
+            return None
+        return known[1]
+
+    async def _api(self) -> tuple[dict[str, SeenPod] | None, dict[str, SeenNode] | None]:
+        kube = self.cluster.kube
+        try:
+            async with asyncio.timeout(READ_S):
+                pods = json.loads(await kube.read(PODS))["items"]
+                nodes = json.loads(await kube.read("/api/v1/nodes"))["items"]
+        except (LeaseholdError, TimeoutError):
+            return None, None
+        seen = [pod for each in pods if (pod := seen_pod(each))]
+        return {pod.uid: pod for pod in seen}, {node.name: node for node in map(seen_node, nodes)}
+
+    async def _learn_uuids(self) -> None:
+        if self.uuids.keys() == set(NODES):
+            return
+        for node in NODES:
+            text = await self.cluster.redis.hget(f"lh:facts:{node}", "devices")
+            if text:
+                devices = json.loads(text)
+                self.uuids[node] = {device["index"]: device["uuid"] for device in devices}
+
+    async def _ledger(self) -> RawLedger | None:
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._read_ledger()
+        except REDIS_ERRORS:
+            return None
+
+    async def _read_ledger(self) -> RawLedger:
+        async with self.cluster.redis.pipeline(transaction=True) as pipe:
+            for key in ("lh:ledger", "lh:leases", "lh:devices", "lh:nodes"):
+                pipe.hgetall(key)
+            pipe.hkeys("lh:waiting")
+            pipe.hgetall("lh-budget:windows:default")
+            pipe.xrevrange("lh-budget:entries:default", count=500)
+            pipe.xlen("lh-budget:entries:default")
+            pipe.info("keyspace")
+            (
+                ledger,
+                leases,
+                devices,
+                nodes,
+                waiting,
+                windows,
+                entries,
+                count,
+                info,
+            ) = await pipe.execute()
+        used = {name.decode(): json.loads(text)["used_units"] for name, text in windows.items()}
+        charges = self._all_charges(entries, count)
+        return RawLedger(
+            ready=ledger.get(b"ready") == b"1",
+            generation=ledger.get(b"generation", b"").decode(),
+            leases={
+                pod.decode(): decode_lease(pod.decode(), value) for pod, value in leases.items()
+            },
+            devices={uuid.decode(): decode_device(value) for uuid, value in devices.items()},
+            nodes=frozenset(name.decode() for name, value in nodes.items() if is_known_node(value)),
+            waiting=frozenset(uid.decode() for uid in waiting),
+            charges=charges,
+            used_units=used if charges else {},
+            keys=sum(each["keys"] - each["expires"] for each in info.values()),
+        )
+
+    def _all_charges(
+        self, entries: list[tuple[bytes, Mapping[bytes, bytes]]], count: int
+    ) -> tuple[RawCharge, ...]:
+        """Return all charges; empty while those between two samples were more than were read."""
+        self._charges |= {
+            entry[0]: charge
+            for entry in entries
+            if entry[0] not in self._charges
+            for charge in decode_charges((entry,))
+        }
+        if len(self._charges) > count:  # Redis lost entries
+            self._charges = {entry[0]: decode_charges((entry,))[0] for entry in entries}
+        return tuple(self._charges.values()) if len(self._charges) == count else ()
+
+    async def _read_readiness(self, at: float) -> None:
+        if at - self._ready_read_at < READY_EVERY_S:
+            return
+        self._ready_read_at = at
+        answers = await asyncio.gather(*(self._readiness(part) for part in SERVICES))
+        self._unready = {
+            part: text for part, text in zip(SERVICES, answers, strict=True) if text is not None
+        }
+
+    async def _readiness(self, part: str) -> str | None:
+        """Return why a part is not ready; None: it is."""
+        state = self.cluster.states[part]
+        if not state.pid or not state.ready:
+            return "its process has not reported that it is ready"
+        try:
+            async with self._http.get(f"{state.address}/readyz") as answer:
+                text = (await answer.text()).strip()
+                return None if answer.status == 200 else text
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return f"no answer: {error!r}"
+
+
+def read_spans(traces: Path) -> list[dict[str, Any]]:
+    """Return all spans that the parts have written."""
+    spans = []
+    for path in traces.glob("*.jsonl*"):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                spans.append(json.loads(line))
+    return spans

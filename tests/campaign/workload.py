@@ -1,0 +1,176 @@
+"""The pods of a campaign in all vocabularies, and what each of them requests; pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+DEVICE_MIB = 81_920
+"""Every device of a campaign is an A100 with 80 GB."""
+DEVICE_CORES = 100
+LEASE_ANNOTATION = "leasehold.dev/lease"
+WANT_ANNOTATION = "campaign.test/want"
+"""What the judge expects of the pod: devices, MiB and percent of each, 1 if exclusive."""
+FORGED_ANNOTATION = "campaign.test/forged"
+RESIZED_ANNOTATION = "campaign.test/resized"
+"""Its share was resized: what its container was given at its start counts no longer."""
+URGENT, URGENT_PRIORITY = "campaign-urgent", 1000
+"""A priority class for whose pods others are evicted."""
+INIT = "first"
+"""An init container that requests what `main` requests, and ends before it."""
+RESIZABLE = frozenset({"volcano-vgpu", "hami"})
+GANG_NAME = "gang.scheduling.koordinator.sh/name"
+GANG_MIN = "gang.scheduling.koordinator.sh/min-available"
+_SIZES_MIB = (1024, 2048, 4096, 10_240, 20_480, 40_960, 51_200)
+_CORES = (5, 10, 25, 50)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a pod's container requests, by the rules of its vocabulary."""
+
+    gpus: int = 1
+    mib: int = DEVICE_MIB
+    """Memory of each device."""
+    cores: int = 0
+    """Percent of each device's cores."""
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlan:
+    """One pod that a campaign creates."""
+
+    name: str
+    vocabulary: str
+    want: Want
+    limits: Mapping[str, str] = field(default_factory=dict)
+    run_s: int = 100_000
+    """How long its command runs."""
+    urgent: bool = False
+    init: bool = False
+    """It has an init container."""
+    sidecar: bool = False
+    """It has a sidecar that requests no device."""
+    gang: str = ""
+    gang_min: int = 0
+    forged_node: str = ""
+    """It names this node itself and carries a forged grant; it must never get a device."""
+
+
+Choice = tuple[Want, Mapping[str, str]]
+
+
+def _volcano_vgpu(random: Random) -> Choice:
+    gpus, mib, cores = random.choice((1, 1, 1, 2)), random.choice(_SIZES_MIB), random.choice(_CORES)
+    limits = {"vgpu-number": gpus, "vgpu-memory": mib, "vgpu-cores": cores}
+    return Want(gpus, mib, cores), {f"volcano.sh/{name}": str(n) for name, n in limits.items()}
+
+
+def _volcano_gpushare(random: Random) -> Choice:
+    mib = random.choice(_SIZES_MIB)
+    return Want(1, mib), {"volcano.sh/gpu-memory": str(mib), "leasehold.dev/share": "1"}
+
+
+def _tencent(random: Random) -> Choice:
+    mib, cores = random.choice(_SIZES_MIB), random.choice(_CORES)
+    blocks = {"vcuda-core": cores, "vcuda-memory": mib // 256}
+    return Want(1, mib, cores), {f"tencent.com/{name}": str(n) for name, n in blocks.items()}
+
+
+def _hami(random: Random) -> Choice:
+    gpus, mib, cores = random.choice((1, 1, 2)), random.choice(_SIZES_MIB), random.choice(_CORES)
+    limits = {"gpu": gpus, "gpumem": mib, "gpucores": cores}
+    return Want(gpus, mib, cores), {f"nvidia.com/{name}": str(n) for name, n in limits.items()}
+
+
+def _koordinator(random: Random) -> Choice:
+    mib, cores = random.choice(_SIZES_MIB), random.choice(_CORES)
+    limits = {"gpu.shared": "1", "gpu-core": str(cores), "gpu-memory": f"{mib}Mi"}
+    return Want(1, mib, cores), {f"koordinator.sh/{name}": text for name, text in limits.items()}
+
+
+def _whole(_random: Random) -> Choice:
+    return Want(1, DEVICE_MIB, DEVICE_CORES, exclusive=True), {"nvidia.com/gpu": "1"}
+
+
+VOCABULARIES: Mapping[str, Callable[[Random], Choice]] = {
+    "volcano-vgpu": _volcano_vgpu,
+    "volcano-gpushare": _volcano_gpushare,
+    "tencent": _tencent,
+    "hami": _hami,
+    "koordinator": _koordinator,
+    "nvidia": _whole,
+}
+
+
+def choose_pod(random: Random, name: str, *, run_s: int, forged_node: str = "") -> PodPlan:
+    """Return a pod of a random vocabulary and size."""
+    vocabulary = random.choices(tuple(VOCABULARIES), weights=(5, 4, 4, 4, 4, 1))[0]
+    want, limits = VOCABULARIES[vocabulary](random)
+    return PodPlan(
+        name=name,
+        vocabulary=vocabulary,
+        want=want,
+        limits=limits,
+        run_s=run_s,
+        urgent=random.random() < 0.1,
+        init=random.random() < 0.15,
+        sidecar=random.random() < 0.1,
+        forged_node=forged_node,
+    )
+
+
+def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[PodPlan, ...]:
+    """Return the members of a gang, all alike, of which all must be placed together."""
+    want, limits = VOCABULARIES[random.choice(("volcano-vgpu", "koordinator", "hami"))](random)
+    return tuple(
+        PodPlan(
+            name=f"{name}-{number}",
+            vocabulary="gang",
+            want=want,
+            limits=limits,
+            run_s=run_s,
+            gang=name,
+            gang_min=size,
+        )
+        for number in range(size)
+    )
+
+
+def manifest(pod: PodPlan) -> dict[str, Any]:
+    """Return the pod as the API server takes it."""
+    want = (pod.want.gpus, pod.want.mib, pod.want.cores, int(pod.want.exclusive))
+    annotations = {WANT_ANNOTATION: " ".join(map(str, want))}
+    spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
+    if pod.gang:
+        annotations |= {GANG_NAME: pod.gang, GANG_MIN: str(pod.gang_min)}
+    if pod.forged_node:
+        spec["nodeName"] = pod.forged_node
+        annotations |= {
+            FORGED_ANNOTATION: "1",
+            "volcano.sh/vgpu-ids-new": f"GPU-0,NVIDIA,{pod.want.mib},{pod.want.cores}:",
+            "volcano.sh/bind-phase": "allocating",
+        }
+    if pod.urgent:
+        spec["priorityClassName"] = URGENT
+    first = [_container(INIT, 1, pod.limits)] if pod.init else []
+    beside = [_container("beside", pod.run_s, {}) | {"restartPolicy": "Always"}]
+    spec["initContainers"] = first + (beside if pod.sidecar else [])
+    spec["containers"] = [_container("main", pod.run_s, pod.limits)]
+    spec["restartPolicy"] = "Never"
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod.name, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+def _container(name: str, run_s: int, limits: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": "busybox",
+        "command": ["sleep", str(run_s)],
+        "resources": {"limits": dict(limits)},
+    }

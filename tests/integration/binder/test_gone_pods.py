@@ -1,0 +1,234 @@
+"""Pods that are gone leave no record in the ledger, and no gang begins short; a real server."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.lost_leases import LostLeases
+from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.ledger_sync.waiting_records import WaitingRecords
+from services.binder.ports.observations import PodSnapshot
+from shared.kubernetes.errors import ErrorResponse, ForbiddenError
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
+from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    ListedPods,
+    PlacementChosen,
+    PodGated,
+    PodsListed,
+    PodTerminated,
+)
+from shared.model.lease import Lease
+from shared.model.ledger import Reserved
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.request import Gang
+from tests.support.binder.world import FakeAgents, FakeBus, FakeMetrics, FakePods
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    ledger,
+    queued,
+    reservation,
+    reserve,
+    share,
+    verdict,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+GANG = Gang(name="default/g", min_member=3)
+FORBIDDEN = ErrorResponse(
+    method="GET",
+    path="/api/v1/namespaces/default/pods/name-of-p",
+    code=403,
+    reason="Forbidden",
+    message="it is forbidden",
+)
+
+
+class Binder:
+    """A binder's updates of a real ledger, and its comparisons of listings with it."""
+
+    def __init__(self, leases: RedisLeases, staging: LedgerStaging, gated: GatedPods) -> None:
+        self.leases, self.staging, self.gated = leases, staging, gated
+        self.pods, self.agents, self.bus = FakePods(), FakeAgents(), FakeBus()
+        clock, metrics = FakeClock(NOW), FakeMetrics()
+        lost_leases = LostLeases(leases, self.pods, metrics=metrics, clock=clock)
+        self.updater = LedgerUpdater(leases, VanishedPods(self.agents, clock), lost_leases, metrics)
+        records = WaitingRecords(leases, gated, self.pods)
+        self.reconciler = Reconciler(
+            leases,
+            staging,
+            self.pods,
+            records,
+            metrics=metrics,
+            publish=self.bus.publish,
+            clock=clock,
+        )
+
+    def start_another(self) -> "Binder":
+        """Return another binder of the same ledger."""
+        return Binder(self.leases, self.staging, self.gated)
+
+    async def wait(self, *pods: str, gang: Gang | None = None) -> None:
+        """Let pods wait that fit nowhere."""
+        capacity = await self.leases.capacity()
+        events = [queued(pod, units=99_000) for pod in pods]
+        events = [replace(each, request=replace(each.request, gang=gang)) for each in events]
+        await self.leases.waiting_pods.enqueue([verdict(each, capacity) for each in events])
+
+    async def list(self, *unbound: str) -> list[PodTerminated | PlacementChosen]:
+        """Compare the ledger with a complete listing."""
+        listed = ListedPods(unbound=tuple(map(PodUid, unbound)))
+        listing = PodsListed(listing_id="l", chunk=0, chunks=1, pods=listed)
+        return await self.reconciler.reconcile([listing])
+
+    async def list_pods(self, *unbound: str) -> Sequence[PodTerminated]:
+        """Compare as `list`, and return the pods that are gone."""
+        return [event for event in await self.list(*unbound) if isinstance(event, PodTerminated)]
+
+    async def waiting(self) -> set[str]:
+        return {each.queued.pod for each in await self.leases.waiting_pods.load()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
+    await server.ready()
+    async with (
+        ledger(server.url) as leases,
+        LedgerStaging.connect(server.url, prefix=leases._connection.prefix) as staging,
+        GatedPods.connect(server.url, prefix=leases._connection.prefix) as gated,
+    ):
+        yield Binder(leases, staging, gated)
+
+
+async def test_records_of_pods_that_vanished_unseen_are_removed(binder: Binder) -> None:
+    await binder.wait("stays", "gone", "recreated", "finalized", "new")
+    binder.pods.seen = {
+        "gone": None,
+        "recreated": PodSnapshot(PodUid("another"), None),
+        "finalized": PodSnapshot(PodUid("finalized"), None, deleting=True),
+        "new": PodSnapshot(PodUid("new"), None),  # created while the pods were listed
+    }
+
+    ended = await binder.list_pods("stays")
+    await binder.updater.end_terminated(ended)
+
+    assert {event.pod for event in ended} == {"gone", "recreated", "finalized"}
+    assert await binder.waiting() == {"stays", "new"}
+    assert await binder.list_pods("stays", "new") == []
+
+
+async def test_a_gang_is_counted_without_the_pods_that_vanished_unseen(binder: Binder) -> None:
+    await binder.wait("ghost", "p", "q", gang=GANG)
+    binder.pods.seen = {"ghost": None}
+
+    await binder.updater.end_terminated(await binder.list_pods("p", "q"))
+
+    counted = await binder.leases.waiting_pods.enroll(GANG, [])
+    assert (counted.live_count, counted.waiting_count) == (0, 2)
+
+
+async def test_a_pod_that_was_bound_by_something_else_waits_no_longer(binder: Binder) -> None:
+    await binder.wait("p")
+    binder.pods.seen = {"p": PodSnapshot(PodUid("p"), NodeName("a"))}
+
+    assert await binder.list_pods() == []
+    assert await binder.waiting() == set()
+
+
+async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> None:
+    space = Namespace("default")
+    await binder.gated.save(
+        [
+            PodGated(pod=PodUid(pod), namespace=space, name=pod, resource_version="1")
+            for pod in ("gone", "stays")
+        ]
+    )
+    binder.pods.seen = {"gone": None}
+
+    assert [event.pod for event in await binder.list_pods("stays")] == ["gone"]
+
+
+async def test_the_rest_of_a_gang_is_placed_again_if_a_pod_is_deleted_before_it_is_bound(
+    binder: Binder,
+) -> None:
+    wanted = [
+        replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in ("p", "q", "r")
+    ]
+    outcomes = await binder.leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+    reserved = [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+    deleted = PodTerminated(
+        pod=PodUid("q"), namespace=Namespace("default"), name="q", node=None, phase=""
+    )
+
+    events = await binder.updater.end_terminated([deleted])
+
+    assert {each.lease.pod for each in events if isinstance(each, LeaseChanged)} == {"p", "q", "r"}
+    assert {each.pod for each in events if isinstance(each, BindingFailed)} == {"p", "r"}
+    assert not any(isinstance(each, Lease) for each in await binder.leases.bind(reserved))
+    assert await assert_sound(binder.leases) == []
+
+
+def deleted(pod: str) -> PodTerminated:
+    space = Namespace("default")
+    return PodTerminated(pod=PodUid(pod), namespace=space, name=pod, node=None, phase="")
+
+
+async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_started(
+    binder: Binder,
+) -> None:
+    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+    await binder.updater.end_terminated([deleted("p")])
+    successor = binder.start_another()
+    successor.agents.answers = {PodUid("p"): True}
+
+    [ended] = await successor.updater.end_confirmed()
+
+    assert isinstance(ended, LeaseChanged)
+    assert ended.lease.pod == "p"
+    assert await binder.leases.load_vanished() == []
+    assert await assert_sound(binder.leases) == []
+
+
+async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(
+    binder: Binder,
+) -> None:
+    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+
+    assert [event.pod for event in await binder.list_pods()] == ["p"]
+
+
+async def test_the_binding_of_a_lease_that_was_reserved_a_moment_ago_is_not_sent_again(
+    binder: Binder,
+) -> None:
+    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+    binder.pods.seen = {"name-of-p": PodSnapshot(PodUid("p"), None)}
+
+    assert await binder.list() == []
+
+
+async def test_a_pod_that_cannot_be_read_does_not_hold_up_the_others(binder: Binder) -> None:
+    wanted = (reservation("p", share("a")), reservation("q", share("a")))
+    await binder.leases.bind(await reserve(binder.leases, *wanted))
+    binder.pods.unreadable = {"name-of-p": ForbiddenError(FORBIDDEN)}
+
+    with pytest.raises(UnavailableError, match="name-of-p"):
+        await binder.list()
+
+    assert [getattr(event, "pod", None) for event in binder.bus.published] == ["q"]
+    binder.pods.unreadable = {}
+    assert {event.pod for event in await binder.list_pods()} == {"p", "q"}

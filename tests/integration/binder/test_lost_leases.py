@@ -1,0 +1,180 @@
+"""A ledger that lost a running pod's lease, on a real server: no device is given out twice."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.lost_leases import LostLeases
+from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.ports.observations import PodSnapshot
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError
+from shared.dialects.dialect import ContainerSetup
+from shared.ledger.leases import RedisLeases
+from shared.model.device import Device
+from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
+from shared.model.events.pod_events import PodTerminated
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import NoCapacity, Reserved
+from shared.model.names import NodeName
+from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, share
+
+NODE = NodeName("a")
+GPU: Device = device(NODE, 0, memory_mib=81_920)
+
+
+def allocation_of(lease: Lease) -> Allocation:
+    return Allocation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        container="main",
+        resource="volcano.sh/vgpu-number",
+        device_ids=(f"{GPU.uuid}-0",),
+        lease=lease,
+    )
+
+
+class Cluster:
+    """A ledger, a binder's updates of it, and the records of one node's agent."""
+
+    def __init__(self, leases: RedisLeases, path: Path) -> None:
+        self.leases = leases
+        self.pods, self.metrics = FakePods(), FakeMetrics()
+        clock, metrics = FakeClock(NOW), self.metrics
+        self.updater = LedgerUpdater(
+            leases,
+            VanishedPods(FakeAgents(), clock),
+            LostLeases(leases, self.pods, metrics=metrics, clock=clock),
+            metrics,
+        )
+        self.checkpoint = Checkpoint(path / "checkpoint.json", NODE)
+
+    async def bind(self, pod: str) -> Lease:
+        """Reserve 51,200 MiB of the device for a pod, and bind it."""
+        [outcome] = await self.leases.reserve(
+            [reservation(pod, share(NODE, mib=51_200))], now=NOW, ttl_s=30
+        )
+        assert isinstance(outcome, Reserved)
+        [bound] = await self.leases.bind([outcome.lease])
+        assert isinstance(bound, Lease)
+        self.pods.seen[bound.name] = PodSnapshot(bound.pod, NODE)
+        return bound
+
+    async def allocate(self, lease: Lease) -> None:
+        entry = CheckpointEntry(
+            allocation=allocation_of(lease), setup=ContainerSetup(environment={})
+        )
+        await self.checkpoint.save(entry, devices={GPU.uuid: GPU})
+
+    async def report_devices(self) -> None:
+        allocations = self.checkpoint.allocations
+        await self.updater.save_devices(
+            [
+                DeviceReported(
+                    node=NODE,
+                    devices=(GPU,),
+                    served=("volcano.sh/vgpu-number",),
+                    allocations=allocations,
+                )
+            ]
+        )
+
+    async def lose_all(self) -> None:
+        """Begin a new ledger that knows the device and no lease."""
+        token = await self.leases.begin_rebuild(now=NOW, force=True)
+        assert token is not None
+        await self.leases.save_node(facts(NODE))
+        await self.leases.save_devices(report(NODE, [GPU]))
+        assert await self.leases.finish_rebuild(token)
+
+
+@pytest.fixture
+async def cluster(url: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with ledger(url, {"a": 0}) as leases:
+        await leases.save_devices(report(NODE, [GPU]))
+        yield Cluster(leases, tmp_path)
+
+
+async def test_a_pod_with_a_lost_lease_keeps_its_device_to_itself(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    second = await cluster.bind("p2")
+
+    with pytest.raises(OvercommitError) as refused:
+        await cluster.allocate(second)
+    await cluster.report_devices()
+    await cluster.updater.end_refused(
+        [ShareRefused(node=NODE, reason=str(refused.value), pod=second.pod)]
+    )
+    await cluster.report_devices()
+
+    [restored, ended] = await cluster.leases.load([first.pod, second.pod])
+    assert restored is not None
+    assert restored.state is LeaseState.ACTIVE
+    assert ended is None
+    [outcome] = await cluster.leases.reserve(
+        [reservation("p3", share(NODE, mib=51_200))], now=NOW, ttl_s=30
+    )
+    assert isinstance(outcome, NoCapacity)
+
+
+async def test_a_lost_lease_is_restored_by_the_next_report(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+
+    await cluster.report_devices()
+
+    [outcome] = await cluster.leases.reserve(
+        [reservation("p2", share(NODE, mib=51_200))], now=NOW, ttl_s=30
+    )
+    assert isinstance(outcome, NoCapacity)
+
+
+async def test_the_lease_of_a_pod_that_is_gone_is_not_restored(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    cluster.pods.seen.clear()
+
+    await cluster.report_devices()
+
+    assert await cluster.leases.load([first.pod]) == [None]
+
+
+async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
+    cluster: Cluster,
+) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    await cluster.updater.end_terminated(
+        [
+            PodTerminated(
+                pod=first.pod, namespace=first.namespace, name=first.name, node=NODE, phase=""
+            )
+        ]
+    )
+
+    await cluster.report_devices()  # the pod was read before it was gone
+
+    assert await cluster.leases.load([first.pod]) == [None]
+
+
+async def test_a_device_on_two_nodes_is_reported_once_with_both(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.bind("p1")
+    for number in range(3):
+        await cluster.updater.save_devices([report("b", [GPU], at=NOW + 10 * number)])
+
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"device {GPU.uuid} is reported by nodes a and b")
+    assert cluster.metrics.anomalies["devices_on_two_nodes"] == 1

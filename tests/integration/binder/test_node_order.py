@@ -1,0 +1,144 @@
+"""Changes of nodes that arrive late or twice, on a real NATS server and a real ledger."""
+
+import asyncio
+from dataclasses import replace
+
+from services.binder.ledger_sync.deleted_nodes import DeletedNodes
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.lost_leases import LostLeases
+from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.watcher.trackers import NodeTracker, PodTracker
+from shared.ledger.leases import RedisLeases
+from shared.model.events.pod_events import NodeChanged
+from shared.model.names import NodeName
+from shared.model.node import NodeFacts
+from shared.nats.bus import Bus
+from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import facts, ledger
+from tests.support.servers.nats import nats_server
+
+LIMIT_S = 30.0
+
+
+class Watch:
+    """The nodes that one watcher publishes."""
+
+    def __init__(self) -> None:
+        self.nodes = NodeTracker(PodTracker())
+
+    def change(self, node: NodeFacts, version: int) -> list[NodeChanged]:
+        return self.nodes.update(node, version)
+
+    def delete(self, node: NodeFacts, version: int) -> list[NodeChanged]:
+        return self.nodes.remove(node.name, version)
+
+
+def updater(leases: RedisLeases) -> LedgerUpdater:
+    clock, metrics, pods = FakeClock(), FakeMetrics(), FakePods()
+    lost_leases = LostLeases(leases, pods, metrics=metrics, clock=clock)
+    return LedgerUpdater(leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics)
+
+
+async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:
+    return {node.facts.name: node.facts for node in (await leases.snapshot()).nodes}
+
+
+async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_delivered_again(
+    url: str,
+) -> None:
+    """Row 1: a binder is killed after it removed the node and before it acknowledged that."""
+    node, watch = facts("a"), Watch()
+    async with (
+        nats_server() as nats,
+        Bus.connect(nats.url, name="watcher", creates_stream=True) as watcher,
+        Bus.connect(nats.url, name="binder") as bus,
+        ledger(url, {}) as leases,
+    ):
+        ledger_updates = updater(leases)
+        inbox = await bus.subscribe([NodeChanged], durable="save-nodes")
+        async with asyncio.timeout(LIMIT_S):
+            await watcher.publish(watch.change(node, 1))
+            await watcher.publish(watch.delete(node, 2))
+            gone = None
+            while gone is None:
+                for delivered in await inbox.batch():
+                    await ledger_updates.save_nodes(delivered.events)
+                    if delivered.events[0].deleted:
+                        gone = delivered
+                    else:
+                        await delivered.ack()
+            assert not await known_nodes(leases)
+
+            await watcher.publish(watch.change(node, 3))
+            [back] = await inbox.batch()
+            await ledger_updates.save_nodes(back.events)
+            await back.ack()
+            await gone.nak()
+            [again] = await inbox.batch()
+            assert again.events[0].deleted
+            assert again.attempts > 1
+            await ledger_updates.save_nodes(again.events)
+
+        assert set(await known_nodes(leases)) == {node.name}
+
+
+async def test_a_cordon_counts_whichever_watcher_published_before(url: str) -> None:
+    """Row 4: no clock of a watcher takes part, so that none can be ahead."""
+    node, one, other = facts("a"), Watch(), Watch()
+    cordoned = replace(node, unschedulable=True)
+    async with ledger(url, {}) as leases:
+        binder = updater(leases)
+        await binder.save_nodes(one.change(node, 1))
+
+        await binder.save_nodes(other.change(cordoned, 2))
+        late = one.nodes.resync()
+        await binder.save_nodes(late)
+
+        assert (await known_nodes(leases))[node.name].unschedulable
+        assert [event.revision.node for event in late] == [1]
+
+
+async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:
+    node, watch = facts("a"), Watch()
+    there, gone = watch.change(node, 1), watch.delete(node, 2)
+    back = watch.change(node, 3)
+    async with ledger(url, {}) as leases:
+        for batch in ([*there, *back, *gone], [*gone, *there]):
+            await updater(leases).save_nodes(batch)
+
+            assert set(await known_nodes(leases)) == {node.name}
+
+
+async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next_list(
+    url: str,
+) -> None:
+    """Row 1: events may be lost; the lists that follow compare the ledger with the cluster."""
+    kept, gone, watch, pods = facts("a"), facts("b"), Watch(), FakePods()
+    pods.nodes = {kept.name}
+    async with ledger(url, {}) as leases:
+        binder = updater(leases)
+        await binder.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
+        watch.delete(gone, 3)
+        watch.nodes.revision = 3
+        deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
+
+        await deleted_nodes.remove(watch.nodes.list_names())
+
+        assert set(await known_nodes(leases)) == {kept.name}
+
+
+async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> None:
+    new, watch, pods = facts("new"), Watch(), FakePods()
+    watch.nodes.revision = 5
+    [before] = watch.nodes.list_names()
+    async with ledger(url, {}) as leases:
+        deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
+        await updater(leases).save_nodes(watch.change(new, 6))
+
+        await deleted_nodes.remove([before])
+        assert set(await known_nodes(leases)) == {new.name}, "saved after the list"
+
+        pods.nodes = {new.name}
+        await deleted_nodes.remove([replace(before, revision=9)])
+        assert set(await known_nodes(leases)) == {new.name}, "the API server has it"

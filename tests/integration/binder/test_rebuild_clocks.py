@@ -1,0 +1,93 @@
+"""A rebuild and watchers whose clocks are off, on a real ledger."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+import pytest
+
+from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
+from services.binder.metrics import PrometheusMetrics
+from services.watcher.sources import OurPodLister
+from shared.kubernetes.client import KubernetesClient, Page
+from shared.ledger.rebuild_evidence import LedgerStaging
+from shared.model.clock import SystemClock
+from shared.model.events.event import Event
+from shared.model.events.pod_events import LedgerRebuilt, PodsListed, ResyncRequested
+from tests.support.placer.ledger import ledger
+
+HOUR_S = 3600.0
+TIMING = RebuildTiming(settle_s=0.01, poll_s=0.02, resync_every_s=0.2)
+
+
+class NoPods:
+    """An API server without pods."""
+
+    async def list_page(self, path: str, **_: object) -> Page:
+        return Page(items=())
+
+
+async def listing(*request_ids: str) -> list[PodsListed]:
+    kube = cast("KubernetesClient", NoPods())
+    return [chunk async for chunk in OurPodLister(kube, frozenset()).chunks(request_ids)]
+
+
+async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[None]]) -> bool:
+    """Lose the ledger; return whether it is rebuilt within 5 s from what `answer` stages."""
+    async with ledger(url, {}) as leases:
+        connection = leases._connection
+        async with LedgerStaging.connect(url, prefix=connection.prefix) as staging:
+
+            async def publish(events: Sequence[Event]) -> None:
+                for event in events:
+                    assert isinstance(event, ResyncRequested)
+                    await answer(staging, event.request_id)
+
+            await connection._redis.delete(f"{connection.prefix}ledger")
+            rebuilding = LedgerRebuild(
+                ledger=leases,
+                staging=staging,
+                publish=publish,
+                clock=SystemClock(),
+                metrics=PrometheusMetrics(),
+                bindings_in_flight=lambda: 0,
+                timing=TIMING,
+            )
+            try:
+                async with asyncio.timeout(5):
+                    return any(isinstance(each, LedgerRebuilt) for each in await rebuilding.step())
+            except TimeoutError:
+                return False
+
+
+@pytest.mark.parametrize("off_s", [-45.0, -HOUR_S, HOUR_S])
+async def test_the_clock_of_the_watcher_does_not_delay_a_rebuild(
+    url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
+) -> None:
+    """Row 8: a watcher's clock 45 s behind kept the ledger closed for 49 s."""
+    now = time.time
+
+    async def answer(staging: LedgerStaging, request_id: str) -> None:
+        with monkeypatch.context() as host:
+            host.setattr(time, "time", lambda: now() + off_s)
+            chunks = await listing(request_id)
+        for chunk in chunks:
+            await staging.save_chunk(chunk)
+
+    assert await rebuild(url, answer)
+
+
+async def test_a_list_that_began_before_the_request_does_not_count(url: str) -> None:
+    """A list that still was in the stream: a watcher's clock ahead let it pass for a new one."""
+    requests: list[str] = []
+
+    async def answer(staging: LedgerStaging, request_id: str) -> None:
+        requests.append(request_id)
+        for chunk in await listing("an-earlier-rebuild" if len(requests) < 3 else request_id):
+            await staging.save_chunk(chunk)
+
+    assert await rebuild(url, answer)
+
+    assert len(requests) == 3
+    assert len(set(requests)) == 1

@@ -1,0 +1,1 @@
+"""The campaign's proxies and clocks, on real sockets and processes."""

@@ -1,0 +1,235 @@
+"""The API server and its watcher: pods and nodes, Bindings that take long or fail, listings."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from services.binder.ports.observations import PodSnapshot
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.events.event import Event
+from shared.model.events.pod_events import (
+    BindingFailed,
+    BoundPod,
+    ListedPods,
+    NodeChanged,
+    PodQueued,
+    PodsListed,
+    PodTerminated,
+)
+from shared.model.lease_copy import ANNOTATION
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeRevision
+from shared.model.request import PodRequest
+from tests.model.virtual_time import ActorClock
+from tests.support.build import facts
+
+NAMESPACE = Namespace("default")
+TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod as the API server has it."""
+
+    uid: PodUid
+    name: str
+    request: PodRequest
+    created_at: float
+    node: NodeName | None = None
+    lease: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.phase in TERMINAL
+
+    @property
+    def is_pending(self) -> bool:
+        return self.node is None and not self.is_terminal and not self.deleting
+
+
+@dataclass(slots=True)
+class BindingCall:
+    """A Binding that the API server has not answered, whether or not its sender still lives."""
+
+    about: str
+    bind: Callable[[], None]
+    outcome: asyncio.Future[str] = field(default_factory=asyncio.Future)
+
+
+class ApiServer:
+    """Pods and nodes; each change is an event of the watcher's, on its way."""
+
+    def __init__(self, publish: Callable[[Sequence[Event]], None], clock: ActorClock) -> None:
+        self.publish = publish
+        self.clock = clock
+        self.pods: dict[str, Pod] = {}
+        self.nodes: set[NodeName] = set()
+        self.slow = False
+        """Bindings wait until the model answers them."""
+        self.calls: list[BindingCall] = []
+        self.resync_requests: dict[str, None] = {}
+        self._numbers = 0
+
+    # Users and kubelets
+
+    def create(self, name: str, request: PodRequest) -> Pod:
+        self._numbers += 1
+        pod = Pod(PodUid(f"{name}-{self._numbers}"), name, request, self.clock.now())
+        self.pods[name] = pod
+        self.publish([self._queued(pod)])
+        return pod
+
+    def delete(self, name: str, *, force: bool) -> None:
+        """Delete a pod: at once by force, or if no kubelet has it; else its kubelet ends it."""
+        pod = self.pods[name]
+        if force or pod.node is None or pod.is_terminal:
+            self.remove(pod)
+        else:
+            pod.deleting = True
+
+    def remove(self, pod: Pod) -> None:
+        del self.pods[pod.name]
+        if not pod.is_terminal:
+            self.publish([self._terminated(pod, "")])
+
+    def finish(self, pod: Pod, phase: str) -> None:
+        """Its kubelet reports that the pod's containers have ended, or never start."""
+        if self.find(pod.uid) is pod and not pod.is_terminal:
+            pod.phase = phase
+            self.publish([self._terminated(pod, phase)])
+
+    def finish_deleted(self, pod: Pod) -> None:
+        """Its kubelet has ended the deleted pod's containers: report that, and remove it."""
+        self.finish(pod, "Failed")
+        del self.pods[pod.name]
+
+    def find(self, uid: PodUid) -> Pod | None:
+        return next((pod for pod in self.pods.values() if pod.uid == uid), None)
+
+    def add_node(self, name: NodeName) -> None:
+        self.nodes.add(name)
+        self.publish([self._node_changed(name)])
+
+    def remove_node(self, name: NodeName) -> None:
+        self.nodes.discard(name)
+        self.publish([replace(self._node_changed(name), deleted=True)])
+
+    # The watcher
+
+    def list_pods(self) -> None:
+        """List the bound pods; the list may arrive much later."""
+        self._numbers += 1
+        bound = tuple(
+            BoundPod(pod=p.uid, namespace=NAMESPACE, name=p.name, node=p.node, lease=p.lease)
+            for p in self.pods.values()
+            if p.node is not None and not p.is_terminal
+        )
+        unbound = tuple(p.uid for p in self.pods.values() if p.node is None and not p.is_terminal)
+        self.publish(
+            [
+                PodsListed(
+                    listing_id=f"listing-{self._numbers}",
+                    chunk=0,
+                    chunks=1,
+                    pods=ListedPods(bound=bound, unbound=unbound),
+                    request_ids=tuple(self.resync_requests),
+                )
+            ]
+        )
+
+    def queue_again(self) -> None:
+        """Publish pending pods again, as the watcher does from time to time."""
+        self.publish(
+            [self._queued(pod, again=True) for pod in self.pods.values() if pod.is_pending]
+        )
+
+    def resync(self, request_id: str = "") -> None:
+        """Publish everything again, as on request."""
+        if request_id:
+            self.resync_requests[request_id] = None
+        self.publish([self._node_changed(name) for name in sorted(self.nodes)])
+        self.queue_again()
+        self.list_pods()
+
+    def requeue(self, failed: BindingFailed) -> None:
+        pod = self.find(failed.pod)
+        if pod is not None and pod.is_pending:
+            self.publish([self._queued(pod, again=True)])
+
+    # Binders
+
+    async def bind_pod(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        **_: Any,
+    ) -> None:
+        if not self.slow:
+            self._bind(name, uid, node, annotations)
+            return
+        call = BindingCall(f"{uid} to {node}", lambda: self._bind(name, uid, node, annotations))
+        self.calls.append(call)
+        if await call.outcome != "done":
+            raise UnavailableError("the API server did not answer")
+
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        pod = self.pods.get(name)
+        if pod is None:
+            return None
+        return PodSnapshot(pod.uid, pod.node, deleting=pod.deleting, terminal=pod.is_terminal)
+
+    def answer(self, number: int, outcome: str) -> None:
+        """Answer a Binding: it is `done`, `done, reply lost`, or `lost`."""
+        call = self.calls.pop(number)
+        try:
+            if outcome != "lost":
+                call.bind()
+        except (RequestError, ConflictError) as error:
+            if not call.outcome.done():
+                call.outcome.set_exception(error)
+        else:
+            if not call.outcome.done():
+                call.outcome.set_result(outcome)
+
+    def answer_all(self) -> None:
+        """Carry out all Bindings, and be fast again."""
+        self.slow = False
+        while self.calls:
+            self.answer(0, "done")
+
+    def _bind(self, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        pod = self.pods.get(name)
+        if pod is None:
+            raise RequestError(f"pod {name} is not found")
+        if pod.uid != uid or not pod.is_pending:
+            raise ConflictError(f"pod {name} is bound, being deleted, or another one")
+        pod.node, pod.lease = NodeName(node), annotations[ANNOTATION]
+
+    # Events
+
+    def _queued(self, pod: Pod, *, again: bool = False) -> PodQueued:
+        self._numbers += 1
+        return PodQueued(
+            pod=pod.uid,
+            namespace=NAMESPACE,
+            name=pod.name,
+            resource_version="1",
+            request=pod.request,
+            created_at=pod.created_at,
+            requeue_number=-self._numbers if again else 0,
+        )
+
+    def _terminated(self, pod: Pod, phase: str) -> PodTerminated:
+        return PodTerminated(
+            pod=pod.uid, namespace=NAMESPACE, name=pod.name, node=pod.node, phase=phase
+        )
+
+    def _node_changed(self, name: NodeName) -> NodeChanged:
+        self._numbers += 1
+        return NodeChanged(node=facts(name), revision=NodeRevision(self._numbers))

@@ -1,0 +1,227 @@
+"""Judges a run by its own sums: of what containers were given, and of the ledger's bytes.
+
+Each check is named by the invariant of docs/architecture.md that it watches.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shared.model.names import NodeName, PodUid
+from tests.model.api_server import Pod
+from tests.model.node import KubeletRecord, Node
+from tests.model.raw_ledger import RESERVED, RawLedger, decode
+from tests.model.virtual_time import EPOCH_S
+from tests.model.world import DEVICE_MIB, SLOTS, World
+
+ALL_CORES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a container was given, read from its environment."""
+
+    pod: str
+    device: str
+    memory_mib: int
+    cores_percent: int
+
+
+class Judge:
+    """Looks at a world after each step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.fences: dict[tuple[str, str], tuple[int, str]] = {}
+        """Of each slot of each node's agent: the newest fence given out, and its pod."""
+        self.calls = -1
+        self.gang_leases: dict[str, set[str]] = {}
+        self.read_ledger()
+
+    def read_ledger(self) -> RawLedger:
+        """Read the ledger anew, unless no call has reached it since."""
+        if self.calls != self.world.server.calls:
+            self.ledger = decode(self.world.server.raw())
+            self.calls = self.world.server.calls
+        return self.ledger
+
+    def look(self) -> None:
+        """Check what must hold at every moment."""
+        self.read_ledger()
+        for problem in (*self._over_given(), *self._over_leased(), *self._ended_early()):
+            self.world.fail(problem)
+        self.check_gangs()
+
+    def check_given(self, node: NodeName, record: KubeletRecord) -> None:
+        """Check a container that was just given devices, before it starts."""
+        given, lease = _given(record), self.read_ledger().leases.get(record.pod.uid)
+        entry = _checkpointed(self.world.nodes[node], given.pod)
+        if entry is None:
+            self.world.fail(f"S9: what {given.pod} was given is not in the checkpoint of {node}")
+        else:
+            self._check_fence(node, given.pod, entry)
+        if self.world.lost_redis:
+            return
+        if lease is None or lease.node != node:
+            self.world.fail(f"S3: {given.pod} is given devices on {node} without a lease there")
+        elif [(s.device, s.memory_mib, s.cores_percent) for s in lease.shares] != [
+            (given.device, given.memory_mib, given.cores_percent)
+        ]:
+            self.world.fail(f"S7: {given} differs from its lease {lease}")
+
+    def forget_fences(self, node: NodeName) -> None:
+        """Forget what an agent honoured: its checkpoint is lost."""
+        self.fences = {key: value for key, value in self.fences.items() if key[0] != node}
+
+    def _check_fence(self, node: NodeName, pod: str, entry: dict[str, object]) -> None:
+        key = (str(node), f"{entry['device']}/{entry['slot']}")
+        newest, holder = self.fences.get(key, (0, ""))
+        fence = int(str(entry["fence"]))
+        if fence < newest and holder != pod:
+            self.world.fail(f"S4: {pod} gets {key} with fence {fence}, {holder} had {newest}")
+        self.fences[key] = max((newest, holder), (fence, pod))
+
+    def _over_given(self) -> Iterator[str]:
+        """S1, S9: no agent gives out more of a device than there is. S2: no container twice."""
+        running = [(node, _given(record)) for node, record in _running(self.world)]
+        yield from _excess("S1: containers were given", (given for _, given in running))
+        places = Counter(given.pod for _, given in running)
+        yield from (f"S2: {pod} runs {n} times" for pod, n in places.items() if n > 1)
+
+    def _over_leased(self) -> Iterator[str]:
+        """S1 of the ledger, and O2: its totals are the sums of its leases."""
+        if not self.ledger.ready:
+            return
+        leased = [
+            Given(lease.pod, share.device, share.memory_mib, share.cores_percent)
+            for lease in self.ledger.leases.values()
+            for share in lease.shares
+        ]
+        yield from _excess("S1: leases take", leased)
+        for uuid, device in self.ledger.devices.items():
+            here = [each for each in leased if each.device == uuid]
+            counted = (device.memory_used, device.cores_used, device.share_count)
+            summed = (
+                sum(each.memory_mib for each in here),
+                sum(each.cores_percent for each in here),
+                len(here),
+            )
+            if counted != summed:
+                yield f"O2: totals of {uuid} are {counted}, and its leases add up to {summed}"
+
+    def _ended_early(self) -> Iterator[str]:
+        """S8: while a pod may run, its lease does not end."""
+        if self.world.lost_redis or not self.ledger.ready:
+            return
+        for node, record in _running(self.world):
+            if record.pod.uid not in self.ledger.leases and not node.was_silent:
+                yield f"S8: {record.pod.uid} runs on {node.name}, and its lease has ended"
+
+    def check_gangs(self) -> None:
+        """P5: when a gang reserves, as many as it needs hold leases, the gone not counted."""
+        held: dict[str, set[str]] = {}
+        for lease in self.read_ledger().leases.values():
+            if lease.gang:
+                held.setdefault(lease.gang, set()).add(lease.pod)
+        for gang, pods in held.items():
+            known = self.gang_leases.get(gang, set())
+            present = {pod for pod in pods if pod not in self.world.told_gone}
+            needed = int(gang.rpartition("-")[2])
+            if not known and len(present) < needed and not self.world.lost_redis:
+                self.world.fail(
+                    f"P5: {gang} begins with {sorted(pods)}, of which only {sorted(present)} exist"
+                )
+        self.gang_leases = held
+
+    # When everything works again
+
+    def open_ends(self) -> list[str]:
+        """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
+        world, ledger = self.world, self.read_ledger()
+        if not ledger.ready:
+            return ["P6: the ledger is not ready"]
+        pods = {pod.uid: pod for pod in world.api.pods.values()}
+        running = {record.pod.uid: _given(record) for _, record in _running(world)}
+        found = [f"P6: {pod} has no lease as given" for pod in _unleased(running, ledger)]
+        for lease in ledger.leases.values():
+            pod = pods.get(lease.pod)  # type: ignore[call-overload]
+            if (pod is None or pod.is_terminal) and lease.pod not in running:
+                found.append(f"P2: the lease of {lease.pod} outlives its pod")
+            if lease.state == RESERVED and lease.expires_at <= EPOCH_S + world.loop.now_s - 30:
+                found.append(f"P2: the reservation of {lease.pod} outlives its time")
+        pending = {pod.uid for pod in pods.values() if pod.is_pending}
+        found += [f"P2: {pod} waits in the ledger, and is gone" for pod in ledger.waiting - pending]
+        found += [
+            f"S3: {pod.uid} is bound, and has no lease"
+            for pod in pods.values()
+            if pod.node and not pod.is_terminal and pod.uid not in ledger.leases
+        ]
+        found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
+        if ledger.nodes != world.api.nodes:
+            found.append(f"P7: the ledger has nodes {sorted(ledger.nodes)}")
+        return found
+
+    def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
+        """P1, P4: a pending pod has a lease or waits, and waits only while it fits nowhere."""
+        if not pod.is_pending or pod.uid in ledger.leases:
+            return
+        if pod.uid not in ledger.waiting:
+            yield f"P1: {pod.uid} is pending, and has neither lease nor verdict"
+        elif pod.request.gang is None:
+            needed = pod.request.containers[0].memory_units or 0
+            yield from (
+                f"P4: {pod.uid} waits, and fits on {uuid}"
+                for uuid, device in ledger.devices.items()
+                if device.status == 1
+                and device.node in ledger.nodes
+                and device.memory_used + needed <= device.memory_mib
+                and device.share_count < device.slots
+            )
+
+
+def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
+    for node in world.nodes.values():
+        for record in node.kubelet.records.values():
+            if record.given is not None:
+                yield node, record
+
+
+def _unleased(running: Mapping[PodUid, Given], ledger: RawLedger) -> Iterator[str]:
+    for pod, given in running.items():
+        lease = ledger.leases.get(pod)
+        if lease is None or (given.device, given.memory_mib) not in {
+            (share.device, share.memory_mib) for share in lease.shares
+        }:
+            yield pod
+
+
+def _excess(what: str, parts: Iterable[Given]) -> Iterator[str]:
+    by_device: dict[str, list[Given]] = {}
+    for part in parts:
+        by_device.setdefault(part.device, []).append(part)
+    for device, here in by_device.items():
+        memory, cores = (sum(p.memory_mib for p in here), sum(p.cores_percent for p in here))
+        if memory > DEVICE_MIB or cores > ALL_CORES or len(here) > SLOTS:
+            holders = ", ".join(f"{part.pod} {part.memory_mib} MiB" for part in here)
+            yield f"{what} {memory} of {DEVICE_MIB} MiB of {device}: {holders}"
+
+
+def _given(record: KubeletRecord) -> Given:
+    environment = record.given or {}
+    return Given(
+        pod=record.pod.uid,
+        device=environment["NVIDIA_VISIBLE_DEVICES"],
+        memory_mib=int(environment["CUDA_DEVICE_MEMORY_LIMIT_0"].removesuffix("m")),
+        cores_percent=int(environment["CUDA_DEVICE_SM_LIMIT"]),
+    )
+
+
+def _checkpointed(node: Node, pod: str) -> dict[str, object] | None:
+    """Return the share that the checkpoint file has of a pod."""
+    content = json.loads((node.folder / f"{node.name}.json").read_bytes())
+    for entry in content["entries"]:
+        if entry["allocation"]["pod"] == pod:
+            share: dict[str, object] = entry["allocation"]["lease"]["shares"][0]
+            return share
+    return None

@@ -1,0 +1,93 @@
+"""The ledger's bytes, decoded without any of the product's code; pure.
+
+The layouts are those of `L_*` and `D_*` in `shared/ledger/scripts/common/state.lua`.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+RESERVED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RawShare:
+    """What a lease takes of a device."""
+
+    device: str
+    memory_mib: int
+    cores_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawLease:
+    """A live lease."""
+
+    pod: str
+    node: str
+    gang: str
+    state: int
+    expires_at: float
+    shares: tuple[RawShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawDevice:
+    """A device with what is counted as taken."""
+
+    node: str
+    memory_mib: int
+    slots: int
+    status: int
+    memory_used: int
+    cores_used: int
+    share_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawLedger:
+    """Everything that the judge reads."""
+
+    ready: bool
+    leases: Mapping[str, RawLease]
+    devices: Mapping[str, RawDevice]
+    nodes: frozenset[str]
+    """Those that the API server had when they were last written."""
+    waiting: frozenset[str]
+
+
+def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
+    leases = {pod.decode(): _lease(value) for pod, value in raw["leases"].items()}
+    return RawLedger(
+        ready=raw["ledger"].get(b"ready") == b"1",
+        leases=leases,
+        devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
+        nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _known(value)),
+        waiting=frozenset(pod.decode() for pod in raw["waiting"]),
+    )
+
+
+def _lease(value: bytes) -> RawLease:
+    state, _, _, _, expires_at, count, _ = struct.unpack_from("<BddddHH", value)
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(value[37 + 12 * count :])
+    _, _, pod, gang, *_ = unpacker.unpack()
+    node, first, *others = unpacker.unpack()
+    rows = others[1] if first is False else [[first, *others]]
+    shares = tuple(RawShare(row[0], row[1], row[2]) for row in rows)
+    return RawLease(pod, node, gang, state, expires_at, shares)
+
+
+def _device(value: bytes) -> RawDevice:
+    memory, slots, status, _, used, cores, shares, _, _, _, length = struct.unpack_from(
+        "<IIBIIIIdBBB", value
+    )
+    at = struct.calcsize("<IIBIIIIdBBB") + length
+    node = value[at + 1 : at + 1 + value[at]].decode()
+    return RawDevice(node, memory, slots, status, used, cores, shares)
+
+
+def _known(value: bytes) -> bool:
+    return bool(struct.unpack_from("<Bdb", value)[2] == 1)

@@ -1,0 +1,196 @@
+"""Binders and placers: the product's services over a link, as many lives as the model wants."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from services.binder.ports.kubernetes import BinderPods
+from services.binder.ports.nats import NodeAgents
+from services.binder.service import Binder
+from services.binder.wiring import BinderPorts, build_binder
+from services.placer.service import Placer
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.event import Event
+from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.events.pod_events import (
+    NodeChanged,
+    PlacementChosen,
+    PodQueued,
+    PodsListed,
+    PodTerminated,
+)
+from tests.model.redis_links import Link, LinkedConnection, RedisServer
+from tests.model.virtual_time import ActorClock, VirtualLoop
+from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
+from tests.support.build import dice
+from tests.support.placer.placers import NoPlacerMetrics
+
+TTL_S = 30.0
+"""How long a reservation waits for its binder."""
+Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event]]]
+Publish = Callable[[Sequence[Event]], None]
+
+
+class Observer(Protocol):
+    """What the services report to the model."""
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Put events into the bag."""
+        ...
+
+    def fail(self, what: str) -> None:
+        """Note what must not happen."""
+        ...
+
+
+class Service:
+    """One replica: its link, its clock, its tasks."""
+
+    def __init__(self, name: str, server: RedisServer, loop: VirtualLoop, world: Observer) -> None:
+        self.name = name
+        self.server = server
+        self.loop = loop
+        self.world = world
+        self.clock = ActorClock(loop)
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.link = Link(server)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self.loop.create_task(work)
+        self.tasks[task] = None
+        task.add_done_callback(self.tasks.pop)
+        return task
+
+    def stop(self) -> None:
+        """Kill it: its calls in flight have no sender any more."""
+        for task in list(self.tasks):
+            task.cancel()
+        self.loop.settle()
+
+    async def attempt(self, work: Awaitable[Any]) -> Any:
+        """Do one round of a loop; what is not available now is tried again by the next round."""
+        try:
+            return await work
+        except (UnavailableError, ConflictError):
+            return None
+        except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
+            self.world.fail(f"{self.name} raises {error!r}")
+            return None
+
+
+class BinderReplica(Service):
+    """A binder whose loops run when the model says so."""
+
+    def __init__(
+        self,
+        name: str,
+        server: RedisServer,
+        loop: VirtualLoop,
+        world: Observer,
+        *,
+        pods: object,
+        agents: object,
+    ) -> None:
+        super().__init__(name, server, loop, world)
+        self.pods = cast(BinderPods, pods)
+        self.agents = cast(NodeAgents, agents)
+        self.start()
+
+    def start(self) -> None:
+        self.link = Link(self.server)
+        connection = LinkedConnection(self.link)
+        self.binder: Binder = build_binder(
+            BinderPorts(
+                ledger=RedisLeases(connection),
+                staging=LedgerStaging(LinkedConnection(self.link)),
+                gated_pods=FakeGates(),
+                pods=self.pods,
+                agents=self.agents,
+                publish=self._publish,
+                metrics=FakeMetrics(),
+                clock=self.clock,
+                host_clock=self.clock,
+            ),
+            lambda _: NoPreemptor(),
+            concurrency=4,
+        )
+        self.running: dict[str, asyncio.Task[Any]] = {}
+        self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "expire": self._expire,
+            "offer": self._offer,
+            "end vanished": self._end_vanished,
+            "cordon": self.binder.binding.cordons.step,
+            "rebuild": self._rebuild,
+        }
+        self.spawn(self.binder.send_bindings())
+
+    @property
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        binder = self.binder
+        return {
+            PlacementChosen: binder.bind_pods,
+            NodeChanged: binder.save_nodes,
+            DeviceReported: binder.save_devices,
+            ShareActivated: binder.activate_shares,
+            ShareRefused: binder.release_refused,
+            PodTerminated: binder.end_leases,
+            PodsListed: binder.reconcile_listing,
+        }
+
+    def run_loops(self) -> None:
+        """Run one round of each loop whose last round has ended."""
+        for name, round_of in self.rounds.items():
+            if name not in self.running or self.running[name].done():
+                self.running[name] = self.spawn(self.attempt(round_of()))
+
+    async def _publish(self, events: Sequence[Event]) -> None:
+        self.world.publish(events)
+
+    async def _expire(self) -> None:
+        self.world.publish(await self.binder.sync.sweeper.expire())
+
+    async def _offer(self) -> None:
+        self.world.publish(await self.binder.sync.sweeper.offer())
+
+    async def _end_vanished(self) -> None:
+        self.world.publish(await self.binder.sync.updater.end_confirmed())
+
+    async def _rebuild(self) -> None:
+        events = await self.binder.sync.rebuild.step()
+        if events:
+            self.binder.sync.updater.reset()
+            self.world.publish(events)
+            self.binder.sync.rebuild.mark_published()
+
+
+class PlacerReplica(Service):
+    """A placer that reads the ledger's feed when the model says so."""
+
+    def __init__(
+        self, name: str, server: RedisServer, loop: VirtualLoop, world: Observer, *, seed: int
+    ) -> None:
+        super().__init__(name, server, loop, world)
+        self.seed = seed
+        self.start()
+
+    def start(self) -> None:
+        self.link = Link(self.server)
+        self.placer = Placer(
+            RedisLeases(LinkedConnection(self.link)),
+            self.clock,
+            NoPlacerMetrics(),
+            dice(self.seed),
+            ttl_s=TTL_S,
+        )
+        self.spawn(self._follow())
+
+    @property
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {PodQueued: self.placer.place_pods}
+
+    async def _follow(self) -> None:
+        while True:
+            await self.attempt(self.placer.follow_ledger())
+            await self.clock.sleep(1.0)

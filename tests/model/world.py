@@ -1,0 +1,312 @@
+"""The cluster of the model: two placers, two binders, two nodes, and the bag of messages."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.binder.ports.nats import NoReply
+from shared.ledger.leases import RedisLeases
+from shared.model.device import Device
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.events.event import Event
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    LedgerRebuilt,
+    NodeChanged,
+    PodQueued,
+    PodTerminated,
+    ResyncRequested,
+)
+from shared.model.events.request_reply import BindReply, LeasesReply, LeasesRequest
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from tests.model.api_server import ApiServer
+from tests.model.node import KubeletRecord, Node
+from tests.model.redis_links import Link, LinkedConnection, RedisServer
+from tests.model.services import BinderReplica, PlacerReplica, Service
+from tests.model.virtual_time import EPOCH_S, ActorClock, VirtualLoop
+from tests.support.build import device
+
+NODES = (NodeName("a"), NodeName("b"))
+DEVICE_MIB = 100
+SLOTS = 4
+FLOW_LIMIT = 150
+"""Messages that one flow delivers: two services may answer each other for ever."""
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """An event on its way to one kind of service, or to one node's agent."""
+
+    event: Event
+    to: str
+    """`binder`, `placer`, `watcher`, or `agent NODE`."""
+
+    def __str__(self) -> str:
+        event: Any = self.event
+        about = getattr(event, "pod", None) or getattr(event, "node", None) or ""
+        lease = getattr(event, "lease", None)
+        if lease is not None:
+            about = f"{lease.pod} on {lease.node}, {lease.state} v{lease.version}"
+        about = about if isinstance(about, str) else about.name
+        return f"{type(event).__name__}({about})"
+
+
+class World:
+    """All actors; nothing in it moves by itself."""
+
+    def __init__(self, server: RedisServer, folder: Path, note: Callable[[str], None]) -> None:
+        self.server = server
+        self.loop = VirtualLoop()
+        self.note = note
+        self.failures: list[str] = []
+        self.bag: list[Message] = []
+        self.told_gone: set[PodUid] = set()
+        """Pods of which a binder has handled that they are gone, since the ledger was whole."""
+        self.lost_redis = False
+        self.watcher_clock = ActorClock(self.loop)
+        self.api = ApiServer(self.publish, self.watcher_clock)
+        self.binders = [
+            BinderReplica(f"binder {n}", server, self.loop, self, pods=self.api, agents=self)
+            for n in range(2)
+        ]
+        self.placers = [
+            PlacerReplica(f"placer {n}", server, self.loop, self, seed=n) for n in range(2)
+        ]
+        self.nodes = {
+            name: Node(
+                name=name,
+                api=self.api,
+                clock=ActorClock(self.loop),
+                requester=_Requester(self, name),
+                folder=folder,
+                devices=[_device(name, number) for number in range(2 - index)],
+                note=self.note,
+                publish=self.publish,
+                on_given=self.on_given,
+            )
+            for index, name in enumerate(NODES)
+        }
+        self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
+        self.check_gangs: Callable[[], None] = lambda: None
+        self.rounds = 0
+        self.is_held_back: Callable[[Message], bool] = lambda _: False
+        """Whether a message must not be delivered yet."""
+        self.handled: list[Message] = []
+        """Messages that services are handling."""
+        self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
+        self._begin()
+
+    @property
+    def services(self) -> list[Service]:
+        return [*self.binders, *self.placers]
+
+    def _begin(self) -> None:
+        self.server.reset()
+        for node in self.nodes.values():
+            (node.folder / f"{node.name}.json").unlink(missing_ok=True)
+            self.loop.run_until_complete(node.start_agent())
+            self.api.add_node(node.name)
+            node.report()
+        leases = RedisLeases(LinkedConnection(Link(self.server)))
+        token = self.loop.run_until_complete(leases.begin_rebuild(now=EPOCH_S))
+        self.loop.run_until_complete(leases.finish_rebuild(token or ""))
+        self.flow()
+        self.loop.advance(0.3)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.stop_agent()
+        for service in self.services:
+            service.stop()
+        self.loop.close()
+
+    # The bag
+
+    def publish(self, events: Sequence[Event]) -> None:
+        for event in events:
+            for to in self._recipients(event):
+                self.bag.append(Message(event, to))
+
+    def _recipients(self, event: Event) -> list[str]:
+        found = []
+        if any(type(event) in binder.handlers for binder in self.binders[:1]):
+            found.append("binder")
+        if any(type(event) in placer.handlers for placer in self.placers[:1]):
+            found.append("placer")
+        if isinstance(event, BindingFailed | ResyncRequested | LedgerRebuilt):
+            found.append("watcher")
+        if isinstance(event, LeaseChanged):
+            found.append(f"agent {event.lease.node}")
+        if isinstance(event, ResyncRequested):
+            found += [f"agent {name}" for name in NODES]
+        return found
+
+    def deliver(self, message: Message, replica: int = 0, *, stale: bool = False) -> None:
+        """Deliver a message that is in the bag; a consumer that cannot take it puts it back.
+
+        A `stale` placer has not read the ledger's feed since.
+        """
+        self.bag.remove(message)
+        if message.to == "binder":
+            self._hand_over(self.binders[replica], message)
+        elif message.to == "placer":
+            placer = self.placers[replica]
+            if not stale:
+                placer.link.feed_wanted.set()
+                self.loop.settle()
+            self._hand_over(placer, message)
+        elif message.to == "watcher":
+            self._tell_watcher(message.event)
+        else:
+            self._tell_agent(self.nodes[NodeName(message.to.removeprefix("agent "))], message)
+        self.loop.settle()
+
+    def _tell_watcher(self, event: Event) -> None:
+        if isinstance(event, BindingFailed):
+            self.api.requeue(event)
+        else:
+            self.api.resync(event.request_id if isinstance(event, ResyncRequested) else "")
+
+    def _tell_agent(self, node: Node, message: Message) -> None:
+        event = message.event
+        if isinstance(event, LeaseChanged):
+            node.agent.observe(event)
+        elif isinstance(event, ResyncRequested):
+            node.report()
+            self.sync_agent(node)
+
+    def _hand_over(self, service: BinderReplica | PlacerReplica, message: Message) -> None:
+        service.spawn(self._handle(service, message))
+
+    async def _handle(self, service: BinderReplica | PlacerReplica, message: Message) -> None:
+        kind = type(message.event)
+        lock = self.locks.setdefault((service, kind), asyncio.Lock())
+        self.handled.append(message)
+        try:
+            async with lock:
+                events = await service.handlers[kind]([message.event])
+        except RequestError as error:
+            self.note(f"{service.name} gives {message} up: {error}")
+        except (UnavailableError, ConflictError, asyncio.CancelledError):
+            at = 0 if kind is NodeChanged else len(self.bag)
+            self.bag.insert(at, message)
+        except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
+            self.fail(f"{service.name} raises {error!r} on {message}")
+        else:
+            if isinstance(message.event, PodTerminated):
+                self.told_gone.add(message.event.pod)
+            if isinstance(message.event, PodQueued):
+                self.check_gangs()
+            self.publish(events)
+        finally:
+            self.handled.remove(message)
+
+    def flow(self) -> None:
+        """Deliver all messages in order, and let API server and kubelets work, until it is calm."""
+        self.loop.advance(0.05)
+        tried: set[Message] = set()
+        for _ in range(FLOW_LIMIT):
+            ready = [each for each in self.bag if each not in tried and not self.is_held_back(each)]
+            if not ready:
+                before = len(self.bag)
+                self.sync_kubelets()
+                self.loop.advance(0.02)
+                if len(self.bag) == before:
+                    return
+                continue
+            tried.add(ready[0])
+            self.deliver(ready[0], replica=len(tried) % 2)
+
+    # Actors
+
+    def sync_kubelets(self) -> None:
+        for node in self.nodes.values():
+            node.kubelet.sync()
+        self.loop.settle()
+
+    def sync_agent(self, node: Node) -> None:
+        service = self.binders[0]
+        node.tasks.append(service.loop.create_task(service.attempt(node.agent.sync())))
+
+    def clean_up_agent(self, node: Node) -> None:
+        service = self.binders[0]
+        work = service.attempt(node.agent.reconciler.remove_ended(node.snapshot()))
+        node.tasks.append(service.loop.create_task(work))
+
+    def restart(self, service: BinderReplica | PlacerReplica) -> None:
+        service.stop()
+        service.start()
+        if isinstance(service, BinderReplica):
+            self.publish([ResyncRequested(reason="a binder has started")])
+        self.loop.settle()
+
+    def work(self) -> None:
+        """Let 3 s pass in which every loop runs, and deliver what is on its way."""
+        self.rounds += 1
+        for node in self.nodes.values():
+            node.report()
+            if self.rounds % 5 == 1:
+                self.sync_agent(node)
+            self.clean_up_agent(node)
+        if self.rounds % 5 == 2:
+            self.api.list_pods()
+            self.api.queue_again()
+        for binder in self.binders:
+            binder.run_loops()
+        self.loop.advance(1.0)
+        self.flow()
+        self.loop.advance(2.0)
+
+    def fail(self, what: str) -> None:
+        self.note(what)
+        self.failures.append(what)
+
+    def on_given(self, node: NodeName, record: KubeletRecord) -> None:
+        given = record.given or {}
+        what = [given.get(key) for key in ("CUDA_DEVICE_MEMORY_LIMIT_0", "NVIDIA_VISIBLE_DEVICES")]
+        self.note(f"agent {node} gives {record.pod.uid} {what[0]} of {what[1]}")
+        self.check_given(node, record)
+
+    # What binders request of agents
+
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
+        machine = self.nodes[node]
+        if machine.silent:
+            return NoReply(reason="no reply", has_responder=True)
+        return machine.agent.admit_binds(leases)
+
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        machine = self.nodes[node]
+        if machine.silent:
+            raise UnavailableError("no reply")
+        return set(await machine.agent.resolver.terminated(frozenset(pods)))
+
+
+class _Requester:
+    """Requests of an agent to any binder."""
+
+    def __init__(self, world: World, node: NodeName) -> None:
+        self.world = world
+        self.node = node
+
+    async def request(
+        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+    ) -> LeasesReply:
+        if self.world.nodes[self.node].silent:
+            raise UnavailableError("no reply")
+        usable = [each for each in self.world.binders if not each.link.delayed]
+        for binder in usable or self.world.binders:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await binder.binder.list_leases(question)
+            except TimeoutError as error:
+                raise UnavailableError("no reply in time") from error
+        raise UnavailableError("no binder runs")
+
+
+def _device(node: NodeName, number: int) -> Device:
+    return device(f"GPU-{node}-{number}", number, memory_mib=DEVICE_MIB, slots=SLOTS)

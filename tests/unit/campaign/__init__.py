@@ -1,0 +1,1 @@
+"""The campaign's schedule, readers and judge."""

@@ -1,0 +1,166 @@
+"""What the judge reads from Redis, containers, checkpoints and the API server."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from shared.ledger.rows.lease_rows import encode_lease
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from tests.campaign.api_objects import seen_node, seen_pod
+from tests.campaign.containers import checkpoint_grants, grants_of
+from tests.campaign.observations import Grant, RawLease, RawShare
+from tests.campaign.raw_ledger import decode_charges, decode_lease
+from tests.campaign.workload import DEVICE_MIB, PodPlan, Want, manifest
+
+
+def share(device: str, slot: int | None, fence: int) -> Share:
+    return Share(
+        container="main",
+        device=DeviceUuid(device),
+        index=0,
+        memory_mib=1000,
+        cores_percent=20,
+        slot=slot,
+        fence=fence,
+    )
+
+
+def stored(*shares: Share) -> Lease:
+    return Lease(
+        pod=PodUid("a"),
+        namespace=Namespace("default"),
+        name="pod-a",
+        node=NodeName("node-0"),
+        shares=shares,
+        dialect="nvidia",
+        state=LeaseState.BOUND,
+        version=7,
+        created_at=5.0,
+        expires_at=9.0,
+    )
+
+
+def raw(*shares: tuple[str, int, int]) -> RawLease:
+    return RawLease(
+        pod="a",
+        node="node-0",
+        state="bound",
+        version=7,
+        created_at=5.0,
+        expires_at=9.0,
+        shares=tuple(
+            RawShare(container="main", device=device, mib=1000, cores=20, slot=slot, fence=fence)
+            for device, slot, fence in shares
+        ),
+    )
+
+
+def test_a_stored_lease_of_one_share_is_decoded() -> None:
+    value = encode_lease(stored(share("gpu-0", 3, 11)))
+
+    assert decode_lease("a", value) == raw(("gpu-0", 3, 11))
+
+
+def test_a_stored_lease_of_two_shares_is_decoded() -> None:
+    value = encode_lease(stored(share("gpu-0", 3, 11), share("gpu-1", None, 12)))
+
+    assert decode_lease("a", value) == raw(("gpu-0", 3, 11), ("gpu-1", -1, 12))
+
+
+def test_charges_are_decoded() -> None:
+    entry = {"window": "w", "kind": "charge", "units": 50, "lease": "a/1", "weight": 10}
+    text = json.dumps(entry | {"from_ms": 5, "to_ms": 10}).encode()
+
+    [charge] = decode_charges([(b"1-0", {b"e": text})])
+
+    assert (charge.start_ms, charge.end_ms, charge.weight, charge.units) == (5, 10, 10, 50)
+
+
+def container(started_at: float = 1.0, phase: str = "running", **env: str) -> dict[str, Any]:
+    main = {"phase": phase, "started_at": started_at, "env": env}
+    return {"uid": "a", "containers": {"main": main}}
+
+
+def read(state: dict[str, Any]) -> list[Grant]:
+    return list(grants_of(state, "node-0", {0: "gpu-0", 1: "gpu-1"}, at=2.0))
+
+
+def given(device: str, mib: int, cores: int, *, exclusive: bool = False) -> Grant:
+    return Grant(pod="a", node="node-0", device=device, mib=mib, cores=cores, exclusive=exclusive)
+
+
+def test_the_limits_of_each_vocabulary_are_read() -> None:
+    per_device = container(
+        NVIDIA_VISIBLE_DEVICES="gpu-1,gpu-0",
+        CUDA_DEVICE_MEMORY_LIMIT_0="500m",
+        CUDA_DEVICE_MEMORY_LIMIT_1="600m",
+        CUDA_DEVICE_SM_LIMIT="30",
+    )
+    in_bytes = container(NVIDIA_VISIBLE_DEVICES="gpu-0", CUDA_DEVICE_MEMORY_LIMIT="4294967296")
+    by_index = container(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="2000")
+    whole = container(NVIDIA_VISIBLE_DEVICES="gpu-0")
+
+    assert read(per_device) == [given("gpu-1", 500, 30), given("gpu-0", 600, 30)]
+    assert read(in_bytes) == [given("gpu-0", 4096, 0)]
+    assert read(by_index) == [given("gpu-1", 2000, 0)]
+    assert read(whole) == [given("gpu-0", DEVICE_MIB, 100, exclusive=True)]
+
+
+def test_a_container_that_does_not_run_at_the_time_has_nothing() -> None:
+    device: dict[str, Any] = {"NVIDIA_VISIBLE_DEVICES": "gpu-0"}
+
+    assert read(container(started_at=3.0, **device)) == []
+    assert read(container(phase="terminated", **device)) == []
+    assert read(container(NVIDIA_VISIBLE_DEVICES="none")) == []
+
+
+def test_a_checkpoint_is_read_by_container() -> None:
+    lease = msgspec.to_builtins(stored(share("gpu-0", 3, 11)))
+    allocation = {"pod": "a", "container": "main", "lease": lease, "activated_at": 4.0}
+
+    [found] = checkpoint_grants({"node": "node-0", "entries": [{"allocation": allocation}]})
+    none = checkpoint_grants(
+        {"node": "node-0", "entries": [{"allocation": allocation | {"container": "other"}}]}
+    )
+
+    assert (found.pod, found.device, found.slot, found.fence) == ("a", "gpu-0", 3, 11)
+    assert list(none) == []
+
+
+PLAN = PodPlan(name="p", vocabulary="hami", want=Want(2, 1000, 5), gang="g", gang_min=3)
+
+
+def api_pod(**status: Any) -> dict[str, Any]:
+    pod = manifest(PLAN)
+    pod["metadata"] |= {"uid": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return pod | {"status": status}
+
+
+def test_a_pod_of_the_campaign_is_seen_with_what_it_requests() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "r", "message": "m"}
+
+    seen = seen_pod(api_pod(phase="Pending", conditions=[condition]))
+
+    assert seen is not None
+    assert (seen.want, seen.gang, seen.gang_min) == (PLAN.want, "g", 3)
+    assert (seen.reason, seen.message, seen.forged, seen.runs) == ("r", "m", False, False)
+
+
+def test_a_pod_of_another_user_is_ignored() -> None:
+    pod = api_pod()
+    pod["metadata"]["annotations"] = {}
+
+    assert seen_pod(pod) is None
+
+
+def test_a_node_is_ready_and_cordoned_as_its_object_states() -> None:
+    node = {
+        "metadata": {"name": "n"},
+        "spec": {"unschedulable": True},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+    assert (seen_node(node).ready, seen_node(node).cordoned) == (True, True)
+    assert not seen_node(node | {"status": {}}).ready

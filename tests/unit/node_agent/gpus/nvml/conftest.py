@@ -1,0 +1,23 @@
+"""Fixtures of the tests with a fake NVML: no thread outlives the fake driver."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from services.node_agent.gpus.nvml.xid_listener import XidListener
+
+
+@pytest.fixture(autouse=True)
+def joined_gpu_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for the calls of the test to end while its driver is still installed."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "gpu":
+            thread.join(30)
+
+
+@pytest.fixture
+def no_xid_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no XID listener threads, which never end."""
+    monkeypatch.setattr(XidListener, "listen", lambda *_: None)

@@ -1,0 +1,143 @@
+"""An agent never records more of a device than the device has."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError, check_fits
+from shared.dialects.dialect import ContainerSetup
+from shared.model.device import Device, DeviceMode
+from shared.model.events.node_events import Allocation
+from shared.model.lease import MigPlacement, Share
+from shared.model.names import DeviceUuid
+from shared.model.request import SharingPolicy
+from tests.support.node_agent.agent import lease_of, share
+
+GPU = DeviceUuid("GPU-1")
+DEVICES = {GPU: Device(uuid=GPU, index=0, model="A100", memory_mib=81920, slots=10)}
+
+
+def entry_of(
+    pod: str, *shares: Share, container: str = "main", resource: str = "r"
+) -> CheckpointEntry:
+    lease = lease_of(pod, *shares, name=f"pod-{pod}")
+    return CheckpointEntry(
+        allocation=Allocation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=container,
+            resource=resource,
+            device_ids=("x",),
+            lease=lease,
+        ),
+        setup=ContainerSetup(environment={}),
+    )
+
+
+def part(memory_mib: int = 1024, **changes: Any) -> Share:
+    return share(**{"device": GPU, "memory_mib": memory_mib, "cores_percent": 0, **changes})
+
+
+def check(entry: CheckpointEntry, *entries: CheckpointEntry) -> None:
+    check_fits(entry, entries, DEVICES, {})
+
+
+def test_memory_beyond_the_device_is_refused_with_both_holders() -> None:
+    first, second = entry_of("a", part(51200)), entry_of("b", part(51200))
+
+    check(first)
+    with pytest.raises(OvercommitError) as error:
+        check(second, first)
+
+    text = str(error.value)
+    assert "102400" in text
+    assert "81920" in text
+    assert "default/pod-a has 51200 MiB" in text
+    assert "default/pod-b would have 51200 MiB" in text
+
+
+def test_memory_up_to_the_last_mib_is_allowed() -> None:
+    check(entry_of("b", part(81920 - 51200)), entry_of("a", part(51200)))
+    with pytest.raises(OvercommitError):
+        check(entry_of("b", part(81920 - 51200 + 1)), entry_of("a", part(51200)))
+
+
+def test_cores_beyond_100_percent_are_refused() -> None:
+    with pytest.raises(OvercommitError, match="100 % of its cores, and 110 "):
+        check(entry_of("b", part(cores_percent=60)), entry_of("a", part(cores_percent=50)))
+
+
+def test_a_device_in_exclusive_use_has_one_pod() -> None:
+    alone = entry_of("a", part(sharing=SharingPolicy.EXCLUSIVE))
+
+    check(alone)
+    with pytest.raises(OvercommitError, match="exclusively"):
+        check(entry_of("b", part()), alone)
+    with pytest.raises(OvercommitError, match="exclusively"):
+        check(alone, entry_of("b", part()))
+
+
+def test_slots_beyond_the_device_or_the_share_are_refused() -> None:
+    others = [entry_of(f"p{n}", part(1)) for n in range(10)]
+    with pytest.raises(OvercommitError, match="10 slots"):
+        check(entry_of("b", part(1)), *others)
+    with pytest.raises(OvercommitError, match="2 slots"):
+        check(entry_of("b", part(1, slots=2)), *others[:2])
+
+
+def test_containers_of_one_pod_count_as_the_ledger_counts_them() -> None:
+    shares = (
+        part(70000, container="init", init=True),
+        part(40000, container="main"),
+        part(41000, container="side"),
+    )
+    init, main, side = (entry_of("a", *shares, container=name) for name in ("init", "main", "side"))
+
+    check(main, init)
+    check(side, init, main)
+    with pytest.raises(OvercommitError):
+        check(entry_of("b", part(1000)), init, main, side)
+
+
+def test_a_repeated_answer_counts_once() -> None:
+    entry = entry_of("a", part(51200))
+    check(entry, entry)
+    check(entry, replace(entry, allocation=replace(entry.allocation, resource="other")))
+
+
+def test_mig_instances_are_disjoint() -> None:
+    device = {GPU: replace(DEVICES[GPU], mode=DeviceMode.MIG)}
+
+    def instance(position: int, layout: str = "g1") -> Share:
+        placed = MigPlacement(layout=layout, position=position, profile="1g.10gb")
+        return part(9856, mig=placed, slot=position)
+
+    first = entry_of("a", instance(0))
+    check_fits(entry_of("b", instance(1)), [first], device, {})
+    with pytest.raises(OvercommitError, match="position 0"):
+        check_fits(entry_of("b", instance(0)), [first], device, {})
+    with pytest.raises(OvercommitError, match="layouts"):
+        check_fits(entry_of("b", instance(1, "g2")), [first], device, {})
+
+
+def test_nothing_more_is_given_out_of_a_device_with_unknown_holders() -> None:
+    entry = entry_of("b", part())
+    with pytest.raises(OvercommitError, match="default/lost"):
+        check_fits(entry, (), DEVICES, {GPU: ("default/lost",)})
+    check_fits(entry, (), DEVICES, {GPU: (f"default/{entry.allocation.name}",)})
+
+
+async def test_a_checkpoint_records_no_allocation_that_over_commits(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "checkpoint.json", "node-0")
+    await checkpoint.save(entry_of("a", part(51200, fence=5)), devices=DEVICES)
+
+    with pytest.raises(OvercommitError):
+        await checkpoint.save(entry_of("b", part(51200, fence=6)), devices=DEVICES)
+
+    assert {key[0] for key in checkpoint.by_key} == {"a"}
+    assert [fence.pod for fence in checkpoint.fences.values()] == ["a"]

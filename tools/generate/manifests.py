@@ -1,0 +1,44 @@
+"""The manifests that code or another file determines: the webhook's, and the alerts."""
+
+from pathlib import Path
+
+import yaml
+
+from services.webhook.annotation_policy import annotation_policy, writers_in
+from services.webhook.registration import configuration, service_client
+from tools.generate.pages import ROOT
+
+BASE = ROOT / "k8s" / "base"
+HEAD = "# Generated: python -m tools.generate\n"
+NAMESPACE = "leasehold-system"
+
+
+def webhook_manifests() -> dict[Path, str]:
+    """Return the webhook configuration and the annotation policy, by path."""
+    found = {
+        "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
+        "annotation-policy.yaml": annotation_policy(writers_in(NAMESPACE)),
+    }
+    return {
+        BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        for name, objects in found.items()
+    }
+
+
+ALERTS = ROOT / "k8s" / "components" / "prometheus-operator" / "alerts.yaml"
+
+
+def alerts() -> str:
+    """Return the PrometheusRule of the Prometheus Operator component."""
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": "leasehold",
+            "namespace": "leasehold-system",
+            "labels": {"app.kubernetes.io/part-of": "leasehold"},
+        },
+        "spec": yaml.safe_load((ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text()),
+    }
+    head = "# Generated from monitoring/alerts.yaml: python -m tools.generate\n"
+    return head + yaml.safe_dump(rule, sort_keys=False, width=1000)
