@@ -5,6 +5,7 @@ is counted.
 """
 
 import asyncio
+import itertools
 import json
 import struct
 import tempfile
@@ -41,6 +42,10 @@ QUICKLY = {
 }
 ZONES: list[Path] = []
 """Where the running stack looks for time zones first."""
+RUNS = 3
+"""How often a test may run: the first one has its budgets in a file."""
+FILED, NUMBERS = itertools.count(), itertools.count()
+"""Numbers of the namespaces with a budget in the file, and of the others."""
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
 
@@ -67,7 +72,10 @@ async def up() -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory() as directory:
         ZONES.append(Path(directory))
         file = Path(directory) / "budgets.yaml"
-        file.write_text(yaml.safe_dump_all([budget("team-a", 1), budget("team-b", 200_000)]))
+        budgets = [
+            (budget(f"filed-spent-{n}", 1), budget(f"filed-rich-{n}", 200_000)) for n in range(RUNS)
+        ]
+        file.write_text(yaml.safe_dump_all(itertools.chain.from_iterable(budgets)))
         env = {**QUICKLY, "PYTHONTZPATH": directory}
         options = ("--nodes", "1", "--gpus", "2xA10", "--budgets", str(file))
         async with stack(*options, webhook=True, env=env) as started:
@@ -81,8 +89,22 @@ async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
     return done.out
 
 
-async def namespace(up: Stack, name: str) -> None:
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def deleted_pods(up: Stack) -> AsyncIterator[None]:
+    """Delete the pods of a test when it ends, also when it failed: the next needs the devices."""
+    yield
+    await delete_pods(up)
+
+
+async def delete_pods(up: Stack) -> None:
+    await kubectl(up, "delete", "pods", "--all", "--all-namespaces", "--timeout=60s")
+
+
+async def namespace(up: Stack, prefix: str) -> str:
+    """Create a namespace of its own for each run of a test, and return its name."""
+    name = f"{prefix}-{next(NUMBERS)}"
     await kubectl(up, "create", "namespace", name)
+    return name
 
 
 def manifest(name: str, limits: Mapping[str, int]) -> str:
@@ -135,6 +157,10 @@ async def budget_of(up: Stack, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+async def until_deleted(up: Stack, where: str, name: str) -> None:
+    await until(lambda: pod(up, where, name), lambda found: not found)
+
+
 async def until_state(up: Stack, name: str, state: str) -> None:
     await until(lambda: budget_of(up, name), lambda budget: budget["state"] == state)
 
@@ -142,39 +168,38 @@ async def until_state(up: Stack, name: str, state: str) -> None:
 async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_budgets(
     up: Stack,
 ) -> None:
-    await namespace(up, "team-a")
-    await namespace(up, "team-b")
+    number = next(FILED)
+    spent, rich = f"filed-spent-{number}", f"filed-rich-{number}"
+    for name in (spent, rich):
+        await kubectl(up, "create", "namespace", name)
 
     malformed = guides.GPUSHARING_POD.replace("vcuda-core: 50 ", "vcuda-core: 150")
-    denied = await up.kubectl("-n", "team-a", "create", "-f", "-", stdin=malformed)
+    denied = await up.kubectl("-n", spent, "create", "-f", "-", stdin=malformed)
     assert denied.code != 0
     assert "150 must be 1..99 or a multiple of 100" in denied.err
 
-    await kubectl(up, "-n", "team-a", "create", "-f", "-", stdin=guides.GPUSHARING_POD)
-    await until_runs(up, "team-a", "mnist-case")
-    await remove(up, "team-a", "mnist-case")
+    await kubectl(up, "-n", spent, "create", "-f", "-", stdin=guides.GPUSHARING_POD)
+    await until_runs(up, spent, "mnist-case")
+    await remove(up, spent, "mnist-case")
 
-    await create(up, "team-a", "training", cards(2))
-    await until_runs(up, "team-a", "training")
-    await until_state(up, "team-a", "exhausted")
+    await create(up, spent, "training", cards(2))
+    await until_runs(up, spent, "training")
+    await until_state(up, spent, "exhausted")
     assert "exhausted" in (await up.leasehold("budget")).out
-    assert (await pod(up, "team-a", "training"))["status"]["phase"] == "Running"
+    assert (await pod(up, spent, "training"))["status"]["phase"] == "Running"
 
-    await create(up, "team-b", "waiting", cards(1))
-    await until_runs(up, "team-b", "waiting")
-    assert await pod(up, "team-a", "training") == {}
-    events = await kubectl(up, "-n", "team-a", "get", "events", "-ojson")
+    await create(up, rich, "waiting", cards(1))
+    await until_runs(up, rich, "waiting")
+    await until_deleted(up, spent, "training")
+    events = await kubectl(up, "-n", spent, "get", "events", "-ojson")
     assert any("preempt" in event["reason"].lower() for event in json.loads(events)["items"])
 
-    granted = await up.leasehold("budget", "grant", "team-a", "600", "--reason", "deadline")
+    granted = await up.leasehold("budget", "grant", spent, "600", "--reason", "deadline")
     assert granted.code == 0, granted.err
-    await until_state(up, "team-a", "ok")
-    await create(up, "team-a", "again", cards(1))
-    await until_runs(up, "team-a", "again")
-
+    await until_state(up, spent, "ok")
+    await create(up, spent, "again", cards(1))
+    await until_runs(up, spent, "again")
     await up.audit()
-    await remove(up, "team-a", "again")
-    await remove(up, "team-b", "waiting")
 
 
 async def until_gated(up: Stack, where: str, name: str, *, before: int) -> bool:
@@ -199,7 +224,9 @@ class Gated:
     explained: str
 
 
-async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> Gated | None:
+async def gated_before_the_next_window(
+    up: Stack, where: str, rich: str, window_s: int
+) -> Gated | None:
     """Use up a budget, lose the devices to another namespace, and come again too early.
 
     None if this machine was too slow for the window: then nothing of it may have happened.
@@ -208,7 +235,6 @@ async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> 
     write_zone(ZONES[-1], where, boundary)
     policy = {"type": "fixed", "window": "hour", "timeZone": where}
     spec = budget(where, 1, policy=policy, onExhausted="queue")
-    await namespace(up, where)
     await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(spec))
     await until(lambda: up.leasehold("budget", where), succeeded)
 
@@ -217,9 +243,9 @@ async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> 
         await create(up, where, "training", cards(2))
         await until_runs(up, where, "training")
         await until_state(up, where, "exhausted")
-        await create(up, "team-b", "waiting", cards(1))
-        await until_runs(up, "team-b", "waiting")
-        assert await pod(up, where, "training") == {}
+        await create(up, rich, "waiting", cards(1))
+        await until_runs(up, rich, "waiting")
+        await until_deleted(up, where, "training")
 
         await create(up, where, "again", cards(1))
         if await until_gated(up, where, "again", before=boundary):
@@ -243,15 +269,15 @@ async def read_gated(up: Stack, where: str, name: str) -> Gated:
 async def test_gpusharing_the_next_window_starts_the_pods_that_an_exhausted_budget_queued(
     up: Stack,
 ) -> None:
-    if (await up.kubectl("get", "namespace", "team-b")).code:
-        await namespace(up, "team-b")
     await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpubudgets.yaml"))
-    for attempt, window_s in enumerate((25, 60, 150)):
-        where = f"team-w{attempt}"
-        if gated := await gated_before_the_next_window(up, where, window_s):
+    rich = await namespace(up, "rich")
+    objects = yaml.safe_dump(budget(rich, 200_000))
+    await until(lambda: up.kubectl("-n", rich, "apply", "-f", "-", stdin=objects), succeeded)
+    for window_s in (25, 60, 150):
+        where = await namespace(up, "spent")
+        if gated := await gated_before_the_next_window(up, where, rich, window_s):
             break
-        await remove(up, "team-b", "waiting")
-        await remove(up, where, "training", "again")
+        await delete_pods(up)
     else:
         raise AssertionError("this machine is too slow to use up a budget within a window")
     await until_runs(up, where, "again")
@@ -263,19 +289,17 @@ async def test_gpusharing_the_next_window_starts_the_pods_that_an_exhausted_budg
     assert not found["spec"].get("schedulingGates")
     assert (await budget_of(up, where))["state"] == "ok"
     await up.audit()
-    await remove(up, where, "again")
-    await remove(up, "team-b", "waiting")
 
 
 async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_and_pool(
     up: Stack,
 ) -> None:
-    await namespace(up, "imported")
+    where = await namespace(up, "imported")
     labels = ("gaia.tencent.com/gpu-model=M40", "gaia.tencent.com/gpu-pool=public")
     await kubectl(up, "label", "node", "node-0", *labels)
 
     async def quota(message: object) -> None:
-        text = json.dumps({"imported": message})
+        text = json.dumps({where: message})
         config = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -285,22 +309,21 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
         await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(config))
 
     await quota({"quota": {"M40": 1}, "pool": ["wx"]})
-    await asyncio.wait_for(_obeyed(up, "imported"), 20)
-    await create(up, "imported", "first", {CORE: 60, MEMORY: 4})
-    await until_waits(up, "imported", "first", "label gaia.tencent.com/gpu-pool of wx")
+    await asyncio.wait_for(_obeyed(up, where), 20)
+    await create(up, where, "first", {CORE: 60, MEMORY: 4})
+    await until_waits(up, where, "first", "label gaia.tencent.com/gpu-pool of wx")
 
     await quota({"quota": {"P100": 2}, "pool": ["public"]})
-    await until_waits(up, "imported", "first", "it allows only GPUs of model P100")
+    await until_waits(up, where, "first", "it allows only GPUs of model P100")
 
     await quota({"quota": {"M40": 1}, "pool": ["public"]})
-    await until_runs(up, "imported", "first")
-    await create(up, "imported", "second", {CORE: 60, MEMORY: 4})
-    await until_waits(up, "imported", "second", "of model M40, 0.6 are used and 0.6 requested")
+    await until_runs(up, where, "first")
+    await create(up, where, "second", {CORE: 60, MEMORY: 4})
+    await until_waits(up, where, "second", "of model M40, 0.6 are used and 0.6 requested")
 
-    await remove(up, "imported", "first")
-    await until_runs(up, "imported", "second")
+    await remove(up, where, "first")
+    await until_runs(up, where, "second")
     await up.audit()
-    await remove(up, "imported", "second")
 
 
 async def _obeyed(up: Stack, name: str) -> None:
@@ -315,27 +338,26 @@ async def _obeyed(up: Stack, name: str) -> None:
 
 
 async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
-    await namespace(up, "team-q")
+    where = await namespace(up, "quota")
     await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpuquotas.yaml"))
     quota = {
         "apiVersion": "leasehold.dev/v1alpha1",
         "kind": "GPUQuota",
-        "metadata": {"name": "team-q"},
+        "metadata": {"name": where},
         "spec": {"maxMilliGPU": 1000},
     }
     await until(lambda: up.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota)), succeeded)
-    await _obeyed(up, "team-q")
+    await _obeyed(up, where)
 
-    await create(up, "team-q", "vcuda", {CORE: 60, MEMORY: 4})
-    await until_runs(up, "team-q", "vcuda")
-    await create(up, "team-q", "hami", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50})
-    await until_waits(up, "team-q", "hami", "it allows 1 GPUs, 0.6 are used")
+    await create(up, where, "vcuda", {CORE: 60, MEMORY: 4})
+    await until_runs(up, where, "vcuda")
+    await create(up, where, "hami", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50})
+    await until_waits(up, where, "hami", "it allows 1 GPUs, 0.6 are used")
 
     quota["spec"] = {"maxMilliGPU": 2000}
     await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(quota))
-    await until_runs(up, "team-q", "hami")
+    await until_runs(up, where, "hami")
     await up.audit()
-    await remove(up, "team-q", "vcuda", "hami")
 
 
 @pytest.mark.parametrize(
@@ -352,8 +374,7 @@ async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
 async def test_gpusharing_plain_resource_quotas_apply_to_each_resource_name(
     up: Stack, resource: str, limits: dict[str, int]
 ) -> None:
-    where = "quota-" + resource.partition(".")[0]
-    await namespace(up, where)
+    where = await namespace(up, "quota")
     hard = f"--hard=requests.{resource}={limits[resource]}"
     await kubectl(up, "-n", where, "create", "quota", "gpus", hard)
 
@@ -369,4 +390,3 @@ async def test_gpusharing_plain_resource_quotas_apply_to_each_resource_name(
         succeeded,
     )
     await until_runs(up, where, "second")
-    await remove(up, where, "second")
