@@ -1,6 +1,7 @@
 """The JetStream stream of work and its durable consumers; created if missing."""
 
 import contextlib
+import datetime
 from collections.abc import Iterable, Sequence
 
 import nats.js.errors
@@ -50,13 +51,23 @@ async def replace_stream(stream: JetStreamContext, *, copies: int, storage: Stor
     await _add_stream(stream, copies, storage)
 
 
-async def _ensure_stream(stream: JetStreamContext, copies: int) -> bool:
+async def stream_created_at(stream: JetStreamContext) -> datetime.datetime | None:
+    """Return when the stream was created; None: there is none.
+
+    Raises the client's errors and TimeoutError.
+    """
     try:
-        await stream.stream_info(STREAM)
+        created_at: datetime.datetime | None = (await stream.stream_info(STREAM)).created
     except nats.js.errors.NotFoundError:
-        await _add_stream(stream, copies, StorageType.FILE)
-        return True
-    return False
+        return None
+    return created_at
+
+
+async def _ensure_stream(stream: JetStreamContext, copies: int) -> bool:
+    if await stream_created_at(stream) is not None:
+        return False
+    await _add_stream(stream, copies, StorageType.FILE)
+    return True
 
 
 async def _add_stream(stream: JetStreamContext, copies: int, storage: StorageType) -> None:

@@ -2,18 +2,20 @@
 
 Work that JetStream does not confirm within `CONFIRM_S` is sent by core NATS request to one replica
 of the service that handles it. From then on all work of this connection goes this way, until
-JetStream stores a `StreamRecovered`, which is tried every `WATCH_S`; a node agent, which may not
-cause a resync, tries its next message after `RETRY_S` instead. Work that came directly is
-only in the process that received it, so both changes are followed by a resync.
+JetStream stores a probe, which is sent every `WATCH_S`. Work that came directly is only in the
+process that received it, so both changes are followed by a resync: the probe is a
+`StreamRecovered`. A node agent may not cause a resync, and its probe is a message without events.
+So is the probe of a service that has received direct work and has no fault of its own.
 
 A stream or consumer that is missing (a server lost its disk) is created again. A stream that exists
-and stores nothing (its files are gone, its disk was full) stays so: the binder replaces it.
+and stores nothing (its files are gone, its disk was full) stays so: the binder replaces it when a
+probe fails.
 """
 
 import asyncio
 import contextlib
+import datetime
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +31,7 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import ResyncRequested, StreamRecovered
 from shared.nats import subjects, wire
 from shared.nats.inbox import Inbox
-from shared.nats.stream import durable_config, ensured, replace_stream
+from shared.nats.stream import durable_config, ensured, replace_stream, stream_created_at
 from shared.nats.subjects import STREAM
 
 logger = logging.getLogger(__name__)
@@ -39,12 +41,6 @@ CONFIRM_S = 3.0
 DIRECT_S = 2.0
 """Time for a replica to confirm the receipt of a direct message."""
 WATCH_S = 2.0
-REPLACE_S = 10.0
-"""A stream that exists and stores nothing is replaced after this time."""
-RETRY_S = 5.0
-"""A connection that may not create the stream tries it again with a message after this time."""
-PROBE_AGAIN_S = 30.0
-"""JetStream is not probed more often than this because others send work directly."""
 
 DIRECT = Counter(
     "leasehold_direct_messages",
@@ -81,10 +77,11 @@ class WorkQueue:
         """Consumers whose configuration was not yet sent to JetStream."""
         self._inboxes: list[Inbox] = []
         self._replacements = 0
-        self._fault_since = 0.0
+        self._replacing = asyncio.Lock()
         self._is_suspect = False
         """Whether another service sent work directly since the last probe."""
-        self._probed_at = 0.0
+        self._probe_subject = subjects.publish_subject(StreamRecovered)
+        self._stored_probes = 0
 
     async def send(
         self, kind: type[Event], route: str, data: bytes, headers: dict[str, str]
@@ -93,11 +90,12 @@ class WorkQueue:
 
         Raises UnavailableError if neither is so.
         """
-        store = partial(self._store, kind, route, data, headers)
+        subject = subjects.publish_subject(kind, route)
+        if not self._creates_stream:
+            self._probe_subject = subject
+        store = partial(self._store, subject, data, headers)
         send_directly = partial(self._send_directly, kind, route, data, headers)
-        is_due = not self._creates_stream and time.monotonic() - self._fault_since >= RETRY_S
-        is_stored_first = is_due or not self.fault
-        for attempt in (store, send_directly, store) if is_stored_first else (send_directly, store):
+        for attempt in (send_directly, store) if self.fault else (store, send_directly, store):
             try:
                 await attempt()
             except (nats.errors.Error, TimeoutError) as error:
@@ -107,8 +105,6 @@ class WorkQueue:
                 if attempt is store:
                     await self._begin_fault(error)
             else:
-                if attempt is store and not self._creates_stream:
-                    self._end_fault()
                 return
         reason = f"{self.fault}; no service received {kind.subject} directly: {failure!r}"
         raise UnavailableError(reason) from failure
@@ -155,45 +151,62 @@ class WorkQueue:
             await self._request_resync("work may have been lost with NATS")
 
     async def watch(self) -> None:
-        """Keep stream and consumers, and find out when JetStream stores work again."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            for inbox in self._inboxes:
-                await inbox.in_progress()
-            await self.ensure()
-            is_due = time.monotonic() - self._probed_at >= PROBE_AGAIN_S
-            if self._creates_stream and (self.fault or (self._is_suspect and is_due)):
-                await self._probe()
+        """Keep stream and consumers, and find out when JetStream stores work again.
+
+        A probe does not wait for the one before, whose stream may have been replaced since.
+        """
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                await asyncio.sleep(WATCH_S)
+                for inbox in self._inboxes:
+                    await inbox.in_progress()
+                await self.ensure()
+                if self.fault or self._is_suspect:
+                    self._is_suspect = False
+                    probes.create_task(self._probe())
 
     async def _probe(self) -> None:
-        """Store an event in the stream: only this shows that JetStream stores work."""
-        self._is_suspect = False
-        probe = StreamRecovered(service=self._service)
-        try:
-            await self._store(StreamRecovered, "", wire.encode([probe]), {})
-        except (nats.errors.Error, TimeoutError) as error:
-            if self._client.is_connected:
-                await self._begin_fault(error)
-                await self._replace()
-            return
-        self._probed_at = time.monotonic()
-        self._end_fault()
+        """Store a message in the stream: only this shows that JetStream stores work.
 
-    async def _replace(self) -> None:
-        """Replace a stream that exists and stores nothing; every second time in memory."""
-        if not self._replaces_stream or time.monotonic() - self._fault_since < REPLACE_S:
-            return
-        in_memory = self._replacements % 2 == 1
-        self._replacements += 1
-        self._fault_since = time.monotonic()
-        storage = StorageType.MEMORY if in_memory else StorageType.FILE
+        A failure means nothing if a later probe was stored meanwhile.
+        """
+        had_fault, stored_before = bool(self.fault), self._stored_probes
+        recovered = [StreamRecovered(service=self._service)]
+        data = wire.encode(recovered if had_fault and self._creates_stream else [])
+        created_at: datetime.datetime | None = None
         try:
-            await replace_stream(self.stream, copies=self._copies, storage=storage)
+            if self._replaces_stream:
+                created_at = await stream_created_at(self.stream)
+            await self._store(self._probe_subject, data, {})
         except (nats.errors.Error, TimeoutError) as error:
-            logger.debug("the stream was not replaced: %r", error)
+            if self._client.is_connected and self._stored_probes == stored_before:
+                await self._begin_fault(error)
+                await self._replace(created_at)
         else:
-            where = " in memory" if in_memory else ""
-            logger.warning("replaced the stream %s%s, because it stored nothing", STREAM, where)
+            self._stored_probes += 1
+            if had_fault:
+                self._end_fault()
+
+    async def _replace(self, created_at: datetime.datetime | None) -> None:
+        """Replace the stream that was created then and stores nothing; every second time in memory.
+
+        None: there is none. Another binder may have replaced it meanwhile.
+        """
+        if not self._replaces_stream:
+            return
+        async with self._replacing:
+            try:
+                if await stream_created_at(self.stream) != created_at:
+                    return
+                in_memory = self._replacements % 2 == 1
+                self._replacements += 1
+                storage = StorageType.MEMORY if in_memory else StorageType.FILE
+                await replace_stream(self.stream, copies=self._copies, storage=storage)
+            except (nats.errors.Error, TimeoutError) as error:
+                logger.debug("the stream was not replaced: %r", error)
+            else:
+                where = " in memory" if in_memory else ""
+                logger.warning("replaced the stream %s%s, because it stored nothing", STREAM, where)
 
     def _end_fault(self) -> None:
         if self.fault:
@@ -201,8 +214,6 @@ class WorkQueue:
             self.fault, self._replacements = "", 0
 
     async def _begin_fault(self, error: Exception) -> None:
-        if not self._creates_stream:
-            self._fault_since = time.monotonic()
         if self.fault:
             return
         why = (
@@ -213,7 +224,6 @@ class WorkQueue:
             "directly: start nats-server with -js, check its disk and its log, and restart it if "
             "it has disabled JetStream"
         )
-        self._fault_since = time.monotonic()
         logger.warning("%s", self.fault)
         if self._creates_stream:
             await self._request_resync("work may be stuck in JetStream")
@@ -223,10 +233,7 @@ class WorkQueue:
         with contextlib.suppress(nats.errors.Error):  # the connection was lost
             await self._client.publish(subjects.publish_subject(ResyncRequested), data)
 
-    async def _store(
-        self, kind: type[Event], route: str, data: bytes, headers: dict[str, str]
-    ) -> None:
-        subject = subjects.publish_subject(kind, route)
+    async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         await self.stream.publish(subject, data, stream=STREAM, headers=dict(headers))
 
     async def _send_directly(

@@ -6,17 +6,22 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
 
 import nats.errors
+import nats.js.errors
 import pytest
+from nats.js.api import StorageType
 from prometheus_client import REGISTRY
 
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import PodQueued, ResyncRequested, StreamRecovered
+from shared.nats import subjects, wire, work_queue
 from shared.nats.bus import Bus
+from shared.nats.subjects import STREAM
 from shared.runtime.service import handles
 from tests.integration.nats.test_bus import Recorder, queued, running
-from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.waiting import until
 
 NOBODY = 65534
@@ -51,6 +56,12 @@ async def permit_writing(server: NatsServer) -> None:
     set_mode(server, 0o755)
     server.kill()
     await server.start()
+
+
+def limit_files(server: NatsServer, size: int = 0) -> None:
+    """Let the server write no file beyond a size, as on a full disk."""
+    assert server.process is not None
+    prlimit(server.process.pid, RLIMIT_FSIZE, (size, RLIM_INFINITY))
 
 
 def nothing(_: NatsServer) -> None: ...
@@ -181,3 +192,61 @@ async def test_direct_work_is_delivered_again_until_it_is_handled() -> None:
     finally:
         server.forget()
         server.store.rmdir()
+
+
+async def storage(bus: Bus) -> StorageType | None:
+    """Return where the stream is stored; None: there is none."""
+    try:
+        return StorageType((await bus.work.stream.stream_info(STREAM)).config.storage)
+    except nats.js.errors.NotFoundError:
+        return None
+
+
+@pytest.fixture
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_queue, "CONFIRM_S", 1.0)
+    monkeypatch.setattr(work_queue, "WATCH_S", 0.3)
+
+
+@pytest.mark.usefixtures("_short_waits")
+async def test_a_stream_on_a_full_disk_is_in_memory_until_the_server_restarts() -> None:
+    async with nats_server() as server, services(server) as it:
+        limit_files(server)
+
+        await it.sender.publish([queued(1)])
+
+        await until(it.receiver.unready_reason)
+        await until(lambda: it.receiver.unready_reason() is None, limit_s=10)
+        assert await storage(it.receiver) is StorageType.MEMORY
+        await until(lambda: it.sender.unready_reason() is None)
+        await it.sender.publish([queued(2)])
+        await until(lambda: {"p1", "p2"} <= set(it.recorder.seen))
+
+        server.kill()
+        await server.start()
+        await until(lambda: it.receiver.connected)
+        await until(lambda: storage(it.receiver), lambda found: found is StorageType.FILE)
+
+
+@pytest.mark.usefixtures("_short_waits")
+async def test_a_service_that_only_receives_notices_each_fault_within_seconds() -> None:
+    async with nats_server() as server, services(server) as it:
+        for number in range(2):
+            limit_files(server)
+
+            await it.sender.publish([queued(number)])
+
+            await until(it.receiver.unready_reason, limit_s=10)
+            limit_files(server, RLIM_INFINITY)
+            await until(lambda: it.receiver.unready_reason() is None, limit_s=10)
+            await until(lambda: it.sender.unready_reason() is None, limit_s=10)
+
+
+async def test_a_probe_because_of_another_services_fault_causes_no_resync() -> None:
+    async with nats_server() as server, services(server) as it:
+        probes = await it.sender.client.subscribe(subjects.publish_subject(StreamRecovered))
+        it.sender.work.fault = "as if JetStream stored nothing"
+
+        await it.sender.publish([queued(1)])
+
+        assert wire.decode((await probes.next_msg(timeout=10)).data, StreamRecovered) == []
