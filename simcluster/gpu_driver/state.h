@@ -1,0 +1,124 @@
+/* The simulated GPUs: what the libraries and programs of this folder share.
+ *
+ * The GPUs are a file that every process maps ($GPU_DRIVER_STATE; `gpu-control create` makes it).
+ * A process that computes has a record in it, and holds a lock on one byte of the file for as long
+ * as it lives: a process that is killed loses the lock, and with it its memory, as with a driver.
+ *
+ *   GPU_DRIVER_STATE        path of the file; without it there is no driver
+ *   GPU_DRIVER_PROC         /proc of the node, if the process has another one (/proc): a driver
+ *                           reports a process by its PID on the node, also inside a container
+ *   NVIDIA_VISIBLE_DEVICES  UUIDs or numbers, all, none or void: what a container runtime gives
+ *   CUDA_VISIBLE_DEVICES    UUIDs or numbers among these; read by libcuda only
+ *   CUDA_DEVICE_ORDER       PCI_BUS_ID, or libcuda lists GPUs with more SMs first, as CUDA does
+ */
+#ifndef STATE_H
+#define STATE_H
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+
+enum {
+    GPUS = 16,
+    PROCESSES = 256,
+    PROFILES = 12,
+    INSTANCES = 8, /* GPU instances of one GPU */
+    COMPUTES = 7,  /* compute instances of one GPU instance */
+    STARTS = 8,
+    XIDS = 16, /* the latest XID events that a GPU keeps */
+    TICKS = 64 /* busy time is kept in TICKS ticks of TICK_NS */
+};
+#define TICK_NS 125000000ull
+#define TICKS_PER_S 8
+#define CONTEXT_BYTES (256ull << 20) /* what a context takes of its GPU */
+
+struct mig_profile {
+    int id;
+    char name[32];
+    uint64_t memory_mib;
+    int compute_slices, memory_slices, count, starts[STARTS], start_count;
+};
+
+struct compute_instance {
+    int slices; /* 0: there is none */
+    char uuid[64];
+};
+
+struct gpu_instance {
+    int id; /* 0: there is none */
+    int profile, start;
+    struct compute_instance computes[COMPUTES];
+    _Atomic uint64_t busy_until;
+};
+
+struct gpu {
+    char uuid[96], name[96];
+    uint64_t memory;
+    int sms, mig, profile_count, created; /* created: MIG devices so far, for their UUIDs */
+    struct mig_profile profiles[PROFILES];
+    struct gpu_instance instances[INSTANCES];
+    _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC, ns: kernels wait for those before them */
+    _Atomic int lost, hung, ecc_errors, remap_failed;
+    _Atomic uint64_t xid_count;
+    _Atomic uint32_t xids[XIDS];
+};
+
+struct process {
+    _Atomic int pid; /* on the node; 0: the record is free */
+    _Atomic int instance[GPUS]; /* position of the GPU instance that it uses, plus 1; 0: none */
+    _Atomic uint64_t used[GPUS];
+    _Atomic int contexts[GPUS];
+    struct {
+        _Atomic uint64_t tick, ns;
+    } busy[GPUS][TICKS];
+};
+
+struct state {
+    _Atomic uint32_t magic;
+    int gpu_count;
+    struct gpu gpus[GPUS];
+    struct process processes[PROCESSES];
+};
+
+/* A GPU, or one GPU instance of it, that this process may use. */
+struct place {
+    int gpu, instance, compute; /* instance, compute: -1 for the whole GPU */
+};
+
+extern struct state *state;
+extern struct place visible[GPUS * INSTANCES];
+extern int visible_count;
+
+/* Map the file, and find the visible devices; 0 if there is no driver. */
+int open_state(int for_cuda);
+/* The same for a file that is made if it is missing. */
+int create_state(void);
+/* Hold the lock on all accounts and instances. */
+void lock_state(void);
+void unlock_state(void);
+
+uint64_t now_ns(void);
+/* This process's record, made at the first call; NULL if there is no room. */
+struct process *own_process(void);
+/* Whether a record is of a living process; the record of another is cleared. */
+int lives(int record);
+/* Bytes that a process holds of a GPU, with its context. */
+uint64_t held_bytes(const struct process *process, int gpu);
+/* Bytes in use of a GPU, or of one of its instances unless that is -1. */
+uint64_t used_bytes(int gpu, int instance);
+uint64_t total_bytes(int gpu, int instance);
+/* Note that a process kept a GPU busy between two moments. */
+void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns);
+/* Percent of the last whole ticks in which a process kept a GPU busy. */
+unsigned busy_percent(const struct process *process, int gpu, uint64_t ticks);
+/* Wait while a GPU hangs. */
+void wait_while_hung(int gpu);
+
+#endif

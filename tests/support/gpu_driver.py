@@ -1,0 +1,198 @@
+"""The simulated GPUs' driver in C, for tests: GPUs, their faults, and programs that use them."""
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.node_agent.mig.instances import InstanceProfile
+
+MIB, GIB = 1 << 20, 1 << 30
+CONTEXT = 256 * MIB
+"""What a process takes of a GPU beside its allocations."""
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverGpu:
+    """A GPU of the driver."""
+
+    uuid: str
+    memory_mib: int = 16384
+    name: str = "NVIDIA A100-SXM4-80GB"
+    sms: int = 80
+    mig: bool = False
+    profiles: tuple[InstanceProfile, ...] = ()
+
+
+def gpu(number: int, **changes: object) -> DriverGpu:
+    """Return the GPU with this number."""
+    return DriverGpu(uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000", **changes)  # type: ignore[arg-type]
+
+
+def _lines(one: DriverGpu) -> list[str]:
+    own = f"gpu|{one.uuid}|{one.name}|{one.memory_mib}|{one.sms}|{int(one.mig)}"
+    profiles = (
+        f"profile|{p.id}|{p.name}|{p.memory_mib}|{p.compute_slices}|{p.memory_slices}|{p.count}|"
+        + ",".join(map(str, p.starts))
+        for p in one.profiles
+    )
+    return [own, *profiles]
+
+
+class GpuLoad:
+    """A program that uses a GPU as it is told."""
+
+    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._read = b""
+        try:
+            self.pid = int(self._line().removeprefix("ready "))
+        except ValueError:
+            self.kill()
+            raise
+        """PID in its own namespace."""
+
+    def do(self, command: str) -> str:
+        """Carry out a command; return its result."""
+        self.send(command)
+        return self._line()
+
+    def send(self, command: str) -> None:
+        """Have it carry out a command, and do not wait for the result."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n".encode())
+
+    def result(self) -> str:
+        """Return the result of a command that was sent."""
+        return self._line()
+
+    def fits(self, size: str, how: str = "alloc") -> bool:
+        """Return whether an allocation succeeds; any other failure is an error."""
+        result = self.do(f"{how} {size}")
+        assert result in {"ok", "out of memory"}, result
+        return result == "ok"
+
+    def value(self, command: str, name: str) -> int:
+        """Return a number from a command's result."""
+        words = dict(word.split("=", 1) for word in self.do(command).split() if "=" in word)
+        return int(words[name])
+
+    def end(self) -> None:
+        """Have it end by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(ANSWER_S)
+        self._close()
+
+    def kill(self) -> None:
+        """Kill it, as `kill -9` does."""
+        self.process.kill()
+        self.process.wait(ANSWER_S)
+        self._close()
+
+    def errors(self) -> str:
+        """Return what it has written to standard error so far."""
+        assert self.process.stderr is not None
+        found = b""
+        while select.select([self.process.stderr], [], [], 0)[0]:
+            read = os.read(self.process.stderr.fileno(), 65536)
+            if not read:
+                break
+            found += read
+        return found.decode(errors="replace")
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        until = time.monotonic() + ANSWER_S
+        while b"\n" not in self._read:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise TimeoutError(f"no result within {ANSWER_S:g} s: {self.errors()}")
+            read = os.read(self.process.stdout.fileno(), 65536)
+            if not read:
+                raise ValueError(f"the program has ended: {self._read!r} {self.errors()}")
+            self._read += read
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode()
+
+    def _close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@dataclass(kw_only=True)
+class GpuDriver:
+    """The driver of one simulated machine."""
+
+    folder: Path
+    """With the libraries and programs."""
+    state: Path
+    loads: list[GpuLoad] = field(default_factory=list)
+
+    def create(self, *gpus: DriverGpu) -> None:
+        """Make these GPUs, instead of those before."""
+        text = "\n".join(line for one in gpus for line in _lines(one)) + "\n"
+        self._control("create", stdin=text)
+
+    def set(self, one: DriverGpu, what: str, value: int = 1) -> None:
+        """Make a GPU lost, hung, remap-failed, or give it a number of ecc-errors."""
+        self._control("set", one.uuid, what, str(value))
+
+    def report_xid(self, one: DriverGpu, number: int) -> None:
+        """Report an XID event."""
+        self._control("xid", one.uuid, str(number))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a program that uses these GPUs."""
+        return {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(self.folder),
+            "GPU_DRIVER_STATE": str(self.state),
+        }
+
+    def load(self, *prefix: str | Path, **environment: str) -> GpuLoad:
+        """Start a program that uses the GPUs, by way of the command `prefix`."""
+        command = [*prefix, self.folder / "gpu-load"]
+        load = GpuLoad(command, self.environment | environment)
+        self.loads.append(load)
+        return load
+
+    def close(self) -> None:
+        """End all programs."""
+        for gpu_number in self._uuids():
+            self._control("set", gpu_number, "hung", "0")
+        for load in self.loads:
+            if load.process.returncode is None:
+                load.kill()
+
+    def _uuids(self) -> list[str]:
+        if not self.state.exists():
+            return []
+        shown = self._control("show").splitlines()
+        return [line.split()[1] for line in shown if line.startswith("gpu ")]
+
+    def _control(self, *arguments: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [self.folder / "gpu-control", *arguments],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
