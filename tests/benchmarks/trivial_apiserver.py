@@ -46,8 +46,8 @@ def node_object(number: int) -> dict[str, Any]:
     }
 
 
-def pod_event(number: int, run: str, version: int) -> bytes:
-    """One watch line of about 3 kB, as kubectl would have made the pod."""
+def pod_object(number: int, run: str) -> dict[str, Any]:
+    """A pod as kubectl would have made it."""
     limits = {
         "cpu": "10m",
         "memory": "16Mi",
@@ -55,12 +55,11 @@ def pod_event(number: int, run: str, version: int) -> bytes:
         "volcano.sh/vgpu-memory": "2000",
         "volcano.sh/vgpu-cores": "10",
     }
-    pod = {
+    return {
         "metadata": {
             "name": f"p-{run}-{number}",
             "namespace": "bench",
             "uid": f"{abs(hash(run)) % 16**8:08x}-0000-4000-8000-{number:012x}",
-            "resourceVersion": str(version),
             "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "managedFields": FILLER,
         },
@@ -72,6 +71,12 @@ def pod_event(number: int, run: str, version: int) -> bytes:
         },
         "status": {"phase": "Pending"},
     }
+
+
+def pod_event(number: int, run: str, version: int) -> bytes:
+    """One watch line of about 3 kB."""
+    pod = pod_object(number, run)
+    pod["metadata"]["resourceVersion"] = str(version)
     return json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
 
 

@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.pipeline import KUBECONFIG, cpu_s, services, wait_bound
+from tests.benchmarks.process_counters import process_counters
+from tests.benchmarks.service_processes import KUBECONFIG, services
 from tests.benchmarks.trivial_apiserver import DEVICES, Connection, TrivialApi, pod_event
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.waiting import until
 
 SIZES = 20
 WHOLE = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-cores": "100"}
@@ -75,13 +77,13 @@ async def at_rest(
 ) -> dict[str, dict[str, float]]:
     """Measure a time in which nothing happens."""
     scripts = await scripts_run(valkey)
-    before = {name: cpu_s(pid) for name, pid in pids.items()}
+    before = {name: process_counters(pid)["cpu_ms"] for name, pid in pids.items()}
     await asyncio.sleep(seconds)
-    spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+    spent = {name: process_counters(pid)["cpu_ms"] - before[name] for name, pid in pids.items()}
     after = await scripts_run(valkey)
     return {
         "scripts_per_s": {key: round((after[key] - scripts[key]) / seconds, 1) for key in after},
-        "cpu_ms_per_s": {name: round(s / seconds * 1e3, 1) for name, s in spent.items()},
+        "cpu_ms_per_s": {name: round(ms / seconds, 1) for name, ms in spent.items()},
     }
 
 
@@ -129,8 +131,9 @@ async def measure(options: argparse.Namespace) -> None:
                     everyone[name] = process.pid
             holding = [pod_line(api, n, "hold", WHOLE) for n in range(options.nodes * DEVICES)]
             api.watcher.feed(b"".join(holding))
-            left = await wait_bound(api, [f"p-hold-{n}" for n in range(len(holding))], 120)
-            report: dict[str, Any] = {"cores": os.cpu_count(), "holding": len(holding) - left}
+            names = {f"p-hold-{n}" for n in range(len(holding))}
+            await until(lambda: names <= api.bound.keys(), limit_s=120)
+            report: dict[str, Any] = {"cores": os.cpu_count(), "holding": len(holding)}
             await asyncio.sleep(6)
             report["nobody waits"] = await at_rest(valkey, everyone, options.seconds)
 

@@ -1,0 +1,46 @@
+"""Counters of processes and servers: CPU, wake-ups, messages, script calls.
+
+Counters only rise; a measurement is the difference of two readings. `schedstat` counts CPU in
+nanoseconds, where `stat` counts ticks of 10 ms.
+https://docs.kernel.org/scheduler/sched-stats.html
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+import redis.asyncio
+
+Counters = dict[str, float]
+
+
+def process_counters(pid: int) -> Counters:
+    """CPU in milliseconds, and how often a thread of the process went to sleep and woke up."""
+    counters: Counters = {"cpu_ms": 0.0, "wakeups": 0.0}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            counters["cpu_ms"] += int((task / "schedstat").read_text().split()[0]) / 1e6
+            status = (task / "status").read_text()
+        except FileNotFoundError:  # the thread has ended
+            continue
+        counters["wakeups"] += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return counters
+
+
+async def nats_counters(monitor_port: int) -> Counters:
+    """Messages that clients sent and received."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", monitor_port)
+    writer.write(b"GET /varz HTTP/1.0\r\n\r\n")
+    found = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+    writer.close()
+    return {"messages in": found["in_msgs"], "messages out": found["out_msgs"]}
+
+
+async def redis_counters(client: "redis.asyncio.Redis") -> Counters:
+    """Script calls: all that the services send to the ledger."""
+    found = await client.info("commandstats")
+    return {"scripts": found.get("cmdstat_evalsha", {}).get("calls", 0)}
+
+
+def difference(after: Counters, before: Counters) -> Counters:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
