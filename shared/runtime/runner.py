@@ -36,6 +36,7 @@ ATTEMPTS = 5
 RESYNC_S = 30.0
 """A service requests a resync because of dropped messages at most once in this time."""
 NOT_SUBSCRIBED = "not subscribed yet"
+BUG = "bug"
 
 
 class WaitReasons:
@@ -285,7 +286,7 @@ class Runner:
             except LeaseholdError as error:
                 self._reasons.report(role.method, str(error))
             except Exception:
-                HANDLED.labels(self.name, role.method, "bug").inc()
+                HANDLED.labels(self.name, role.method, BUG).inc()
                 logger.exception("%s ended with a bug; restarted in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
 
@@ -310,25 +311,41 @@ async def _settle(
 
     Return the outcome for metrics, and whether a message was dropped because of a bug.
     """
-    spent: list[DeliveredMessage] = []
+    outcome = _log_outcome(len(batch), role, error)
+    for delivered in batch:
+        await _acknowledge(delivered, error)
+    return outcome, outcome == BUG and any(message.attempts >= ATTEMPTS for message in batch)
+
+
+def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
     match error:
         case None:
-            outcome, responses = "done", [delivered.ack() for delivered in batch]
+            return "done"
         case RequestError():
-            logger.info("%s drops %d messages: %s", role.method, len(batch), error)
-            outcome, responses = "refused", [delivered.terminate() for delivered in batch]
+            logger.info("%s drops %d messages: %s", role.method, messages, error)
+            return "refused"
         case ConflictError():
             logger.debug("%s retries: %s", role.method, error)
-            outcome, responses = "conflict", [delivered.nak() for delivered in batch]
+            return "conflict"
         case UnavailableError():
-            outcome, responses = "unavailable", [delivered.nak(PAUSE_S) for delivered in batch]
+            return "unavailable"
         case _:
             logger.error("%s failed with a bug", role.method, exc_info=error)
-            spent = [delivered for delivered in batch if delivered.attempts >= ATTEMPTS]
-            outcome, responses = "bug", [_after_bug(delivered) for delivered in batch]
-    for response in responses:
-        await response
-    return outcome, bool(spent)
+            return BUG
+
+
+async def _acknowledge(delivered: DeliveredMessage, error: Exception | None) -> None:
+    match error:
+        case None:
+            await delivered.ack()
+        case RequestError():
+            await delivered.terminate()
+        case ConflictError():
+            await delivered.nak()
+        case UnavailableError():
+            await delivered.nak(PAUSE_S)
+        case _:
+            await _after_bug(delivered)
 
 
 async def _after_bug(delivered: DeliveredMessage) -> None:

@@ -137,7 +137,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in production():
         for node in ast.walk(tree(path)):
             if isinstance(node, FUNCTIONS):
-                yield f"{named(path)}:{node.name}", node
+                yield f"{named(path)}:{node.lineno} {node.name}", node
 
 
 def complexity(function: ast.AST) -> int:
