@@ -52,7 +52,7 @@ OPERATOR = ServiceEntry(name="operator", module="", class_name="")
 """The user of the commands, which is not a service."""
 OPERATOR_ROLES = (Role(kind="publishes", method="resize", publishes=(ResizeRequest,)),)
 ALL_SERVICES_PUBLISH = (Heartbeat,)
-"""What the runtime publishes for each replica of any service."""
+"""Events that the runtime publishes for each replica of any service."""
 CLUSTER_SERVICES_PUBLISH = (*ALL_SERVICES_PUBLISH, StreamRecovered)
 """The same for services that are not per node."""
 NO_CONSUMER = "(any observer)"

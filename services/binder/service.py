@@ -213,7 +213,7 @@ class Binder:
 
     @handles
     async def remove_deleted_nodes(self, events: Sequence[NodesListed]) -> list[Never]:
-        """Remove nodes that are deleted, although no event said so."""
+        """Remove nodes from the ledger whose deletion was missed."""
         await self.sync.deleted_nodes.remove(events)
         return []
 
@@ -352,7 +352,7 @@ class Binder:
 
     @loops
     async def preempt(self) -> None:
-        """Preempt leases for pods in need, one binder at a time."""
+        """Preempt leases for pending pods, one binder at a time."""
         while True:
             placements = await self.preemptor.step()
             if placements:
@@ -368,7 +368,7 @@ class Binder:
 
     @loops
     async def finish_resizes(self) -> None:
-        """Finish resizes of a stopped binder, or on a node whose agent did not reply."""
+        """Finish resizes that a binder has left unfinished."""
         await self.resizer.run()
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:

@@ -1,4 +1,4 @@
-"""How the commands write durations and instants; pure."""
+"""Formats of durations and instants in the commands' output; pure."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""How the commands print: JSON, or coloured text in the width of the terminal."""
+"""Output of the commands: JSON, or coloured text in the width of the terminal."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
 """Discovers the node's GPUs periodically, and advertises changes.
 
-The kubelet sees them as lists of its device plugins, Kubernetes in the node's status, the ledger in
-device reports.
+The kubelet receives them as lists of device plugins, Kubernetes in the node's status, and the
+ledger in device reports.
 """
 
 import asyncio

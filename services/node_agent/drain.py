@@ -1,4 +1,4 @@
-"""Shutdown of an agent without refused pods.
+"""Drain: shutdown of an agent without pods that the kubelet refuses.
 
 The agent admits no more binds, reports that it serves nothing, and waits until the kubelet has
 requested devices for every admitted pod.

@@ -35,7 +35,7 @@ class AgentInstance:
     pid: int
 
     def __str__(self) -> str:
-        """Name it as an operator would."""
+        """Return a description for operators."""
         return {UNIT: f"a unit of this node, pid {self.pid}", POD: f"pod {self.name}"}.get(
             self.form, f"process {self.pid}"
         )

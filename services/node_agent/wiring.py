@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """What all parts use."""
+    """Clients and values that all parts use."""
 
     node: NodeName
     settings: AgentSettings
@@ -340,7 +340,7 @@ async def node_agent(
     tracing: Tracing,
     timing: AgentTiming = DEFAULT_TIMING,
 ) -> AsyncIterator[NodeAgent]:
-    """Open everything a node agent needs; no other agent uses its state directory meanwhile."""
+    """Open all clients of a node agent, and lock its state directory until the context exits."""
     await library.install_named(settings.library_source, settings.library_root)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))

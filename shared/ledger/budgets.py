@@ -1,10 +1,9 @@
-"""Budgets in Redis or Valkey, beside the ledger of leases: what was charged, windows, entries.
+"""Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-Every write is one script that first compares what the caller decided on: the revision of the
-account, or how far the journal of tenures was taken over. A write based on anything older is
-refused whole, so any number of timekeepers may run, crash and repeat themselves. The keys have a
-prefix of their own: a rebuild of the ledger of leases leaves them alone. All methods raise
-UnavailableError when the server does not answer.
+Every write is one script, which compares the revision of the account, or the cursor of the journal
+of tenures, with the one that the caller read. If it has changed, nothing is written, so any number
+of timekeepers may run, crash and retry. The keys have their own prefix: a rebuild of the ledger of
+leases does not change them. All methods raise UnavailableError when the server does not respond.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ class Budgets:
     # The journal of tenures
 
     async def unread_journal(self, most: int = 200) -> Journal:
-        """Read what happened to leases since the journal was last taken over.
+        """Read the changes of leases after the journal's cursor.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
@@ -99,7 +98,10 @@ class Budgets:
         )
 
     async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Write what the journal means, and move the cursor; False if another caller did."""
+        """Write the changes that follow from the journal, and move the cursor.
+
+        Return False, with nothing written, if another caller has moved it.
+        """
         tenures = f"{self._connection.prefix}tenures"
         return await self._write(journal_write(self._keys, journal, changes, tenures=tenures))
 
@@ -155,7 +157,7 @@ class Budgets:
         return int(await self._query("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        """Return whether the caller is the first to acquire this name within the time."""
+        """Return whether the caller got the lock, which expires after `every_ms`."""
         return bool(await self._query("lock", name, every_ms))
 
     async def _write(self, write: AccountWrite) -> bool:

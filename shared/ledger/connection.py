@@ -1,6 +1,6 @@
 """The connection to Redis or Valkey: runs the ledger's scripts and reads its feed.
 
-No call is repeated here, except that a server which has lost a script receives it again.
+Calls are not retried, except that a script is sent again to a server that does not know it.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ T = TypeVar("T")
 BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
 REFUSED_S = 5.0
-"""For this long after a refusal, only the same call shows that the server accepts writes again."""
+"""For this time after a refusal, only the same script shows that writes are accepted again."""
 unpack = msgspec.msgpack.Decoder().decode
-"""Decodes a script's answer."""
+"""Decodes a script's reply."""
 
 
 class LedgerConnection:
@@ -53,7 +53,7 @@ class LedgerConnection:
         self.unready_reason: str | None = None
         """Why the server does not serve calls, or refuses some; None: it serves them."""
         self._refused: tuple[str, float] = ("", 0.0)
-        """The script that the server refused last, and until when other calls prove nothing."""
+        """The script that the server refused last, and until when only that script counts."""
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
         self._redis = redis.asyncio.Redis.from_pool(
@@ -74,22 +74,22 @@ class LedgerConnection:
         await self._redis.aclose()
 
     def observe_version(self, version: int) -> None:
-        """Remember a version of an answer: a server with lower ones later has lost writes."""
+        """Remember a version: a server that returns a lower one later has lost writes."""
         if version > self._highest_version and self.detects_lost_writes:
             self._highest_version = version
 
     async def run(self, script: str, *args: object, state: str = "ready", tail: bytes = b"") -> Any:
-        """Run a script and return its answer, as `run_raw` does, but decoded."""
+        """Run a script and return its reply, as `run_raw` does, but decoded."""
         return unpack(await self.run_raw(script, *args, state=state, tail=tail))
 
     async def run_raw(
         self, script: str, *args: object, state: str = "ready", tail: bytes = b""
     ) -> Any:
-        """Run a script and return its answer: bytes, or a list of them.
+        """Run a script and return its reply: bytes, or a list of them.
 
-        `tail` is what the script may store as it is. The ledger must be `ready`, or `open` (ready
-        or being rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the server
-        does not answer or refuses to write.
+        `tail` is bytes that the script may store unchanged. The ledger must be `ready`, or `open`
+        (ready or being rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the
+        server does not respond or refuses to write.
         """
         sha, source = self._script(script)
         packed: bytes = msgpack.packb(args)

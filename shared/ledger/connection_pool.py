@@ -49,7 +49,7 @@ class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
 def connection_pool(
     url: str, credentials: ClientCredentials, *, timeout_s: float
 ) -> redis.asyncio.ConnectionPool:
-    """Return a pool of connections that repeats no call; the caller limits the time of each.
+    """Return a pool of connections that retries no call; the caller sets the timeout of each.
 
     Raises RequestError for a malformed address, for TLS files with an address without TLS, and for
     an address that names Sentinels and no primary.

@@ -20,14 +20,14 @@ from shared.model.ledger import NoCapacity
 from shared.model.names import PodUid
 
 _PLACEHOLDER_S = 1.0
-"""In place of the instant, which the script writes."""
+"""Placeholder for the time of the resize, which the script writes."""
 
 
 class LeaseResizes(LedgerPart):
-    """Changes the size of leases, and remembers whose views may lag behind."""
+    """Changes the size of leases, and records which nodes and annotations may be outdated."""
 
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
-        """Return the only token that can shrink the pod's lease for `ttl_s`; None: it is locked."""
+        """Lock the pod's lease for `ttl_s`; return the token to shrink it; None: it is locked."""
         token = uuid4().hex
         is_locked = await self._run("lock", pod, token, round(ttl_s * 1000))
         return token if is_locked else None
@@ -54,23 +54,23 @@ class LeaseResizes(LedgerPart):
         if outcome == "stale":
             return StaleLeaseError(lease.pod, read=lease.version, stored=details[0] or None)
         if outcome == "unlocked":
-            raise ConflictError(f"the time to resize the lease of pod {lease.pod} was over")
+            raise ConflictError(f"the lock to resize the lease of pod {lease.pod} has expired")
         return decode_resize_refusal(lease.pod, *details)
 
     async def unsynced(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
-        """Return the pods of leases whose node or annotations may lag after a resize."""
+        """Return the pods of leases whose node or annotations may be outdated after a resize."""
         found = await self._run("unsynced", round(older_than_s * 1000), most)
         return [PodUid(pod) for pod in found]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
-        """Note that node and annotations follow the lease as of `version`.
+        """Record that node and annotations match the lease at `version`.
 
         False: it has been resized since, or was synced before.
         """
         return bool(await self._run("set_synced", pod, version))
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Note that nodes or annotations of these may lag; also possible during a rebuild."""
+        """Record that nodes or annotations of these may be outdated; also during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
         await self._run("set_unsynced", rows, state="open")
 

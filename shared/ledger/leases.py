@@ -61,7 +61,7 @@ _MOVED = -1
 
 
 class RedisLeases(LedgerPart):
-    """The ledger: leases and nodes themselves, and what belongs to them in parts."""
+    """The ledger: leases and nodes; other subjects are attributes."""
 
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
@@ -175,7 +175,7 @@ class RedisLeases(LedgerPart):
         return bound
 
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Note that the kubelet has the devices; None for a pod without a bound lease."""
+        """Record that the kubelet has the devices; None for a pod without a bound lease."""
         active: list[Lease | None] = []
         for batch in in_batches(pods):
             rows = [(pod,) for pod in batch]
@@ -206,7 +206,7 @@ class RedisLeases(LedgerPart):
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
-        """End every reservation whose time is over, and return them."""
+        """End every reservation that has expired, and return them."""
         expired: list[Lease] = []
         has_more = True
         while has_more:
@@ -318,7 +318,7 @@ class RedisLeases(LedgerPart):
         )
 
     async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield everything that happens after `position`, for ever, as soon as it happens.
+        """Yield every change after `position` as soon as it happens, without end.
 
         Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
         rebuilt.
@@ -348,7 +348,7 @@ class RedisLeases(LedgerPart):
     # Rebuilds
 
     async def generation(self) -> str | None:
-        """Return the name of the ledger since its last rebuild; None while it is not ready."""
+        """Return the generation of the ledger; None while it is not ready."""
         try:
             generation, _, version = await self._connection.run("query", "position")
         except RebuildPendingError:
@@ -359,7 +359,7 @@ class RedisLeases(LedgerPart):
     async def begin_rebuild(
         self, *, now: float, lock_s: float = 60.0, force: bool = False
     ) -> str | None:
-        """Empty the ledger to build it anew; return the token of the one caller that rebuilds it.
+        """Empty the ledger for a rebuild; return the token of the one caller that rebuilds it.
 
         None: it is ready (and this is not `force`d), or another caller began less than `lock_s`
         ago.

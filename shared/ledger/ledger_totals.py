@@ -1,4 +1,4 @@
-"""What the ledger adds up: nodes' totals with their leases, gangs, fair shares and quotas."""
+"""Totals of the ledger: nodes with their leases, gangs, fair shares and quotas."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class LedgerTotals(LedgerPart):
             yield await self._page(batch)
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return what `pages` yields of some nodes; unknown ones are left out."""
+        """Return some nodes, as `pages` yields them; unknown ones are left out."""
         found: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
             found += await self._page(batch)
@@ -56,7 +56,7 @@ class LedgerTotals(LedgerPart):
         return [decode_node_totals(row, page.leases) for row in page.rows]
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
-        """Return what claims reserve of nodes' ordinary resources, beside what leases take."""
+        """Return the ordinary resources of nodes that claims reserve; leases are not included."""
         claimed: dict[NodeName, dict[str, int]] = {}
         for node, name, amount in await self._connection.run("query", "claimed"):
             amounts = claimed.setdefault(NodeName(node), {})
@@ -78,7 +78,7 @@ class LedgerTotals(LedgerPart):
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
     async def fair_share(self) -> FairShare:
-        """Return what decides in which order waiting pods are offered freed capacity."""
+        """Return the values that order waiting pods for offers of freed capacity."""
         total, cores, mib, rows = await self._connection.run("query", "fair_share")
         used_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
         used_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
@@ -112,5 +112,5 @@ class LedgerQuotas(LedgerPart):
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
     async def totals(self) -> QuotaTotals:
-        """Return quotas, what is used and what is charged under them, read at one moment."""
+        """Return quotas with the used and the charged amounts, read at one moment."""
         return decode_quota_totals(*await self._connection.run_raw("quotas", "read"))

@@ -1,4 +1,4 @@
-"""Preemptions in Redis or Valkey: what is under way, and the journal of evictions.
+"""Preemptions in Redis or Valkey: open ones, and the journal of evictions.
 
 Every write names the version that it was decided on and is refused for any other. Opening a
 preemption claims its devices in the ledger in the same step; closing it ends that claim, and so
@@ -26,7 +26,7 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
 class Preemptions(LedgerPart):
-    """What binders share about preemptions."""
+    """Preemptions that all binders share."""
 
     async def acquire_leadership(self, name: str, *, ttl_s: float) -> bool:
         """Return whether the caller is the only one that may act, for `ttl_s` from now on."""

@@ -1,4 +1,4 @@
-"""What several binders collect together, stored beside the ledger: listings and agents' reports.
+"""Evidence that binders collect together, beside the ledger: listings and agents' reports.
 
 The chunks of a listing and the reports of many nodes reach any replica; here each one finds them
 complete. They are evidence for a rebuild or a comparison, and never the ledger itself; they are

@@ -1,4 +1,4 @@
-"""Pods that wait, in the ledger: for capacity, with their gang, or at their budget's gate."""
+"""Waiting pods in the ledger: for capacity, with their gang, or at their budget's gate."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
 class WaitingPods(LedgerPart):
-    """Pods that fit nowhere yet, why, and what is offered to them."""
+    """Pods that cannot be placed yet, with their verdicts, and offers to them."""
 
     async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Let pods wait; return those that do not.
+        """Add waiting pods; return those that need not wait.
 
         A pod is stale, to be decided again, if something was freed after the state that its verdict
         is about, on a node that may now have room for it. A pod that holds a lease (reserved by a
@@ -70,7 +70,7 @@ class WaitingPods(LedgerPart):
         return [PodUid(pod) for pod in await self._connection.run("list_waiting", "uids")]
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
-        """Let pods wait no longer, because they are gone.
+        """Remove waiting pods that are gone.
 
         For ten minutes nothing more is stored for them, whatever is still under way, and from now
         on no gang counts them, although they may hold leases until their containers have ended.
@@ -98,7 +98,7 @@ class WaitingPods(LedgerPart):
         return OfferedPods(pods=tuple(pods), complete=is_complete)
 
     async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        """Let pods of a gang wait without receiving offers, and count the gang.
+        """Add waiting pods of a gang, which receive no offers, and count the gang.
 
         A pod that waits already is left as it is, and one that is gone is not stored. If one was
         queued again, all waiting pods of the gang are returned, to be decided again with it.

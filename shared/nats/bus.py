@@ -219,7 +219,9 @@ class Bus:
             else:
                 await asyncio.gather(*sending)
         except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
+            raise UnavailableError(
+                f"NATS has not confirmed {len(events)} events: {error!r}"
+            ) from error
 
     async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.

@@ -1,4 +1,4 @@
-"""NATS servers: whether they accept us, what our stream contains, and how to reload them."""
+"""Checks of NATS servers and of the stream, and reloads of their configuration."""
 
 import asyncio
 import json

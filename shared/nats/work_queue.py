@@ -50,7 +50,7 @@ DIRECT = Counter(
 
 
 class WorkQueue:
-    """The work of one connection: what it sends and what it subscribes to.
+    """The work that one connection sends and receives.
 
     `creates_stream`: create what is missing; `replaces_stream`: also replace what stores nothing.
     """
@@ -100,7 +100,7 @@ class WorkQueue:
                 await attempt()
             except (nats.errors.Error, TimeoutError) as error:
                 if not self._client.is_connected:
-                    raise UnavailableError(f"NATS did not take work: {error!r}") from error
+                    raise UnavailableError(f"NATS has not confirmed work: {error!r}") from error
                 failure = error
                 if attempt is store:
                     await self._begin_fault(error)

@@ -1,4 +1,4 @@
-"""Which devices a pod allows, by model, UUID and mode; pure."""
+"""Filters for devices by a pod's selection: model, UUID and mode; pure."""
 
 from shared.model.device import Device, DeviceRefusal
 from shared.model.request import DeviceSelection

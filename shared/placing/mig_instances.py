@@ -1,4 +1,4 @@
-"""Which MIG instance of a device a container gets, and why it gets none; pure.
+"""The choice of a MIG instance on a device for a container, or why there is none; pure.
 
 A device without leases may be partitioned: of its layouts, in their order, the first one with a
 large enough instance is chosen, and of that layout the smallest such instance. A device with leased
@@ -29,7 +29,7 @@ LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
 
 @lru_cache(maxsize=256)
 def layout_shapes(layouts: tuple[MigLayout, ...]) -> LayoutShapes:
-    """Return what a device can be partitioned into."""
+    """Return the layouts of a device with the shapes of their instances."""
     return {layout.name: _instance_shapes(layout) for layout in layouts}
 
 

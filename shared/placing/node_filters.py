@@ -1,4 +1,4 @@
-"""What a pod requires of its node besides devices: filters that return the reason; pure.
+"""Filters for a pod's node requirements besides devices; each returns a reason; pure.
 
 Rules and messages are those of kube-scheduler, so that a pod is never bound where its kubelet would
 reject it.
@@ -158,7 +158,7 @@ def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilte
 def check_resources(
     requested: Mapping[str, int], free: Mapping[str, int]
 ) -> NodeFilterFailure | None:
-    """Refuse a node with too little of an ordinary resource; one it does not list counts as 0."""
+    """Refuse a node with too little of an ordinary resource; a missing resource counts as 0."""
     for name, amount in requested.items():
         there = free.get(name, 0)
         if amount > there:

@@ -1,4 +1,4 @@
-"""Whether and how a pod fits one node: every device of it is tried; pure."""
+"""The shares that a pod would get on one node: every device is tried; pure."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations

@@ -1,1 +1,1 @@
-"""Sending Bindings, and whether a node may be bound to: agents, deferred pods, cordons."""
+"""Bindings: admission by node agents, deferred pods, cordons, and the Bindings themselves."""

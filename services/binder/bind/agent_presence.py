@@ -1,4 +1,4 @@
-"""Whether a pod may be bound to its node now: the node's agent decides.
+"""Presence of node agents, which decides whether a pod may be bound to its node now.
 
 A kubelet permanently rejects a pod that arrives while the node's agent is being replaced, and
 blocks all later pods if the agent hangs. So pods are deferred until the agent replies, with their
@@ -39,7 +39,7 @@ class PresenceTiming:
 MAX_REQUESTS = 64
 PROBE_S = 1.0
 IDLE_S = 5.0
-"""While no node is cordoned: a binder that cordoned one also uncordons it, unless it has died."""
+"""Pause while no node is cordoned, until cordons of binders that have stopped are read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Deferral:
 
     reason: str
     retry_soon: bool = False
-    """Its turn comes next: a retry may succeed within milliseconds."""
+    """The pod is next in line: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
-    """For how long no such pod could be bound to the node; 0: this one can soon."""
+    """How long the node has not accepted such pods; 0: it accepts this one soon."""
 
 
 @dataclass(slots=True)
 class AgentRecord:
-    """What is known of one node's agent."""
+    """The presence of one node's agent."""
 
     exists: bool = False
     """Whether it has replied, or should have."""
@@ -68,11 +68,11 @@ class AgentRecord:
     cordoned_at: float = 0.0
     """When that last changed."""
     uncordon: bool = False
-    """Whether it replied since the cordon was saved in the ledger."""
+    """It has replied since the cordon was saved in the ledger."""
 
 
 class AgentPresence:
-    """Which agents replied a moment ago, and which nodes are cordoned."""
+    """Recent replies of node agents, and the cordoned nodes."""
 
     def __init__(
         self,

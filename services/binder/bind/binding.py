@@ -22,7 +22,7 @@ class BindingOutcome(StrEnum):
     """The pod is bound to another node."""
     GONE = "gone"
     REFUSED = "refused"
-    """The API server does not bind this pod as it stands."""
+    """The API server rejects the Binding for good."""
     UNKNOWN = "unknown"
     """Not known yet; the same Binding must be sent again."""
 

@@ -1,4 +1,4 @@
-"""Pods that must not be bound to their node yet: explained, or released from a cordoned node."""
+"""Deferred pods: explains why they are not bound yet, or releases them from a cordoned node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class DeferralTiming:
     explain_s: float = 1.0
     """Age of a reservation at which the pod's condition explains why it is not bound."""
     explain_next_s: float = 10.0
-    """The same for a pod whose turn comes next: a burst must not cause a write per pod."""
+    """The same for a pod that is next in line: a burst must not cause a write per pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Reads the pods of a gang from the API server before the first of them is bound.
 
-A pod may have been deleted after its gang was counted, and the event of it may still be on its way.
+A pod may have been deleted after its gang was counted, and its event may not have arrived yet.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MAX_READS = 32
 
 
 class GangCheck:
-    """Ends the reservations of gangs of which a pod is gone, while none of their pods is bound."""
+    """Ends the reservations of gangs that have lost a pod before any of their pods was bound."""
 
     def __init__(self, ledger: LeaseLedger, pods: PodReader, updater: LedgerUpdater) -> None:
         self.ledger = ledger

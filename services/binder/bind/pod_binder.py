@@ -31,10 +31,10 @@ BindEvent = PodBound | BindingFailed | LeaseChanged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTiming:
-    """How long a batch waits for the turns of its pods."""
+    """How long a batch waits until node agents admit its pods."""
 
     wait_s: float = 1.0
-    """After this it makes room for other batches."""
+    """After this time, the remaining pods are redelivered later, and other batches continue."""
     retry_s: float = 0.02
     """A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
     max_retry_s: float = 0.3

@@ -1,4 +1,4 @@
-"""Removes nodes from the ledger that the API server no longer has, although no event said so."""
+"""Removes nodes from the ledger whose deletion was missed: the API server no longer has them."""
 
 import logging
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from shared.model.names import PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMismatch:
-    """What differs between the ledger and the cluster."""
+    """The differences between the ledger and the cluster."""
 
     orphans: tuple[Lease, ...] = ()
     """Leases whose pods are missing."""

@@ -122,7 +122,7 @@ class LedgerUpdater:
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
-        With a gang's reservation end all of them, while none of its pods is bound. Raises
+        If a gang's reservation ends while none of its pods is bound, all of the gang's end. Raises
         ConflictError if a lease has moved on since.
         """
         ended = await asyncio.gather(

@@ -1,6 +1,6 @@
 """Restores leases that the ledger has lost while their pods run.
 
-A node agent reports what it gave out. If the ledger has no lease for such a pod, and Kubernetes
+A node agent reports its allocations. If the ledger has no lease for such a pod, and Kubernetes
 shows the pod bound to that node, a write of the ledger was lost: an older file was loaded, or a
 rebuild missed a Binding in flight.
 """

@@ -1,4 +1,4 @@
-"""Ends leases and waits of pods that are gone without an event; reports ledger mismatches."""
+"""Ends leases and waits of pods whose deletion was missed; reports ledger mismatches."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_READS = 16
 """Pods read from the API server at once."""
 BINDING_S = 5.0
-"""The Binding of a lease that is younger than this may still be under way."""
+"""The Binding of a lease that is younger than this may still be in progress."""
 
 
 class Reconciler:

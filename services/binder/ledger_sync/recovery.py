@@ -1,9 +1,9 @@
 """Leases to restore in an empty ledger, from agents' reports and pods' annotations; pure.
 
-An agent's activation is what the kubelet got, so it comes first. A bound pod's annotation is a copy
-that may have been edited, so it counts only if no agent reports, and only if it names this pod and
-its node. An activation of a pod that is not listed comes last: the pod may still run, or another
-pod may have its devices. The ledger refuses what does not fit.
+An agent's activation shows what the kubelet received, so it has precedence. A bound pod's
+annotation is a copy that may have been edited, so it counts only if no agent reports, and only if
+it names this pod and its node. An activation of a pod that is not listed comes last: the pod may
+still run, or another pod may have its devices. The ledger refuses what does not fit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from shared.model.names import NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was collected since the rebuild began."""
+    """The evidence that was collected since the rebuild began."""
 
     pods: tuple[BoundPod, ...]
     """Of one complete listing."""
@@ -36,9 +36,9 @@ class Recovery:
     leases: tuple[Lease, ...]
     problems: tuple[str, ...] = ()
     unlisted: tuple[Lease, ...] = ()
-    """Those of them whose pods are not listed: they end as soon as nothing of these runs."""
+    """Those of them whose pods are not listed: they end once the containers have terminated."""
     lagging: tuple[Lease, ...] = ()
-    """Those of them whose pods' annotations have another size: a resize was under way."""
+    """Those of them whose pods' annotations have another size: a resize was in progress."""
 
 
 def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
@@ -77,7 +77,7 @@ def recover(evidence: Evidence) -> Recovery:
 def _leases_of_agents(
     allocations: Mapping[NodeName, Iterable[Allocation]], nodes: Mapping[PodUid, NodeName]
 ) -> tuple[dict[PodUid, Lease], list[str]]:
-    """Return the newest lease that an agent activated for each pod, and what is inconsistent."""
+    """Return the newest lease that an agent activated for each pod, and the inconsistencies."""
     active: dict[PodUid, Lease] = {}
     problems: list[str] = []
     for node, of_node in allocations.items():
@@ -99,7 +99,7 @@ def _leases_of_agents(
 
 
 def _lease_of_pod(pod: BoundPod) -> Lease | str:
-    """Return the lease in the pod's annotation, or what is wrong with it."""
+    """Return the lease in the pod's annotation, or why it is invalid."""
     subject = f"pod {pod.namespace}/{pod.name} ({pod.pod}) on node {pod.node}"
     try:
         lease = load_lease(pod.lease, namespace=pod.namespace, name=pod.name)

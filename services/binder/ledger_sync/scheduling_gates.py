@@ -23,7 +23,7 @@ STEP_S = 0.5
 BATCH = 16
 """Gates removed at once, before the budget is read again."""
 UNKNOWN_S = 120.0
-"""A namespace whose budget has been unknown for this long counts as one that has budget."""
+"""A namespace whose budget has been unknown for this long counts as having budget left."""
 REFUSED_S = 60.0
 """Pause before the next try, where the API server refused to change a pod."""
 GATED_POLICIES = frozenset({"queue", "deny"})

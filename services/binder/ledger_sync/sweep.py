@@ -34,7 +34,7 @@ class Sweeper:
 
     @contextlib.contextmanager
     def resync_on_failure(self) -> Iterator[None]:
-        """Require a resync if the block fails: its write may have been done all the same."""
+        """Require a resync if the block fails: its write may have succeeded nevertheless."""
         try:
             yield
         except UnavailableError:

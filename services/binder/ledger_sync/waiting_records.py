@@ -1,4 +1,4 @@
-"""Finds pods that are recorded as waiting although they are gone, and no event reported it."""
+"""Finds pods that are recorded as waiting, and whose deletion was missed."""
 
 import asyncio
 from collections.abc import Collection

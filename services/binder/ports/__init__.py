@@ -1,1 +1,1 @@
-"""Ports: what the binder needs of the ledger, Kubernetes, NATS and metrics, with their values."""
+"""Ports to the ledger, Kubernetes, NATS and metrics, with their values."""

@@ -1,4 +1,4 @@
-"""What the binder needs of the API server: pods, conditions, Events and evictions."""
+"""Ports to the API server: pods, conditions, Events and evictions."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -96,4 +96,4 @@ class EventApi(Protocol):
 class BinderPods(
     PodBindings, PodGates, PodConditions, AnnotatedPods, EventApi, NodeReader, Protocol
 ):
-    """Everything the binder does at the API server, evictions aside."""
+    """All ports to the API server except those for evictions."""

@@ -1,4 +1,4 @@
-"""What the binder needs of the ledger in Redis: leases, inventory, waiting pods, preemptions.
+"""Ports to the ledger in Redis: leases, inventory, waiting pods, preemptions.
 
 `shared.ledger` implements it. One port per subject; each user declares the narrowest one that
 suffices.
@@ -20,7 +20,7 @@ PAST_S = 24 * 3600.0
 
 
 class WaitingPodStore(Protocol):
-    """The pods that fit nowhere yet."""
+    """Pods that cannot be placed yet."""
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return the pods that wait: all, or those among `pods`."""
@@ -108,7 +108,7 @@ class LeaseLedger(LiveLeases, Protocol):
 
     @property
     def waiting_pods(self) -> WaitingPodStore:
-        """The pods that fit nowhere yet."""
+        """Pods that cannot be placed yet."""
         ...
 
     @property
@@ -187,7 +187,7 @@ class CordonLedger(LedgerState, Protocol):
 
 
 class ResizeLedger(LiveLeases, Protocol):
-    """What a resize needs of the ledger."""
+    """The ledger, as a resize uses it."""
 
     @property
     def totals(self) -> NodeTotalsReader:
@@ -214,7 +214,7 @@ class LeaseRestorer(Protocol):
 
 
 class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
-    """What a rebuild needs of the ledger."""
+    """The ledger, as a rebuild uses it."""
 
     @property
     def resizes(self) -> LeaseResizeStore:

@@ -1,4 +1,4 @@
-"""What the binder needs of NATS: publishing events, and requests to node agents."""
+"""Ports to NATS: publishing events, and requests to node agents."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class PodAnnotations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """What decides about the eviction of a pod, besides its lease."""
+    """Facts that decide whether a pod may be evicted, besides its lease."""
 
     pod: PodUid
     namespace: Namespace

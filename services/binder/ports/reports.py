@@ -1,4 +1,4 @@
-"""What the binder reports to people: Kubernetes Events, pod conditions and metrics; pure."""
+"""Reports to operators: Kubernetes Events, pod conditions and metrics; pure."""
 
 import hashlib
 from dataclasses import dataclass

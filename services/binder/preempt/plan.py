@@ -1,10 +1,10 @@
-"""Which leases to preempt so that a pod fits on one node; pure.
+"""Plans: the cheapest set of leases to preempt so that a pod fits on one node; pure.
 
-Devices are simulated, never a node's sums. The result is exact for small numbers: no other set that
-makes the pod fit on one node is cheaper. The cost of a set is decided by its most undesirable
-victim first (`EvictionTier`), then by their number, then by the GPU-seconds they have used. Where
-there are too many sets to try, victims are spared one by one, the most expensive first. The order
-is fixed, and there are at most `MAX_TRIALS` trials.
+Trials use the node's devices, never sums over them. The result is exact for small numbers: no other
+set that makes the pod fit on one node is cheaper. The cost of a set is decided by its most
+undesirable victim first (`EvictionTier`), then by their number, then by the GPU-seconds they have
+used. Where there are too many sets to try, victims are removed from the set one by one, the most
+expensive first. The order is fixed, and there are at most `MAX_TRIALS` trials.
 """
 
 from collections import Counter
@@ -207,7 +207,7 @@ def _fewest(
     trials: Trials,
     reserved_trials: int,
 ) -> PreemptionPlan | None:
-    """Return the cheapest of the smallest sets; None: none fits, or too many sets to try."""
+    """Return the cheapest of the smallest sets; None if none fits, or there are too many to try."""
     for size in range(1, len(among) + 1):
         trials_left = max(0, trials.left - max(reserved_trials, 0))
         sets = list(islice(_victim_sets(among, size, trials.request), trials_left + 1))

@@ -1,4 +1,4 @@
-"""Preemption of leases over budget, or in the way of a higher priority: with notice, and exactly.
+"""Preemption of leases of namespaces over budget, or of lower priority, after a notice period.
 
 One binder leads at a time, and begins preemptions. The devices for a pending pod are claimed before
 any victim is notified (`shared.ledger.preemptions`), so that no other pod gets what becomes free.

@@ -83,7 +83,7 @@ class PreemptionExecutor:
         victims = [victim.pod for victim in preemption.victims]
         if preemption.wanted is None:
             return ObservedPreemption(waiting=False, lease=None, leased_victims=frozenset())
-        # In this order: a pod that stops waiting because it got a lease is observed with it.
+        # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = await self.ledger.waiting_pods.load([preemption.wanted.pod])
         own, *theirs = await self.ledger.load([preemption.wanted.pod, *victims])
         return ObservedPreemption(

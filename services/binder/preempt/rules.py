@@ -1,4 +1,4 @@
-"""Which leases may be preempted for which pod, how often, and at what cost; pure.
+"""Rules of preemption: for which pods, which leases, how often, and at what cost; pure.
 
 A pod of a namespace with budget left may preempt leases of namespaces without. A pod of higher
 priority may preempt those of lower priority, unless their namespace is in a better lease class. All
@@ -65,7 +65,7 @@ class PreemptionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class EvictionTier:
-    """How undesirable the eviction of one pod is, its share aside; the smallest goes first."""
+    """How undesirable the eviction of one pod is; the pod with the lowest tier is evicted first."""
 
     unowned: bool
     """Whether the pod has no controller that replaces it."""
@@ -139,7 +139,7 @@ def owner_key(pod: PodFacts) -> str:
 
 
 def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: PreemptionRules) -> float:
-    """Return until when no pod of an owner is evicted again; 0: none ever was."""
+    """Return until when no other pod of an owner is evicted; 0: none has been evicted."""
     evicted = [e.at for e in past if e.owner == owner and e.outcome is EvictionOutcome.EVICTED]
     if not evicted:
         return 0.0
@@ -255,7 +255,7 @@ def victim_of(
 
 
 def tier_of(victim: Victim, pod: PodFacts, budget: BudgetChanged | None) -> EvictionTier:
-    """Return how undesirable its eviction is."""
+    """Return the tier of its eviction."""
     return EvictionTier(
         unowned=not pod.owner,
         cause=_CAUSE_ORDER.index(victim.cause),

@@ -23,7 +23,7 @@ SLACK_S = 30.0
 
 
 class Step(StrEnum):
-    """What to do next."""
+    """The next step of a preemption."""
 
     ANNOUNCE = "announce"
     """Check by a dry run whether all victims may be evicted, and announce it to them."""

@@ -148,7 +148,7 @@ def cut(message: str) -> str:
 def condition_patch(
     explanation: WaitingExplanation, observed: ObservedCondition | None, now_s: float
 ) -> Mapping[str, Any] | None:
-    """Return the patch of `pods/status` with why the pod waits; None: there is nothing to change.
+    """Return the patch of `pods/status` that explains why the pod waits; None: no change is needed.
 
     It names the resource version that was read, so that it can never undo a binding made meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Whether a running lease can have another size, by its own facts; pure.
+"""Rules for the new size of a running lease, by its own facts; pure.
 
 The ledger decides whether the device and the quota have room, and the node agent whether a smaller
 size is enough for the memory in use.
@@ -110,7 +110,7 @@ def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeRefusal:
 
 
 def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
-    """Yield why shares cannot change their size."""
+    """Yield the reasons why shares have a fixed size."""
     recreate = "delete the pod, and create it with the new size"
     first = shares[0]
     if lease.state is not LeaseState.ACTIVE:
@@ -224,7 +224,7 @@ def _size_of(share: Share) -> ShareSize:
 def _unenforceable(
     lease: Lease, change: SizeChange, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeRefusal]:
-    """Yield why another size cannot be enforced while the container runs."""
+    """Yield the reasons why another size cannot be enforced while the container runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
         yield ResizeRefusal(reason=f"its dialect {lease.dialect!r} is not known")

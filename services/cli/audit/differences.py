@@ -27,7 +27,7 @@ class Difference:
     invariant: str
     subject: str
     text: str
-    """What is wrong, with both numbers."""
+    """Description, with both numbers."""
     settles_s: float = 0.0
     """How long it may last in a healthy system."""
 

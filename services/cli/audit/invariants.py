@@ -1,4 +1,4 @@
-"""Every check of an audit, and the differences that they find in a snapshot; pure."""
+"""All checks of an audit, and the differences that they find in a snapshot; pure."""
 
 from collections.abc import Callable, Iterator
 

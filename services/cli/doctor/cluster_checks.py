@@ -1,4 +1,4 @@
-"""How the doctor judges the cluster's components."""
+"""The doctor's verdicts on the cluster's components."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -38,7 +38,7 @@ def add_inspect_commands(add: AddCommand) -> None:
 def _add_explain(add: AddCommand) -> None:
     explain = add(
         "explain",
-        "explain why a pod waits, or why it runs where it runs",
+        "explain why a pod waits, or why it runs on its node",
         _run("explain"),
         "my-pod",
         "my-pod -n team-a --json",

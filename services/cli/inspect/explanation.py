@@ -1,4 +1,4 @@
-"""Why a pod runs where it runs, or why it waits, with the numbers; pure."""
+"""The explanation why a pod runs on its node, or why it waits; pure."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which pods of a gang hold a lease and which wait, as `explain` shows it; pure."""
+"""The pods of a gang that hold a lease or wait, as `explain` shows them; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

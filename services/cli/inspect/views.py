@@ -44,7 +44,7 @@ def ps(flags: argparse.Namespace) -> int:
 
 
 def explain(flags: argparse.Namespace) -> int:
-    """Explain why a pod runs where it runs, or why it waits."""
+    """Explain why a pod runs on its node, or why it waits."""
     from services.cli.inspect import explanation
 
     if bool(flags.request) == bool(flags.pod):

@@ -1,4 +1,4 @@
-"""How a manifest's pods are reported, as text and as JSON.
+"""Reports on a manifest's pods, as text and as JSON.
 
 JSON: {"pods": [{"origin", "scheduler", "ours", "fault", "refusal", "dialect", "example_node",
 "containers": [{"container", "request", "devices": [{"device", "index", "memory_mib",

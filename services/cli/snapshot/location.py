@@ -1,4 +1,4 @@
-"""Where a running Leasehold can be read: from flags, else from the state directory."""
+"""The location of a running Leasehold: from flags, else from the state directory."""
 
 import argparse
 from dataclasses import dataclass

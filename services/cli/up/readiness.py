@@ -1,4 +1,4 @@
-"""Whether a component is ready: the checks of its current process."""
+"""Readiness of components: the checks of their current processes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""When a component that exits is restarted, with a pause that doubles; pure."""
+"""Restarts of components that exit, after a pause that doubles; pure."""
 
 from dataclasses import dataclass, replace
 

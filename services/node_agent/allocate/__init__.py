@@ -1,1 +1,1 @@
-"""Allocate: which pods may be bound, which container the kubelet allocates for, what it gets."""
+"""Allocate: admission of pods, resolution of containers, and their devices."""

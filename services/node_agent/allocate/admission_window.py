@@ -1,4 +1,4 @@
-"""Which pods may be bound to this node now; pure.
+"""The admission window: which pods may be bound to this node now; pure.
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have

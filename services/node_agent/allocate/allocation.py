@@ -1,4 +1,4 @@
-"""Decides from the lease whether a container may have devices, and its setup; pure."""
+"""The decision on an allocation, from the lease: the container's setup, or a refusal; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How devices are passed to containers: NVIDIA's device-list strategies; pure.
+"""NVIDIA's device-list strategies, which pass devices to containers; pure.
 
 The strategies and what each adds to the response to Allocate are those of NVIDIA's device plugin:
 a variable or mounts for NVIDIA's container runtime, names for any runtime that supports CDI.

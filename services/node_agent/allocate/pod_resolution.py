@@ -1,4 +1,4 @@
-"""Resolves the container that the kubelet allocates for from its lists, without a guess; pure.
+"""Resolves the container that the kubelet allocates for, from the kubelet's lists; pure.
 
 The kubelet adds a pod to its list just before it admits it, allocates devices to one container
 after the other (init containers first), and shows in PodResources what it has allocated. So the

@@ -1,1 +1,1 @@
-"""What `leasehold doctor` checks on a node; the only part of the agent that it uses."""
+"""The checks of `leasehold doctor` on a node; the only part of the agent that it uses."""

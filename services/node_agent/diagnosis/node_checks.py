@@ -1,4 +1,4 @@
-"""How the doctor judges a node."""
+"""The doctor's verdicts on a node."""
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence

@@ -119,7 +119,7 @@ class NodeProbes:
 
     @property
     def shown(self) -> NodeAdvertisement:
-        """What an agent with these settings advertises of the devices in the ledger."""
+        """The advertisement of an agent with these settings for the devices in the ledger."""
         if self._shown is None:
             dialects = enabled(Rules(enabled=self.settings.dialects))
             self._shown = advertisement_of(

@@ -1,4 +1,4 @@
-"""What the driver reports about the use of devices, as values; pure."""
+"""Samples of device usage, as the driver reports it; pure."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,7 @@ class HostLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredPaths:
-    """What must exist on the host before a container starts."""
+    """Paths that must exist on the host before a container starts."""
 
     directories: tuple[str, ...] = ()
     """Created if missing, writable by any user, never emptied."""

@@ -1,4 +1,4 @@
-"""HAMi-core's library on this node: installed once per content, in a directory named after it.
+"""HAMi-core's library on this node, installed in a directory that is named after its content.
 
 Containers map the file, so an existing file is never changed: other content is written to another
 directory, atomically. Versions that no container mounts any more are removed.

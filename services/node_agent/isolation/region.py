@@ -113,7 +113,7 @@ class DeviceSums:
     total: int = 0
     sm_percent: int = 0
     enforced: int = 0
-    """What the library compares with the limit: ended processes count until they are cleared."""
+    """The sum that the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0
     """Amounts left out because they were counted down below zero."""
 

@@ -18,7 +18,7 @@ from shared.model.errors import RequestError, UnavailableError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionChanges:
-    """What to write; None leaves a field as it is."""
+    """New values of fields; None leaves a field unchanged."""
 
     memory_limits: tuple[int, ...] | None = None
     """Bytes, for all 16 positions; 0 is no limit."""

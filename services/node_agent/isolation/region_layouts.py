@@ -174,7 +174,7 @@ V1_1_BAD = RegionLayout(
     slot_count=2008928,
     last_kernel=2008944,
 )
-"""HAMi 2.8.1 only: another layout with the label of the one before; its size tells them apart."""
+"""HAMi 2.8.1 only: another layout with the version of the one before, and another size."""
 
 V1_2 = replace(
     V1_1,
@@ -190,7 +190,7 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
     size: tuple(layout for layout in LAYOUTS if layout.file_size == size)
     for size in sorted({layout.file_size for layout in LAYOUTS})
 }
-"""The size decides first: one label means two layouts."""
+"""Layouts by file size, since two layouts have the same version."""
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:

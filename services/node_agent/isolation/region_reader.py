@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<iII")
 
 
 def read_region(path: RegionPath) -> Region | Tampered | None:
-    """Return the region, or what is wrong with it; None if there is no such file.
+    """Return the region, or why it is invalid; None if there is no such file.
 
     Slots that are being written are read again together, `ROUNDS` times, in a few milliseconds.
     """
@@ -63,7 +63,7 @@ def _problem_with(status: os.stat_result) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
     if status.st_nlink != 1:
-        return f"it has {status.st_nlink} names"
+        return f"it has {status.st_nlink} hard links"
     if status.st_size not in BY_FILE_SIZE:
         known = ", ".join(map(str, BY_FILE_SIZE))
         return f"it has {status.st_size} bytes, and a region has one of {known}"

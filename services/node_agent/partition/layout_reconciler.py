@@ -83,7 +83,7 @@ class LayoutReconciler:
         self._handled_fences: dict[DeviceUuid, int] = {}
         """Fence of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
-        """What currently blocks a device's change of layout."""
+        """Why a device's layout cannot be changed now, by device."""
 
     def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
         """Set the GPUs and devices of the node."""

@@ -1,1 +1,1 @@
-"""What the agent stores on disk and remembers: checkpoint and known leases."""
+"""Records of the agent: the checkpoint on disk, and known leases."""

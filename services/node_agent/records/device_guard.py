@@ -1,6 +1,6 @@
-"""Whether what a node has given out of its devices still fits on them; pure.
+"""Checks that all allocations of a node together fit on its devices; pure.
 
-A check by the agent's own records: it holds whatever the ledger, a binder or a clock has got wrong.
+It uses the agent's own records only, so no error of the ledger, a binder or a clock affects it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ class OvercommitError(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHolder:
-    """What one pod has of one device."""
+    """One pod's part of one device."""
 
     pod: str
     """Namespace and name."""
@@ -107,7 +107,7 @@ def _unrecorded(pods: Collection[str], own: DeviceHolder) -> str:
 
 
 def _overcommitment(device: Device, own: DeviceHolder, others: Collection[DeviceHolder]) -> str:
-    """Return what the device has too little of; empty: it can hold all."""
+    """Return which amount of the device is exceeded; empty: all holders fit."""
     if device.mode is DeviceMode.MIG:
         return _instance_conflict(own, others)
     booked = [own.booking, *(other.booking for other in others)]

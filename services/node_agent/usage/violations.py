@@ -1,4 +1,4 @@
-"""Rules that containers break: more memory than leased, altered limits, no lease; pure."""
+"""Violations: more memory than leased, altered limits, use without a lease; pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

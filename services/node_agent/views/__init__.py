@@ -1,1 +1,1 @@
-"""What Kubernetes objects show of the node: status, annotations, labels, custom objects."""
+"""The node in Kubernetes objects: status, annotations, labels, custom objects."""

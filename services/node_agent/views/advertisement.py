@@ -1,4 +1,4 @@
-"""What a node advertises: device lists for the kubelet, node status, annotations, labels; pure."""
+"""A node's advertisement: device lists for the kubelet, status, annotations, labels; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAdvertisement:
-    """What the node advertises for all its dialects together."""
+    """The node's advertisement for all its dialects together."""
 
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     """By resource and ID, in the order of the list."""

@@ -1,4 +1,4 @@
-"""What to change in Kubernetes objects that show a node's devices; pure.
+"""Patches of the Kubernetes objects that show a node's devices; pure.
 
 Node annotations that other programs write too are lists with commas. The entries that we added are
 recorded in an annotation of our own beside it, so that entries of operators and other programs are

@@ -1,4 +1,4 @@
-"""Which devices of one node one container gets: shares of devices, or MIG instances; pure."""
+"""The choice of devices on one node for a container: shares, or MIG instances; pure."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Which devices of one node a pod gets, container by container, in the order of its spec; pure.
+"""The choice of devices on one node for a pod, container by container; pure.
 
 All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG instances. Where both
 are allowed, `PodRequest.prefer_mig` decides which are tried first.

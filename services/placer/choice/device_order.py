@@ -1,4 +1,4 @@
-"""In which order a node's devices are tried, given what the pod uses of them already; pure."""
+"""The order in which a node's devices are tried, given the pod's use of them; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Why the devices of one node do not fit: per node in short, per device with numbers; pure."""
+"""Reasons why the devices of one node do not fit, for the node and for each device; pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

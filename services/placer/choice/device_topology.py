@@ -1,4 +1,4 @@
-"""Which of the fitting devices of a node are linked best, or share a NUMA node; pure.
+"""The topology of a node's devices: those with the best links, or on one NUMA node; pure.
 
 The score of a set is the sum over its pairs of HAMi's pair score, as the node agent measured it.
 Where links do not decide, the number of pairs on one NUMA node does; then the order of trying.

@@ -19,7 +19,7 @@ CACHED_SHARES = 16
 
 @dataclass(slots=True)
 class PodDeviceUse:
-    """What earlier containers of the same pod use of one device."""
+    """The use of one device by earlier containers of the same pod."""
 
     memory_mib: int = 0
     cores_percent: int = 0

@@ -1,4 +1,4 @@
-"""Which nodes meet a pod's node requirements, cached until the node changes; pure."""
+"""Checks of nodes against pods' node requirements, cached until the node changes; pure."""
 
 from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.mirror.node_mirror import MirroredNode

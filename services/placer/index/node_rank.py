@@ -1,4 +1,4 @@
-"""One number per node and kind of request: whether the node may fit, and how well; pure.
+"""Ranks of nodes: one number per node and kind of request, for how well the node fits; pure.
 
 A node's *headroom* for n shares is the most that each of them can get at once: the n-th largest of
 its devices' free memory. A *rank* packs the headroom with how full the node is. The order of ranks
@@ -20,7 +20,7 @@ HEADROOM_BITS = 40
 MAX_HEADROOM = (1 << HEADROOM_BITS) - 1
 PREFERENCE_SHIFT = HEADROOM_BITS + FULLNESS_BITS
 PREFERENCE_TOP = 1 << 20
-"""More than any pod's weights add up to; they do not go far below zero either."""
+"""Above the sum of any pod's preference weights, and of their absolute values."""
 
 Rank = int
 Ranking = Callable[[MirroredNode], Rank | None]

@@ -1,4 +1,4 @@
-"""Which nodes fit one exact request, and why the others do not, kept up to date; pure.
+"""Verdicts on one exact request: the nodes that fit, and why the others do not; pure.
 
 Used when the quick index finds nothing. After one check of all nodes, only changed nodes are
 checked again, so waiting pods cost little however often capacity is offered to them.

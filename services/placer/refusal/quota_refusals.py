@@ -12,7 +12,7 @@ from shared.model.request import NodeTerm, PodRequest
 Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
-"""Instead of a measure: the budget is exhausted, and no pod of the namespace may start."""
+"""In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
 
 _MEASURE_NAMES = {
     "cores": "GPUs' cores",
@@ -25,7 +25,7 @@ _MEASURE_NAMES = {
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
     """Return the request without what the quota refuses; None: it refuses everything.
 
-    If the namespace may use no further card, the request is limited to the cards that it uses.
+    If the namespace may use no more devices, the request is limited to those that it uses.
     """
     for excess in excesses:
         if excess.model or excess.measure in {"pool", "model"}:
@@ -73,7 +73,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 class QuotaRefusals:
-    """What quotas refused while one batch is decided, by pod; pods of a gang share an entry."""
+    """Refusals by quotas in one batch, by pod; pods of a gang share an entry."""
 
     def __init__(self) -> None:
         self._excesses: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
@@ -84,14 +84,14 @@ class QuotaRefusals:
         self._excesses.clear()
 
     def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
-        """Add what the ledger refused when the mirror had reached `capacity`."""
+        """Add the ledger's refusal, decided when the mirror had reached `capacity`."""
         if excesses:
             key = _key(event)
             since, known = self._excesses.get(key, (capacity, ()))
             self._excesses[key] = (min(since, capacity), known + excesses)
 
     def forget(self, events: Iterable[PodQueued]) -> None:
-        """Forget what was refused for these, so that the ledger decides again."""
+        """Remove the refusals of these pods, so that the ledger decides again."""
         for event in events:
             self._excesses.pop(_key(event), None)
 
@@ -109,7 +109,7 @@ class QuotaRefusals:
         return result
 
     def decided_at(self, event: PodQueued, capacity: int) -> int:
-        """Return the capacity number of the state on which the verdict rests."""
+        """Return the capacity number of the state that the verdict is based on."""
         return min(capacity, self._excesses.get(_key(event), (capacity, ()))[0])
 
 

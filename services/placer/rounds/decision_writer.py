@@ -218,7 +218,7 @@ class DecisionWriter:
         return result
 
     async def defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
-        """Store pods as waiting until their capacity has been offered to others; return the rest.
+        """Store pods as waiting until their capacity has been offered to others; return stale ones.
 
         No event is published: this takes a moment, and ends with a placement or a verdict.
         """

@@ -1,1 +1,1 @@
-"""What the ledger stores and its scripts answer, as bytes and arrays: encoding and decoding."""
+"""Encoding and decoding of what the ledger's scripts store and return."""

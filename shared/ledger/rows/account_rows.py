@@ -42,13 +42,14 @@ _STORED_APART = ("id", "charged_ms", "ended_ms")
 
 @dataclass(slots=True)
 class AccountWrite:
-    """One atomic write: what must not have changed since it was read, and what is written."""
+    """One atomic write: guards, which must be unchanged since they were read, and commands."""
 
     guards: list[Sequence[str]] = field(default_factory=list)
     """Key of a hash, field, and value as it was read."""
     commands: list[Sequence[str]] = field(default_factory=list)
     old_windows: Sequence[str] = ()
-    """Windows by start, windows, the open window, and the instant before which others go."""
+    """Keys of windows by start and of windows, the open window, and the instant before which others
+    are deleted."""
 
 
 class AccountKeys:
@@ -70,7 +71,7 @@ class AccountKeys:
 def journal_write(
     keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange], *, tenures: str
 ) -> AccountWrite:
-    """Write what entries of the journal `tenures` mean, and move the cursor past them."""
+    """Write the changes that follow from entries of the journal `tenures`, and move the cursor."""
     write = AccountWrite()
     for change in changes:
         name = change.namespace
@@ -98,7 +99,7 @@ def journal_write(
 def update_write(
     keys: AccountKeys, update: AccountUpdate, *, kept_since_ms: int | None
 ) -> AccountWrite:
-    """Write one step of an account; entries and closed windows before `kept_since_ms` go."""
+    """Write one step of an account; delete entries and closed windows before `kept_since_ms`."""
     name = update.namespace
     write = AccountWrite(
         guards=[_revision_guard(keys, name, update.revision)],

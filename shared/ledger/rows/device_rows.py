@@ -24,7 +24,7 @@ NO_GROUPS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device as the scripts see it: what of its inventory decides placement, and what is used."""
+    """A device as the scripts store it: its capacity and its use."""
 
     uuid: DeviceUuid
     node: NodeName
@@ -35,7 +35,7 @@ class DeviceState:
 
 
 def decode_node_row(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
-    """Decode what is used of a node's ordinary resources."""
+    """Decode the use of a node's ordinary resources."""
     _, version, _, _, name, names, *amounts = row
     known = names.split("\n")[:-1]
     used = {known: int(used) for known, used in zip(known, amounts[1::2], strict=True) if used}

@@ -1,4 +1,4 @@
-"""Nodes, devices, totals and feed entries, as the ledger's scripts answer them; pure."""
+"""Nodes, devices, totals and feed entries, as the ledger's scripts return them; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What became of a reservation or a resize, as the ledger's scripts answer it; pure."""
+"""Outcomes of reservations and resizes, as the ledger's scripts return them; pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Quotas as the ledger's scripts store them, with what is used and charged under them; pure."""
+"""Quotas as the ledger's scripts store them, with used and charged amounts; pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def encode_quota(quota: Quota) -> list[object]:
-    """Pack a quota: its name, and what the scripts read (`R_*` in `scripts/common/quota.lua`)."""
+    """Pack a quota: its name, and its values (`R_*` in `scripts/common/quota.lua`)."""
     models = [(name, _encode_limits(limits)) for name, limits in quota.models]
     rule = (
         _encode_limits(quota.limits),
@@ -44,7 +44,7 @@ def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
 def decode_quota_totals(
     quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
 ) -> QuotaTotals:
-    """Decode quotas, what is used and what is charged."""
+    """Decode quotas with used and charged amounts."""
     return QuotaTotals(
         quotas={Namespace(name): _decode_quota(name, rule) for name, rule in _pairs(quotas)},
         used={

@@ -32,7 +32,7 @@ def group_of(request: PodRequest) -> str:
 
 
 def order_of(queued: PodQueued) -> str:
-    """Return what sorts pods: highest priority first, then oldest."""
+    """Return the sort key of a pod: highest priority first, then oldest."""
     return f"{rank_of(queued.request.priority):010d}:{queued.created_at:014.3f}"
 
 

@@ -179,7 +179,7 @@ async def test_a_lease_shrinks_only_while_its_lock_is_held(
     assert await leases.resizes.lock(lease.pod, ttl_s=60) is None
     other = await until(lambda: leases.resizes.lock(lease.pod, ttl_s=60))
 
-    with pytest.raises(ConflictError, match="was over"):
+    with pytest.raises(ConflictError, match="has expired"):
         await leases.resizes.apply(sized(lease, 3_000), token=token)
     await leases.resizes.unlock(lease.pod, token)
     done = await leases.resizes.apply(sized(lease, 3_000), token=other)

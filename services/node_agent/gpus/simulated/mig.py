@@ -1,4 +1,4 @@
-"""MIG instances of simulated GPUs: NVML's rules, and a file that outlives agents as hardware does.
+"""MIG instances of simulated GPUs, by NVML's rules, in a file that outlives the agent.
 
 An instance is refused if slices that it needs are in use, so a device can be fragmented. IDs are
 assigned as by NVML: by the position of an instance, in no meaningful order.

@@ -8,7 +8,7 @@ from services.node_agent.mig.instances import InstanceProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """What NVML reports for a model."""
+    """A model with the values that NVML reports for it."""
 
     product: str
     """NVML's product name."""
