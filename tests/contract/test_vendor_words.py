@@ -67,7 +67,7 @@ def test_a_service_contains_no_name_of_a_vendor(path: Path) -> None:
         'memory: str = setting("tencent.com/vcuda-memory", "which resource")',
     ],
 )
-def test_a_name_in_code_is_found(source: str) -> None:
+def test_a_vendors_name_in_code_is_found(source: str) -> None:
     assert any(NAMES.search(str(one.value)) for one in code_values(ast.parse(source)))
 
 
@@ -81,5 +81,5 @@ def test_a_name_in_code_is_found(source: str) -> None:
         'EXAMPLES = ("kubectl get nodes -l nvidia.com/gpu",)',
     ],
 )
-def test_a_name_in_a_text_for_people_is_not(source: str) -> None:
+def test_a_vendors_name_in_a_docstring_or_help_text_is_allowed(source: str) -> None:
     assert not [one for one in code_values(ast.parse(source)) if NAMES.search(str(one.value))]

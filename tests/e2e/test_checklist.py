@@ -370,7 +370,7 @@ async def test_item_29_binpack_takes_the_fullest_card_spread_the_emptiest_and_no
     assert [device_indices(pod) for pod in pods] == [[index] for index in chosen]
 
 
-async def test_a_refusal_has_two_sentences(up: Stack) -> None:
+async def test_a_refusal_is_a_reason_and_a_hint(up: Stack) -> None:
     text = await refused(up, asking("huge", {MEMORY: 20000}))
 
     assert text == (

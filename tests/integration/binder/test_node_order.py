@@ -83,7 +83,7 @@ async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_deliv
         assert set(await known_nodes(leases)) == {node.name}
 
 
-async def test_a_cordon_counts_whichever_watcher_published_before(url: str) -> None:
+async def test_a_cordon_is_saved_whichever_watcher_published_the_node_before(url: str) -> None:
     """Row 4: no clock of a watcher takes part, so that none can be ahead."""
     node, one, other = facts("a"), Watch(), Watch()
     cordoned = replace(node, unschedulable=True)

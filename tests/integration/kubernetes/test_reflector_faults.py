@@ -89,7 +89,7 @@ async def test_a_reset_at_connect_and_mid_stream_is_resumed() -> None:
 
 
 @pytest.mark.parametrize("then", ["end", "reset"])
-async def test_half_a_line_is_dropped_and_the_event_comes_again(then: str) -> None:
+async def test_an_incomplete_line_is_dropped_and_the_event_is_received_again(then: str) -> None:
     half = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceV'
     steps = (
         lists(version=7),

@@ -176,7 +176,7 @@ async def test_the_lock_of_a_rebuild_ends_in_time_whichever_host_took_it(
         assert await binder.begin_rebuild(now=theirs.now(), lock_s=0.5)
 
 
-async def test_a_lock_of_a_rebuild_from_the_future_holds_nobody_up(url: str) -> None:
+async def test_a_rebuild_lock_of_a_clock_that_was_ahead_blocks_no_rebuild(url: str) -> None:
     """The server's own clock was ahead, before another server took over."""
     async with ledger(url) as leases, host(url, leases) as (binder, clock):
         assert await leases.begin_rebuild(now=clock.now() + HOUR_S, lock_s=6, force=True)
@@ -226,7 +226,9 @@ async def test_a_report_of_devices_counts_soon_after_the_clock_of_its_host_was_s
 
 
 @OFF
-async def test_quotas_count_whichever_watcher_read_the_ones_before(url: str, off_s: float) -> None:
+async def test_quotas_are_saved_although_the_previous_ones_have_another_hosts_time(
+    url: str, off_s: float
+) -> None:
     true, team = time.time(), Namespace("team")
     quotas = [Quota(namespace=team, limits=QuotaLimits(cards=number)) for number in range(2)]
     async with ledger(url) as leases, redis.asyncio.from_url(url) as client:

@@ -172,7 +172,7 @@ async def test_a_gang_is_counted_while_its_pods_arrive_at_several_placers(url: s
         assert await enroll(leases, waits("r")) == (0, 2, [])
 
 
-async def test_the_last_of_pods_that_arrive_at_once_sees_all_of_them(url: str) -> None:
+async def test_the_last_of_concurrent_enrollments_counts_all_pods_of_a_gang(url: str) -> None:
     async with ledger(url) as leases:
         gang = Gang(name="default/g", min_member=20)
 
@@ -254,7 +254,7 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
         assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
-async def test_a_verdict_that_pods_are_missing_is_stale_once_they_are_there(url: str) -> None:
+async def test_a_verdict_about_missing_pods_is_stale_once_they_exist(url: str) -> None:
     async with ledger(url) as leases:
         await let_gang_wait(leases, waits("p"), waits("q"))
         missing = replace(verdict(waits("p"), 0), receives_offers=False, min_members=3)

@@ -136,7 +136,7 @@ async def test_a_gang_that_loses_a_pod_before_it_is_bound_gives_up_its_reservati
         assert await leases.totals.gangs() == {}
 
 
-async def test_a_gang_that_is_bound_goes_on_without_a_pod(url: str) -> None:
+async def test_a_bound_gang_keeps_its_leases_without_one_of_its_pods(url: str) -> None:
     async with ledger(url) as leases:
         await reserve_gang(leases, "p", "q", "r")
         found = [lease for lease in await leases.load([P]) if lease]

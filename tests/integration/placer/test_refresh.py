@@ -66,7 +66,7 @@ async def save(leases: RedisLeases, devices: Sequence[Device], at: float) -> Non
     await leases.save_devices(report("a", devices, at=at))
 
 
-async def test_pods_read_that_a_node_was_cordoned_and_that_it_was_uncordoned(url: str) -> None:
+async def test_a_verdict_follows_the_cordon_of_a_node(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
         assert "Insufficient GPU memory" in (await reasons(leases))["w"]
 
@@ -78,7 +78,7 @@ async def test_pods_read_that_a_node_was_cordoned_and_that_it_was_uncordoned(url
         assert "Insufficient GPU memory" in (await reasons(leases))["w"]
 
 
-async def test_pods_read_that_a_device_became_unhealthy_and_recovered(url: str) -> None:
+async def test_a_verdict_follows_the_health_of_a_device(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
         await save(leases, [device("a", 0, healthy=False, fault="XID 79")], at=1.0)
         assert "unhealthy" in (await refresh(leases, placer))["w"]
@@ -87,7 +87,7 @@ async def test_pods_read_that_a_device_became_unhealthy_and_recovered(url: str) 
         assert "Insufficient GPU memory" in (await refresh(leases, placer))["w"]
 
 
-async def test_pods_read_that_nodes_came_and_went(url: str) -> None:
+async def test_a_verdict_follows_nodes_that_are_added_and_removed(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
         await leases.save_node(facts("b"))
         assert (await refresh(leases, placer))["w"].startswith("0/2 nodes")
@@ -103,7 +103,7 @@ async def test_a_change_of_amounts_alone_refreshes_no_verdict(url: str) -> None:
         assert await refresh(leases, placer) == {}
 
 
-async def test_all_pods_of_a_gang_read_how_many_of_it_exist(url: str) -> None:
+async def test_the_verdict_of_every_pod_of_a_gang_has_the_number_of_its_pods(url: str) -> None:
     pods = members("g", 3, 4)
     async with full_node(url, []) as (leases, placer):
         for pod in pods:
@@ -115,7 +115,7 @@ async def test_all_pods_of_a_gang_read_how_many_of_it_exist(url: str) -> None:
         assert set(found.values()) == {"gang default/g needs 4 pods at once; 3 of 4 pods exist"}
 
 
-async def test_all_pods_of_a_gang_read_that_one_of_them_is_gone(url: str) -> None:
+async def test_the_verdicts_of_a_gang_follow_the_deletion_of_a_pod(url: str) -> None:
     pods = members("g", 3, 3)
     async with full_node(url, pods) as (leases, placer):
         assert all("0 of 3 fit" in reason for reason in (await reasons(leases)).values())

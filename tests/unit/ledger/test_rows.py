@@ -93,7 +93,7 @@ def test_each_piece_begins_with_a_one_byte_array_header_because_scripts_skip_one
         assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
 
 
-def test_joined_parts_stay_distinct() -> None:
+def test_joined_values_have_their_boundaries() -> None:
     assert joined([b"ab", b"", b"c"]) == ([0, 2, 2, 3], b"abc")
 
 

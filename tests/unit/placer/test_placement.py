@@ -102,7 +102,7 @@ def test_item_18_two_gpus_are_two_different_cards_in_order_of_choice() -> None:
         pytest.param(gpu(memory=3000, memory_percent=33), 10813, id="item 21: percentage wins"),
     ],
 )
-def test_items_19_to_21_memory_of_a_share(wanted: Any, memory_mib: int) -> None:
+def test_items_19_to_21_a_share_has_the_requested_memory(wanted: Any, memory_mib: int) -> None:
     placement = Cluster(two_cards()).place(request(wanted))
 
     assert isinstance(placement, Placement)

@@ -265,9 +265,7 @@ def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) ->
         st.one_of(requests(), st.tuples(st.integers(0, 5), st.data())), min_size=2, max_size=8
     ),
 )
-def test_a_changed_index_decides_as_one_that_is_built_anew(
-    nodes: list[LedgerNode], steps: list[Any]
-) -> None:
+def test_an_updated_index_decides_like_a_new_one(nodes: list[LedgerNode], steps: list[Any]) -> None:
     mirror = ClusterMirror()
     mirror.reset(nodes)
     index = NodeIndex(mirror)

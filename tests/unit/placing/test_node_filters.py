@@ -98,7 +98,7 @@ def test_a_node_selector_must_match_every_label() -> None:
         ("Near", ("4",), False, False),
     ],
 )
-def test_the_operators_of_node_affinity(
+def test_node_affinity_matches_by_each_operator(
     operator: str, values: tuple[str, ...], holds: bool, holds_without_label: bool
 ) -> None:
     need = NodeTerm(key="cards", operator=operator, values=values)

@@ -53,12 +53,12 @@ def test_settings_are_parsed_by_the_types_of_their_fields() -> None:
     assert (settings.ratio, settings.strict, settings.path) == (0.5, False, Path("/x"))
 
 
-def test_a_bad_variable_is_named_with_its_value() -> None:
+def test_an_invalid_variable_is_named_with_its_value() -> None:
     with pytest.raises(RequestError, match="LEASEHOLD_LIMIT='many'"):
         read(LEASEHOLD_LIMIT="many")
 
 
-def test_a_bad_flag_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_exits_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         read("--limit", "many")
 

@@ -160,7 +160,7 @@ async def test_invalid_requests_are_refused(
             await remote.partition(device, layout, (), ())
 
 
-async def test_invalid_lines_do_no_harm(tmp_path: Path) -> None:
+async def test_invalid_lines_are_refused_and_the_next_request_is_served(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
         for line in (b"{}\n", b"\xff\n", b'{"type":"Reset"}\n', b"[" * 1_000 + b"\n"):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")

@@ -59,7 +59,7 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     assert failed == [waits.unserved_reason]
 
 
-async def test_pods_whose_turn_is_next_are_retried_in_the_same_batch() -> None:
+async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch() -> None:
     clock = TurningClock()
     world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
     turns = [("p2", "p3"), ("p3",), ("p3",), ()]
@@ -73,7 +73,7 @@ async def test_pods_whose_turn_is_next_are_retried_in_the_same_batch() -> None:
     assert turns == []
 
 
-async def test_a_batch_ends_after_its_wait_if_turns_take_long() -> None:
+async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time() -> None:
     clock = TurningClock()
     world = World(lease("p1"), clock=clock)
     world.agents.replies = {N1: next_in_turn("p1")}

@@ -224,7 +224,7 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_cancels() -> None:
     assert "a/v may keep" in why
 
 
-def test_a_stage_cannot_be_skipped() -> None:
+def test_a_stage_of_a_preemption_cannot_be_skipped() -> None:
     with pytest.raises(ConflictError):
         replace(ANNOUNCED, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
 

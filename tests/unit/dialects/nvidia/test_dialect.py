@@ -127,7 +127,7 @@ def test_hami_malformed_requests_are_refused_with_container_and_rule(
 
 
 @pytest.mark.parametrize("limits", [{}, limits_of(gpu=0), {"cpu": 1}])
-def test_no_gpu_is_no_request(limits: dict[str, int]) -> None:
+def test_limits_without_a_gpu_have_no_request(limits: dict[str, int]) -> None:
     assert parse_pod_request(pod(container_with(limits=limits)), RULES).containers == ()
 
 

@@ -243,7 +243,7 @@ def test_the_fullest_gpu_is_chosen_first() -> None:
     assert request.triggers == (CORE,)
 
 
-def test_amounts_of_zero_are_no_request() -> None:
+def test_amounts_of_zero_are_not_a_request() -> None:
     manifest = pod(container_with(limits={CORE: 0, MEMORY: 0}))
 
     assert parse_pod_request(manifest, RULES).containers == ()

@@ -67,7 +67,7 @@ def after(*probes: tuple[float, Fault | None]) -> HealthRecord:
         ([(0, GRAVE), (30, None), (35, MILD)], HealthState.CORDONED),
     ],
 )
-def test_states_after_probes(
+def test_a_probe_changes_the_health_state_as_the_table_says(
     probes: Sequence[tuple[float, Fault | None]], state: HealthState
 ) -> None:
     assert after(*probes).state is state

@@ -36,7 +36,7 @@ LABELS = {"app": "web", "tier": "front", "gen": "7"}
         ("example.com/x!=1", True),
     ],
 )
-def test_label_selectors(text: str, selected: bool) -> None:
+def test_label_selector_texts_match_as_in_kubernetes(text: str, selected: bool) -> None:
     assert all(holds(LABELS) for holds in parse_label_selector(text)) is selected
 
 
@@ -74,7 +74,7 @@ def test_selector_objects_select_like_selector_texts() -> None:
         ("status.nominatedNodeName=", True),
     ],
 )
-def test_field_selectors(text: str, selected: bool) -> None:
+def test_field_selectors_match_as_in_kubernetes(text: str, selected: bool) -> None:
     pod = {
         "metadata": {"name": "web", "namespace": "default"},
         "spec": {"nodeName": "node-0", "hostNetwork": True},

@@ -76,7 +76,7 @@ async def test_a_second_binding_is_a_conflict_even_to_the_same_node(
     assert writes["pods/default/web"]["POST binding refused 409"] == 1
 
 
-async def test_of_many_binders_one_wins(
+async def test_one_of_many_concurrent_bindings_succeeds(
     api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
 ) -> None:
     async with asyncio.TaskGroup() as tasks:

@@ -15,7 +15,9 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) -> None:
+async def test_an_event_is_the_same_object_in_both_api_groups(
+    client: aiohttp.ClientSession,
+) -> None:
     new, old = ("/apis/events.k8s.io/v1/namespaces/default/events",
                 "/api/v1/namespaces/default/events")  # fmt: skip
     event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},

@@ -96,7 +96,7 @@ def test_every_keyword_is_enforced(schema: Json, value: Any, expected_text: str)
         ("something", "x", None),
     ],
 )
-def test_formats_are_known(name: str, good: Any, bad: Any) -> None:
+def test_string_formats_are_validated(name: str, good: Any, bad: Any) -> None:
     assert has_format(name, good)
     assert bad is None or not has_format(name, bad)
 

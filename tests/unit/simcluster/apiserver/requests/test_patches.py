@@ -114,7 +114,7 @@ def containers(*items: dict[str, object]) -> dict[str, object]:
         ),
     ],
 )
-def test_strategic_merge_patch(
+def test_a_strategic_merge_patch_merges_as_in_kubernetes(
     target: dict[str, object], patch: dict[str, object], expected: dict[str, object]
 ) -> None:
     assert apply_strategic_merge_patch(target, patch) == expected

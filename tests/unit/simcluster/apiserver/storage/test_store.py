@@ -243,7 +243,7 @@ def test_all_pages_show_the_version_of_the_first() -> None:
     assert first.remaining == 2
 
 
-def test_everything_survives_on_disk(tmp_path: Path) -> None:
+def test_objects_on_disk_survive_a_restart(tmp_path: Path) -> None:
     store = open_store(SqliteBackend(tmp_path / "objects.sqlite"))
     create_system_objects(store)
     stored = store.create("pods", a_pod("kept"))

@@ -47,7 +47,7 @@ def test_an_init_container_succeeds_at_once() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2s", 2), ("150ms", 0.15), ("3m", 180), ("4", 4)])
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 

@@ -41,7 +41,9 @@ def affinity(operator: str, *values: str) -> Json:
         ("Unheard", (), False),
     ],
 )
-def test_node_affinity_operators(operator: str, values: tuple[str, ...], admitted: bool) -> None:
+def test_node_affinity_operators_match_as_in_kubernetes(
+    operator: str, values: tuple[str, ...], admitted: bool
+) -> None:
     wanted = pod_spec(container(), affinity=affinity(operator, *values))
 
     assert (check_predicates(wanted, [], node_facts({"size": "8"})) is None) is admitted
