@@ -4,21 +4,25 @@ They show a fixed cluster at a fixed time, so that only a change of the page cha
 """
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Literal
+
+from playwright.async_api import async_playwright
 
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import AnonymousAuthenticator
-from shared.model.events.pod_events import PodBound
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import NodeTotals, WaitingPod, counted_use
-from shared.model.names import Namespace
+from shared.model.clock import SystemClock
+from shared.model.device import Device, DeviceUse
+from shared.model.events.pod_events import PodBound, PodQueued
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
+from shared.model.request import PodRequest
 from shared.runtime import health
-from tests.support import build
-from tests.support.clock import FakeClock
-from tests.support.dashboard.browser import chromium
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 NOW = 1_787_000_000.0
@@ -26,12 +30,44 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SIZE = {"width": 1100, "height": 560}
 
 
+class FixedClock(SystemClock):
+    """A wall clock that stands still."""
+
+    def now(self) -> float:
+        """Return the time of the pictures."""
+        return NOW
+
+
 def lease(number: int, node: str, gpu: int, mib: int, state: LeaseState) -> Lease:
     """A lease of one of three namespaces."""
-    share = build.share(f"GPU-{node}-{gpu}", gpu, slot=number, fence=number, memory_mib=mib)
-    team = ("default", "team-a", "team-b")[number % 3]
-    return build.lease(
-        f"uid-{number}", node, share, name=f"train-{number}", namespace=team, state=state
+    share = Share(
+        container="main",
+        device=DeviceUuid(f"GPU-{node}-{gpu}"),
+        index=gpu,
+        memory_mib=mib,
+        cores_percent=0,
+        slot=number,
+        fence=number,
+    )
+    return Lease(
+        pod=PodUid(f"uid-{number}"),
+        namespace=Namespace(("default", "team-a", "team-b")[number % 3]),
+        name=f"train-{number}",
+        node=NodeName(node),
+        shares=(share,),
+        state=state,
+    )
+
+
+def device(node: str, index: int) -> Device:
+    """A GPU of a node."""
+    return Device(
+        uuid=DeviceUuid(f"GPU-{node}-{index}"),
+        index=index,
+        model="Tesla T4",
+        memory_mib=15_360,
+        slots=10,
+        healthy=(node, index) != ("node-0", 0),
     )
 
 
@@ -51,20 +87,11 @@ def accounts() -> list[NodeTotals]:
     }
     found = []
     for node, leases in held.items():
-        devices = build.devices(4, node, model="Tesla T4", memory_mib=15_360)
         uses, _ = counted_use(leases)
-        rows = [
-            build.device(
-                one.uuid,
-                one.index,
-                model=one.model,
-                memory_mib=one.memory_mib,
-                healthy=(node, one.index) != ("node-0", 0),
-            )
-            for one in devices
-        ]
-        known = build.ledger_node(
-            node, *((one, uses[one.uuid]) if one.uuid in uses else one for one in rows)
+        devices = [device(node, index) for index in range(4)]
+        known = LedgerNode(
+            facts=NodeFacts(name=NodeName(node), allocatable={"pods": 110}),
+            devices=tuple((one, uses.get(one.uuid, DeviceUse())) for one in devices),
         )
         found.append(NodeTotals(node=known, leases=tuple(leases)))
     return found
@@ -72,10 +99,16 @@ def accounts() -> list[NodeTotals]:
 
 def filled() -> Dashboard:
     """The page's state at that moment."""
-    board = Dashboard(None, FakeClock(NOW))  # type: ignore[arg-type]
+    board = Dashboard(None, FixedClock())  # type: ignore[arg-type]
     totals = accounts()
     board.projection.update_nodes([], totals)
-    queued = build.pod_queued("uid-huge", namespace=Namespace("team-a"), name="huge")
+    queued = PodQueued(
+        pod=PodUid("uid-huge"),
+        namespace=Namespace("team-a"),
+        name="huge",
+        resource_version="1",
+        request=PodRequest(),
+    )
     why = Refusal(reason="0/2 nodes are available: 2 Insufficient GPU memory.")
     waiting = WaitingPod(queued=queued, refusal=why, capacity=1, waiting_since=NOW - 1_340)
     board.projection.update_waiting([waiting])
@@ -93,14 +126,18 @@ async def take() -> None:
     pages = DashboardServer(filled(), AnonymousAuthenticator(), None)  # type: ignore[arg-type]
     async with (
         health.served(pages.application(), "127.0.0.1:0") as address,
-        chromium() as browser,
+        async_playwright() as playwright,
     ):
+        browser = await playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
         for scheme in SCHEMES:
             page = await browser.new_page(color_scheme=scheme, viewport=SIZE, timezone_id="UTC")  # type: ignore[arg-type]
             await page.goto(f"http://{address}/")
             await page.locator(".share").nth(9).wait_for()
             await page.locator("#events li").first.wait_for()
             await page.screenshot(path=FOLDER / f"page-{scheme}.png")
+        await browser.close()
 
 
 if __name__ == "__main__":
