@@ -2,30 +2,46 @@
 # The target `simulated` adds the simulated cluster for compose.yaml; it is in no production image.
 # BASE is any Debian with Python 3.11 or newer; REGISTRY is its prefix, with a slash at its end.
 ARG REGISTRY=
-ARG BASE=python:3.12-slim-bookworm
+ARG BASE=python:3.12.14-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254
 
 FROM ${REGISTRY}${BASE} AS source
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY locks locks
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir --requirement locks/build.txt
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY proto proto
 COPY shared shared
 COPY services services
 
+FROM source AS wheel
+RUN /opt/build/bin/hatchling build --directory /dist --target wheel
+
+FROM source AS wheel-simulated
+COPY simcluster simcluster
+RUN /opt/build/bin/hatchling build --directory /dist --target wheel
+
 # The interpreter has the same path in all stages, so that the environment can be copied.
-FROM source AS build
+FROM ${REGISTRY}${BASE} AS build
+COPY locks/runtime.txt .
 RUN python3 -m venv /opt/leasehold \
- && /opt/leasehold/bin/pip install --no-cache-dir . \
+ && /opt/leasehold/bin/pip install --no-cache-dir --requirement runtime.txt
+COPY --from=wheel /dist /dist
+RUN /opt/leasehold/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
  && /opt/leasehold/bin/pip uninstall --yes --quiet pip setuptools \
  && find /opt/leasehold -name __pycache__ -prune -exec rm -rf {} +
 
-FROM source AS build-simulated
-COPY simcluster simcluster
+FROM ${REGISTRY}${BASE} AS build-simulated
+COPY locks/simulated.txt .
 RUN python3 -m venv /opt/leasehold \
- && /opt/leasehold/bin/pip install --no-cache-dir '.[simulated]'
+ && /opt/leasehold/bin/pip install --no-cache-dir --requirement simulated.txt
+COPY --from=wheel-simulated /dist /dist
+RUN /opt/leasehold/bin/pip install --no-cache-dir --no-deps /dist/*.whl
 
 FROM ${REGISTRY}${BASE} AS runtime
 LABEL org.opencontainers.image.title="leasehold" \
-      org.opencontainers.image.description="GPU sharing for Kubernetes: every share is a lease"
+      org.opencontainers.image.description="GPU sharing for Kubernetes: every share is a lease" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # Nothing is written outside of the volumes of a service.
 ENV PATH=/opt/leasehold/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

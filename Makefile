@@ -3,11 +3,17 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: up down test test-fast lint proto
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-annotate --custom-compile-command 'make locks'
 
-$(STAMP): pyproject.toml
+.PHONY: up down test test-fast lint locks proto
+
+# The versions of locks/development.txt, each of which must have one of the hashes there.
+$(STAMP): pyproject.toml locks/development.txt
 	test -x $(PY) || python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	$(PIP) install --requirement locks/development.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 
 up: $(STAMP)
@@ -28,6 +34,15 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests/unit tests/contract $(ARGS)
+
+# Moves all dependencies to their newest versions within the bounds of pyproject.toml.
+locks:
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PIP) install 'uv>=0.9,<1'
+	$(UV) --upgrade --all-extras --group build pyproject.toml --output-file locks/development.txt
+	$(UV) --constraint locks/development.txt pyproject.toml --output-file locks/runtime.txt
+	$(UV) --constraint locks/development.txt --extra simulated pyproject.toml --output-file locks/simulated.txt
+	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
 
 proto: $(STAMP)
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \

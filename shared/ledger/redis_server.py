@@ -33,6 +33,9 @@ _FAITHFUL_VALKEY = (9, 1)
 class RedisFacts:
     """The state of a Redis or Valkey server; what it does not report is empty."""
 
+    program: str = "Redis"
+    """Redis or Valkey."""
+    version: str = ""
     role: str = ""
     replicas: int = 0
     appendonly: str = ""
@@ -71,13 +74,17 @@ async def _facts(client: Any) -> RedisFacts:
     after = time.time()
     replication: dict[str, Any] = await client.info("replication")
     persistence: dict[str, Any] = await client.info("persistence")
+    server: dict[str, Any] = await client.info("server")
+    valkey = str(server.get("valkey_version", ""))
     return RedisFacts(
+        program="Valkey" if valkey else "Redis",
+        version=valkey or str(server.get("redis_version", "")),
         role=str(replication.get("role", "")),
         replicas=int(replication.get("connected_slaves", 0)),
         appendonly="yes" if persistence.get("aof_enabled") else "no",
         maxmemory_policy=await _maxmemory_policy(client),
         last_write_succeeded=persistence.get("aof_last_write_status", "ok") == "ok",
-        replay_refusal=await _replay_refusal(client),
+        replay_refusal=await _replay_refusal(client, valkey),
         ahead_s=clock_ahead_s(seconds + micros / 1e6, before, after),
     )
 
@@ -89,9 +96,8 @@ async def _maxmemory_policy(client: Any) -> str:
         return ""
 
 
-async def _replay_refusal(client: Any) -> str:
-    server: dict[str, Any] = await client.info("server")
-    numbers = str(server.get("valkey_version", "")).split(".")[:2]
+async def _replay_refusal(client: Any, valkey_version: str) -> str:
+    numbers = valkey_version.split(".")[:2]
     if all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= _FAITHFUL_VALKEY:
         return ""
     return await default_user_refusal(client)

@@ -18,7 +18,7 @@ OURS = {
 }
 COMMANDS = COMPOSE["services"]["operator"]
 ONCE = ("credentials",)
-PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*$")
+PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*@sha256:[0-9a-f]{64}$")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -159,6 +159,6 @@ def test_the_image_copies_existing_files_and_runs_as_nobody() -> None:
     assert "USER 65532:65532" in lines
     stages = "\n".join(lines).split("\nFROM ")[1:]
     assert [stage for stage in stages if "COPY simcluster" in stage] == [
-        stage for stage in stages if stage.startswith("source AS build-simulated\n")
+        stage for stage in stages if stage.startswith("source AS wheel-simulated\n")
     ]
     assert stages[-1] == "runtime\nCOPY --from=build /opt/leasehold /opt/leasehold"

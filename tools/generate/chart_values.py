@@ -84,8 +84,8 @@ def _workload(made: dict[str, Any]) -> None:
             container["image"] = Expression(
                 '"{{ .Values.image.repository }}:{{ .Values.image.tag }}"'
             )
-        elif image in STORES:
-            container["image"] = _value(f"{image}.image")
+        elif container["name"] in STORES:
+            container["image"] = _value(f"{container['name']}.image")
 
 
 def _settings(data: dict[str, Any]) -> None:

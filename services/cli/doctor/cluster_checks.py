@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from services.cli.doctor.server_versions import AS_OF, patched_version
 from shared.ledger.redis_server import RedisFacts
 from shared.model.findings import Finding, fail, ok, warn
 
@@ -41,9 +42,17 @@ def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
             "it has no replica that Sentinels could promote",
             "redis-cli info replication; start its replicas, or have them follow it",
         )
+    patched = patched_version(facts.program, facts.version)
+    if patched:
+        return warn(
+            f"{facts.program} {facts.version} has vulnerabilities that were known in {AS_OF}",
+            f"upgrade it to {patched} or newer, see docs/versions.md",
+        )
     alone = "no replica (the ledger would be rebuilt from pods and agents)"
     replicas = f"{facts.replicas} replicas" if facts.replicas else alone
-    return ok(f"primary, {replicas}, appendonly, {facts.maxmemory_policy or 'policy unknown'}")
+    server = f"{facts.program} {facts.version or 'of unknown version'}"
+    policy = facts.maxmemory_policy or "policy unknown"
+    return ok(f"{server}, primary, {replicas}, appendonly, {policy}")
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:

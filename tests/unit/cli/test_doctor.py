@@ -213,6 +213,12 @@ def test_an_unhealthy_device_is_named_with_its_fault() -> None:
         ({"maxmemory_policy": ""}, False, OK, "unknown"),
         ({"appendonly": "no"}, False, WARN, "rebuilt"),
         ({"last_write_succeeded": False}, False, FAIL, "write to disk"),
+        ({"version": "7.4.2"}, False, WARN, "Redis 7.4.2 has vulnerabilities"),
+        ({"version": "7.0.15"}, False, WARN, "known"),
+        ({"version": "7.4.10"}, False, OK, "Redis 7.4.10"),
+        ({"program": "Valkey", "version": "9.1.0"}, False, WARN, "Valkey 9.1.0 has"),
+        ({"program": "Valkey", "version": "9.1.2"}, False, OK, "Valkey 9.1.2"),
+        ({"program": "Valkey", "version": "9.2.0-rc1"}, False, OK, "9.2.0-rc1"),
     ],
 )
 def test_a_redis_that_may_lose_leases_is_reported(

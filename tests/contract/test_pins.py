@@ -1,0 +1,121 @@
+"""Images are pinned by digest, packages by hash, and the page of versions tells the same."""
+
+import re
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.cli.doctor.server_versions import PATCHED, patched_version
+from tools.generate.chart import objects
+from tools.generate.chart_values import defaults
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGE = (ROOT / "docs" / "versions.md").read_text()
+LOCKS = {path.stem: path.read_text() for path in (ROOT / "locks").glob("*.txt")}
+IMAGE = re.compile(r"^(?P<name>[\w/-]+):(?P<version>[\d.]+)-\w+@sha256:[0-9a-f]{64}$")
+OURS = re.compile(r"^leasehold(:|$)")
+
+
+def images() -> dict[str, set[str]]:
+    """Images of other projects, by the file that has them."""
+    manifests = {
+        str(path): {
+            container["image"]
+            for it in objects(path.read_text())
+            for container in it.get("spec", {})
+            .get("template", {})
+            .get("spec", {})
+            .get("containers", ())
+        }
+        for path in (ROOT / "k8s" / "base").glob("*.yaml")
+    }
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    compose = {services[name]["image"].removeprefix("${REGISTRY:-}") for name in ("nats", "redis")}
+    chart = {defaults()[name]["image"] for name in ("nats", "redis")}
+    found = {"chart": chart, "compose": compose, **manifests}
+    return {
+        where: {image for image in names if not OURS.match(image)} for where, names in found.items()
+    }
+
+
+def versions() -> dict[str, set[str]]:
+    """Versions of other projects' images, by their names."""
+    found: dict[str, set[str]] = {}
+    for image in set().union(*images().values()):
+        pinned = IMAGE.match(image)
+        assert pinned, image
+        found.setdefault(pinned["name"].rpartition("/")[2], set()).add(pinned["version"])
+    return found
+
+
+def row(program: str) -> list[str]:
+    """Cells of a program's row on the page."""
+    (line,) = re.findall(rf"^\| {program} \|.*$", PAGE, re.MULTILINE)
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_manifests_compose_and_chart_use_the_same_images_as_the_page_says() -> None:
+    assert versions() == {"nats": {row("NATS")[3]}, "valkey": {row("Valkey")[3]}}
+
+
+def test_the_ledgers_image_has_no_known_vulnerability() -> None:
+    assert [patched_version("Valkey", version) for version in versions()["valkey"]] == [""]
+
+
+@pytest.mark.parametrize("program", PATCHED)
+def test_the_page_lists_the_versions_that_the_doctor_compares_with(program: str) -> None:
+    assert row(program)[2] == ", ".join(".".join(map(str, it)) for it in PATCHED[program])
+    assert all(earlier < later for earlier, later in pairwise(PATCHED[program]))
+
+
+def test_the_base_image_is_pinned_and_the_same_for_compose() -> None:
+    (base,) = re.findall(r"^ARG BASE=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+    assert IMAGE.match(base.replace("-slim", ""))
+    assert f"BASE: ${{BASE:-{base}}}" in (ROOT / "compose.yaml").read_text()
+    assert row("Python")[3] in base
+
+
+def pins(lock: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", LOCKS[lock], re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_of_a_lock_has_a_version_and_hashes_and_no_address(lock: str) -> None:
+    blocks = re.split(r"^(?=[a-z])", LOCKS[lock], flags=re.MULTILINE)[1:]
+
+    assert len(blocks) == len(re.findall(r"^[a-z0-9._-]+==", LOCKS[lock], re.MULTILINE))
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+    assert "://" not in LOCKS[lock]
+
+
+def test_the_locks_agree_and_each_has_what_its_users_install() -> None:
+    everything = pins("development")
+    needed = {name(it) for it in PROJECT["project"]["dependencies"]}
+
+    assert all(pins(lock).items() <= everything.items() for lock in LOCKS)
+    assert needed <= pins("runtime").keys()
+    assert {name(it) for it in declared()} <= everything.keys()
+    assert "common-expression-language" in pins("simulated").keys() - pins("runtime").keys()
+    assert not {"grpcio-tools", "pytest", "uv", "pip"} & pins("runtime").keys()
+
+
+def declared() -> list[str]:
+    """Every requirement of the project, its extras and groups."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    groups = PROJECT["dependency-groups"].values()
+    sets = (PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"])
+    found = [it for each in (*sets, *extras, *groups) for it in each]
+    return [it for it in found if not it.startswith("leasehold[")]
+
+
+def name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower()
+
+
+def test_every_dependency_has_an_upper_bound() -> None:
+    assert [it for it in declared() if "<" not in it and "==" not in it] == []
