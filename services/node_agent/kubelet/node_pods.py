@@ -39,7 +39,7 @@ class AgentPodLister(Protocol):
         ...
 
     async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods of which the runtime still has a container."""
+        """Return the pods that still run, whether or not the kubelet lists them."""
         ...
 
 
@@ -90,10 +90,12 @@ class NodePods:
         return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in active)
 
     async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods that still run; without the list, those that have processes."""
-        if self.unreadable_reason:
-            return await asyncio.to_thread(pods_of_processes, self.proc)
-        return await self.kubelet.list_running()
+        """Return the pods that have processes, and those that the runtime showed to the kubelet.
+
+        The kubelet caches the latter for 3 s: a pod that has just started may not be among them.
+        """
+        found = await asyncio.to_thread(pods_of_processes, self.proc)
+        return found if self.unreadable_reason else found | await self.kubelet.list_running()
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
         self._tried_at = self.clock.ticks()

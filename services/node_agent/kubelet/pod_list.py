@@ -105,7 +105,7 @@ class KubeletPods:
             return await self.kubelet.read(path, kind)
 
     async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods of which the runtime still has a container, deleted ones included.
+        """Return the pods of which the runtime had a container in the last 3 s, deleted or not.
 
         A kubelet without this endpoint (an old or a simulated one) names none.
         """
