@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down test test-fast lint locks proto
+.PHONY: up down test test-fast lint locks dist release-dry-run release proto
 
 # The versions of locks/development.txt, each of which must have one of the hashes there.
 $(STAMP): pyproject.toml locks/development.txt
@@ -43,6 +43,18 @@ locks:
 	$(UV) --constraint locks/development.txt pyproject.toml --output-file locks/runtime.txt
 	$(UV) --constraint locks/development.txt --extra simulated pyproject.toml --output-file locks/simulated.txt
 	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
+
+# The files of a release, in dist/.
+dist: $(STAMP)
+	$(PY) -m tools.release dist $(ARGS)
+
+# Also the images, if docker can build them; publishes nothing and needs no secrets.
+release-dry-run: $(STAMP)
+	$(PY) -m tools.release publish --dry-run $(ARGS)
+
+# Called by .github/workflows/release.yml for a tag: ARGS="--image ghcr.io/OWNER/leasehold --tag v0.1.0"
+release: $(STAMP)
+	$(PY) -m tools.release publish $(ARGS)
 
 proto: $(STAMP)
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \

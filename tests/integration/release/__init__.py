@@ -1,0 +1,1 @@
+"""Tests of the files of a release, and of what a dry run does."""

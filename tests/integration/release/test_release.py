@@ -1,0 +1,162 @@
+"""What `make dist` and `make release-dry-run` make."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools.release import artifacts, publish
+from tools.release.bill_of_materials import bill_of_materials
+from tools.release.changelog import ChangelogError, check_released, section
+
+ROOT = Path(__file__).parents[3]
+IMAGE = "registry.example.org/leasehold"
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("dist")
+    artifacts.make_all(output, image=IMAGE)
+    return output
+
+
+def one(dist: Path, pattern: str) -> Path:
+    (found,) = dist.glob(pattern)
+    return found
+
+
+def test_the_wheel_has_the_packages_and_the_licence_and_no_tests(dist: Path) -> None:
+    names = zipfile.ZipFile(one(dist, "*.whl")).namelist()
+    folders = {name.partition("/")[0] for name in names}
+
+    assert folders == {"services", "shared", "proto", "simcluster", folders_of_metadata(names)}
+    assert {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in names if "dist-" in name}
+
+
+def folders_of_metadata(names: list[str]) -> str:
+    (found,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
+    return found
+
+
+def test_the_source_has_what_builds_and_tests_it(dist: Path) -> None:
+    with tarfile.open(one(dist, "leasehold-[0-9]*.tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"LICENSE", "Makefile", "locks/development.txt", "k8s/base/kustomization.yaml"} <= names
+    assert "tests/conftest.py" in names
+
+
+def test_the_chart_is_an_archive_for_helm_with_the_released_image(dist: Path) -> None:
+    with tarfile.open(one(dist, "*.tgz")) as archive:
+        read = {name: archive.extractfile(name) for name in archive.getnames()}
+        values = yaml.safe_load((read["leasehold/values.yaml"] or io.BytesIO()).read())
+        chart = yaml.safe_load((read["leasehold/Chart.yaml"] or io.BytesIO()).read())
+
+    assert values["image"] == {"repository": IMAGE, "tag": artifacts.version()}
+    assert (chart["name"], chart["version"]) == ("leasehold", artifacts.version())
+    assert values["redis"] == yaml.safe_load((artifacts.CHART / "values.yaml").read_text())["redis"]
+
+
+def test_the_same_commit_makes_the_same_files(dist: Path, tmp_path: Path) -> None:
+    artifacts.make_all(tmp_path, image=IMAGE)
+
+    assert (tmp_path / artifacts.CHECKSUMS).read_text() == (dist / artifacts.CHECKSUMS).read_text()
+
+
+def test_the_checksums_are_those_of_all_files(dist: Path) -> None:
+    lines = (dist / artifacts.CHECKSUMS).read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+
+    assert sums == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in dist.iterdir()
+        if path.name != artifacts.CHECKSUMS
+    }
+
+
+def test_the_bill_of_materials_lists_each_package_of_the_image_with_licence_and_hashes(
+    dist: Path,
+) -> None:
+    lock = (ROOT / "locks" / "runtime.txt").read_text()
+    bill = json.loads(one(dist, "*.cdx.json").read_text())
+    pins = re.findall(r"^([a-z0-9._-]+)==([^\s;]+)", lock, re.MULTILINE)
+
+    assert [(it["name"], it["version"]) for it in bill["components"]] == pins
+    assert all(it["externalReferences"][0]["hashes"] for it in bill["components"])
+    installed = [it for it in bill["components"] if it["name"] in {"aiohttp", "redis", "grpcio"}]
+    assert [bool(it["licenses"]) for it in installed] == [True] * 3
+    assert bill == bill_of_materials(lock, artifacts.version(), _seconds(bill))
+
+
+def _seconds(bill: dict[str, dict[str, str]]) -> int:
+    return int(datetime.fromisoformat(bill["metadata"]["timestamp"]).timestamp())
+
+
+CHANGELOG = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-01-31)\n\n- old\n"
+
+
+def test_the_notes_are_the_changelogs_section_of_the_version(dist: Path) -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+
+    assert (dist / artifacts.NOTES).read_text() == section(changelog, artifacts.version())
+    assert section(CHANGELOG, "0.2.0") == "- new\n"
+    assert section(CHANGELOG, "0.1.0") == "- old\n"
+    with pytest.raises(ChangelogError, match=r"no section of version 0\.1"):
+        section(CHANGELOG, "0.1")
+
+
+def test_a_version_without_a_date_is_not_released() -> None:
+    check_released(CHANGELOG, "0.1.0")
+
+    with pytest.raises(ChangelogError, match="write the date"):
+        check_released(CHANGELOG, "0.2.0")
+
+
+def test_a_tag_of_another_version_is_not_released(tmp_path: Path) -> None:
+    with pytest.raises(publish.PublishError, match=r"v9\.9\.9"):
+        publish.publish(tmp_path, image=IMAGE, tag="v9.9.9", dry_run=False)
+
+
+def test_a_dry_run_needs_no_docker_and_says_what_it_skipped(tmp_path: Path) -> None:
+    git = subprocess.run(["which", "git"], capture_output=True, text=True, check=False)
+    path = tmp_path / "bin"
+    path.mkdir()
+    if git.stdout.strip():
+        (path / "git").symlink_to(git.stdout.strip())
+    command = [sys.executable, "-m", "tools.release", "publish", "--dry-run"]
+
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "dist")],
+        cwd=ROOT, env=os.environ | {"PATH": str(path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    skipped = re.findall(r"^skipped: ([^:]+): (.*)$", done.stdout, re.MULTILINE)
+    assert skipped[:2] == [
+        ("multi-arch image", "docker is not installed"),
+        ("chart", "helm is not installed"),
+    ]
+    assert len(skipped) == len(publish.steps(tmp_path / "dist", image=IMAGE, number="1"))
+
+
+def test_the_workflow_calls_targets_of_the_makefile_and_pins_its_actions() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    targets = set(re.findall(r"\bmake ([\w-]+)", text))
+
+    assert targets == {"release-dry-run", "release"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    uses = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert uses
+    assert all(re.search(r"@[0-9a-f]{40}$", each) for each in uses)
+    assert "secrets." not in text

@@ -1,0 +1,1 @@
+"""Makes and publishes a release: `python -m tools.release --help`."""

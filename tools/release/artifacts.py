@@ -1,0 +1,93 @@
+"""Makes the files of a release, the same ones from the same commit: wheel, source, chart, notes."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from tools.release.bill_of_materials import bill_of_materials
+from tools.release.changelog import section
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "k8s" / "chart"
+NOTES = "NOTES.md"
+CHECKSUMS = "SHA256SUMS"
+
+
+def version() -> str:
+    """Return the version of this checkout."""
+    found: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return found
+
+
+def make_all(output: Path, *, image: str) -> list[Path]:
+    """Write all files of a release into `output` and return their paths, the checksums last."""
+    output.mkdir(parents=True, exist_ok=True)
+    for old in output.iterdir():
+        if old.is_file():
+            old.unlink()
+    built_at = _commit_time()
+    _build_distributions(output, built_at)
+    number = version()
+    chart = output / f"leasehold-chart-{number}.tgz"
+    chart.write_bytes(chart_archive(image, number, built_at))
+    bill = bill_of_materials((ROOT / "locks" / "runtime.txt").read_text(), number, built_at)
+    (output / f"leasehold-{number}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
+    (output / NOTES).write_text(section((ROOT / "CHANGELOG.md").read_text(), number))
+    made = sorted(output.iterdir())
+    sums = [f"{hashlib.sha256(it.read_bytes()).hexdigest()}  {it.name}\n" for it in made]
+    (output / CHECKSUMS).write_text("".join(sums))
+    return [*made, output / CHECKSUMS]
+
+
+def chart_archive(image: str, number: str, built_at: int) -> bytes:
+    """Return the chart as `helm package` writes it, with the released image as default."""
+    packed = io.BytesIO()
+    # mtime: gzip's header has the time, too.
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=built_at) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in sorted(CHART.rglob("*")):
+            if not path.is_file():
+                continue
+            content = path.read_bytes()
+            if path == CHART / "values.yaml":
+                content = _released_values(content.decode(), image, number).encode()
+            entry = tarfile.TarInfo(f"leasehold/{path.relative_to(CHART)}")
+            entry.size, entry.mtime, entry.mode = len(content), built_at, 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _released_values(values: str, image: str, number: str) -> str:
+    before = yaml.safe_load(values)["image"]
+    changed = values.replace(
+        f"  repository: {before['repository']}\n  tag: {before['tag']}\n",
+        f"  repository: {image}\n  tag: {number}\n",
+    )
+    if yaml.safe_load(changed)["image"] != {"repository": image, "tag": number}:
+        raise AssertionError("values.yaml has its image in another form")
+    return changed
+
+
+def _build_distributions(output: Path, built_at: int) -> None:
+    hatchling = [sys.executable, "-m", "hatchling", "build", "--directory", str(output)]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(built_at)}
+    subprocess.run(hatchling, cwd=ROOT, env=environment, check=True, capture_output=True)
+
+
+def _commit_time() -> int:
+    """Return the time of the commit in Unix seconds, or that of the changelog outside of git."""
+    found = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return int(found) if found else int((ROOT / "CHANGELOG.md").stat().st_mtime)
