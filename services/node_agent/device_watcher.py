@@ -46,10 +46,10 @@ class DeviceWatcher:
         read_sharing_config: Callable[[], Awaitable[SharingConfig]],
         health: HealthMonitor,
         observe_mig: Callable[[Sequence[Gpu], Sequence[Device]], None],
-        can_isolate: Callable[[], Awaitable[bool]],
+        update_library: Callable[[], Awaitable[bool]],
         cdi: CdiFiles,
         dialects: Sequence[Dialect],
-        paths: Paths,
+        get_paths: Callable[[], Paths],
         checkpoint: Checkpoint,
         serve: ServeResources,
         advertise: Callable[[NodeAdvertisement], None],
@@ -63,10 +63,11 @@ class DeviceWatcher:
         self.read_sharing_config = read_sharing_config
         self.health = health
         self.observe_mig = observe_mig
-        self.can_isolate = can_isolate
+        self.update_library = update_library
+        """Installs the library if it has changed; returns whether limits can be enforced."""
         self.cdi = cdi
         self.dialects = tuple(dialects)
-        self.paths = paths
+        self.get_paths = get_paths
         self.checkpoint = checkpoint
         self.serve = serve
         """Serves these lists from the device plugins; the amounts are requested beside them."""
@@ -105,7 +106,7 @@ class DeviceWatcher:
         self.health.update(gpus)
         software = NodeSoftware(
             driver_version=inventory.driver_version(gpus),
-            isolation_available=await self.can_isolate(),
+            isolation_available=await self.update_library(),
         )
         config = config if software.isolation_available else without_isolation(config)
         try:
@@ -141,8 +142,9 @@ class DeviceWatcher:
         self, devices: tuple[Device, ...], config: SharingConfig, software: NodeSoftware
     ) -> None:
         served = self.health.as_served(devices)
+        paths, known = self.get_paths(), self.state.snapshot
         before = (self.state.devices, self._served, self.state.software)
-        if (devices, served, software) == before and self.state.snapshot is not None:
+        if (devices, served, software) == before and known is not None and known.paths == paths:
             return
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
@@ -152,7 +154,7 @@ class DeviceWatcher:
             name=self.node,
             devices={device.uuid: device for device in devices},
             served=shown.served,
-            paths=self.paths,
+            paths=paths,
             device_list_strategies=self.cdi.strategies,
         )
         self.state.update(devices, software, shown=shown, snapshot=snapshot)

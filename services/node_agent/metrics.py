@@ -53,6 +53,20 @@ def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 
+LIBRARY = Gauge(
+    "leasehold_library_info",
+    "1 for the HAMi-core library that new containers mount; no series without a usable one.",
+    ["version", "content"],
+)
+
+
+def library_shown(library: tuple[str, str] | None) -> None:
+    """Export the version and content of the library; None: there is no usable one."""
+    LIBRARY.clear()
+    if library is not None:
+        LIBRARY.labels(*library).set(1)
+
+
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

@@ -18,9 +18,8 @@ from services.node_agent.gpus.sharing_config import (
     check_sharing_config,
     parse_isolation,
 )
-from services.node_agent.isolation.library import current_library
 from shared.dialects.advertised import Strategy
-from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
+from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
@@ -81,13 +80,10 @@ class AgentSettings(ServiceSettings):
         None, "MIG instances of simulated GPUs; default: STATE_DIR/simulated-mig.json"
     )
     state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
-    library_dir: Path | None = setting(
-        None, "directory of this version's libvgpu.so; default: STATE_DIR/library/simulated for "
-        "simulated GPUs, else /usr/local/vgpu"
-    )  # fmt: skip
     library_source: Path | None = setting(
-        None, "HAMi-core's libvgpu.so, such as from its image: installed below STATE_DIR/library, "
-        "by its content, and mounted from there; overrides --library-dir"
+        None, "HAMi-core's libvgpu.so, or a directory that has it, also as libvgpu.so.VERSION: "
+        "installed below STATE_DIR/library by its content, and mounted from there; default: "
+        "/usr/local/vgpu, and none for simulated GPUs"
     )  # fmt: skip
     isolation: str = setting(
         Isolation.SHARED.value,
@@ -211,19 +207,13 @@ class AgentSettings(ServiceSettings):
 
     @property
     def library_root(self) -> Path:
-        """The directory of libraries installed from --library-source."""
+        """The directory of installed libraries."""
         return self.state_dir.absolute() / "library"
 
     @property
-    def library(self) -> Path:
-        """HAMi-core's library on the host; an empty file for simulated GPUs."""
-        if self.library_source is not None:
-            return current_library(self.library_root)
-        if self.library_dir is not None:
-            return self.library_dir / LIBRARY_NAME
-        if self.simulated:
-            return self.state_dir.absolute() / "library" / "simulated" / LIBRARY_NAME
-        return Path(LIBRARY)
+    def library_origin(self) -> Path | None:
+        """The file or directory from which HAMi-core's library is installed; None: no library."""
+        return self.library_source or (None if self.simulated else Path(LIBRARY_DIRECTORY))
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:

@@ -27,9 +27,8 @@ from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
-from services.node_agent.isolation import library
 from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.kubelet.device_checkpoint import PluginResources
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
@@ -96,12 +95,6 @@ class _Gpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Isolation:
-    layout: HostLayout
-    files: ContainerFiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kubelet:
     window: AdmissionWindow
     pods: NodePods
@@ -147,19 +140,15 @@ async def _open_base(
     )
 
 
-async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> _Isolation:
-    layout = HostLayout(
-        state_dir=PurePosixPath(settings.state_dir.absolute()),
-        library=PurePosixPath(settings.library.absolute()),
-    )
+async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> ContainerFiles:
     files = ContainerFiles(
-        layout,
-        simulated=settings.simulated and settings.library_source is None,
-        installed=settings.library_root if settings.library_source else None,
+        PurePosixPath(settings.state_dir.absolute()),
+        NodeLibrary(settings.library_root, settings.library_origin),
         timing=timing,
     )
     await files.create_shared_files()
-    return _Isolation(layout=layout, files=files)
+    await files.library.update()
+    return files
 
 
 def _build_views(base: _Base) -> _Views:
@@ -279,7 +268,7 @@ def _build_allocation(
 
 
 def _build_watcher(
-    base: _Base, views: _Views, gpus: _Gpus, *, isolation: _Isolation, allocation: _Allocation
+    base: _Base, views: _Views, gpus: _Gpus, *, files: ContainerFiles, allocation: _Allocation
 ) -> DeviceWatcher:
     settings = base.settings
     sharing = DeviceConfigLoader(
@@ -300,10 +289,10 @@ def _build_watcher(
         read_sharing_config=sharing.load,
         health=gpus.health,
         observe_mig=gpus.mig.update_devices,
-        can_isolate=isolation.files.can_isolate,
+        update_library=files.library.update,
         cdi=allocation.cdi,
         dialects=enabled(Rules(enabled=settings.dialects)),
-        paths=isolation.layout.paths,
+        get_paths=lambda: files.layout.paths,
         checkpoint=base.checkpoint,
         serve=allocation.plugins.serve,
         advertise=views.views.set_advertisement,
@@ -341,26 +330,25 @@ async def node_agent(
     timing: AgentTiming = DEFAULT_TIMING,
 ) -> AsyncIterator[NodeAgent]:
     """Open all clients of a node agent, and lock its state directory until the context exits."""
-    await library.install_named(settings.library_source, settings.library_root)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
-        isolation = await _prepare_isolation(settings, timing)
+        files = await _prepare_isolation(settings, timing)
         base = await _open_base(
             settings, stack, requester=requester, tracing=tracing, timing=timing
         )
-        agent = await _build_agent(base, isolation, stack)
+        agent = await _build_agent(base, files, stack)
         with contextlib.suppress(UnavailableError):  # the agent retries, and logs why
             await agent.watcher.look()
         notify_ready("serves the kubelet as soon as its socket exists")
         yield agent
 
 
-async def _build_agent(base: _Base, isolation: _Isolation, stack: AsyncExitStack) -> NodeAgent:
+async def _build_agent(base: _Base, files: ContainerFiles, stack: AsyncExitStack) -> NodeAgent:
     views = _build_views(base)
     gpus = _build_gpus(base)
     kubelet = _build_kubelet(base, views.reporter)
-    allocation = _build_allocation(base, views, gpus, files=isolation.files, pods=kubelet.pods)
-    watcher = _build_watcher(base, views, gpus, isolation=isolation, allocation=allocation)
+    allocation = _build_allocation(base, views, gpus, files=files, pods=kubelet.pods)
+    watcher = _build_watcher(base, views, gpus, files=files, allocation=allocation)
     monitor = await _open_monitor(base, gpus, stack)
     export_gauges(
         leases=base.leases.leases,
@@ -391,7 +379,7 @@ async def _build_agent(base: _Base, isolation: _Isolation, stack: AsyncExitStack
         resolver=allocation.resolver,
         plugins=allocation.plugins,
         outbox=views.reporter.outbox,
-        files=isolation.files,
+        files=files,
         limits=limits,
         usage=monitor,
         view_loops=[view.run for view in (views.views, views.handshake) if view is not None],

@@ -92,13 +92,13 @@ async def test_without_a_stack_every_check_of_doctor_reports_what_is_missing(
 ) -> None:
     env = {"KUBECONFIG": str(tmp_path / "none"), "LEASEHOLD_NATS_URL": "nats://127.0.0.1:9"}
     place = ("--kubelet-dir", str(tmp_path), "--agent-dir", str(tmp_path / "agent"))
-    done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-dir", "/nowhere", env=env)
+    done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-source", "/no", env=env)
 
     assert (done.code, done.err) == (1, "")
     found = findings(done)
     assert "No such file" in found["kubelet-socket"]["text"]
     assert all(one["fix"] for one in found.values() if one["outcome"] == "fail")
     assert "NATS" in found["nats"]["text"]
-    assert "/nowhere/libvgpu.so is missing" in found["library"]["text"]
+    assert "/no has none" in found["library"]["text"]
     assert found["redis"]["outcome"] == "skipped"
     assert found["rights"]["outcome"] == "skipped"

@@ -1,8 +1,8 @@
 """Writes the Helm chart's templates from kustomize's output: `python -m tools.generate.chart`.
 
-The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every combination of the
-overlay and the components is built once; where combinations differ, the template tests the value
-that stands for the part (`highAvailability`, or the component's name). A few scalars become values
+The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every pair of the
+overlay and the components is built, and all of them together, so that no part may depend on two
+others at once; where combinations differ, the template tests the value that stands for the part (`highAvailability`, or the component's name). A few scalars become values
 by `tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for
 Helm requires the namespace before it installs anything.
 """
@@ -97,16 +97,15 @@ def _built(chosen: Parts) -> list[Any]:
 
 
 def combinations() -> list[Parts]:
-    """Return all combinations of parts."""
-    return [
-        frozenset(chosen)
-        for count in range(len(parts()) + 1)
-        for chosen in itertools.combinations(parts(), count)
+    """Return the combinations of up to two parts, and all parts together."""
+    few = [
+        frozenset(chosen) for count in range(3) for chosen in itertools.combinations(parts(), count)
     ]
+    return [*few, frozenset(parts())]
 
 
 def merged(made: Mapping[Parts, Any]) -> Any:
-    """Merge all combinations into one tree, with a Choice where they differ."""
+    """Merge the combinations into one tree, with a Choice where they differ."""
     trees = list(made.values())
     if all(tree == trees[0] for tree in trees):
         return trees[0]

@@ -86,6 +86,8 @@ def _workload(made: dict[str, Any]) -> None:
             )
         elif container["name"] in STORES:
             container["image"] = _value(f"{container['name']}.image")
+        elif container["name"] == "hami-core":
+            container["image"] = _value("hamiCoreImage")
 
 
 def _settings(data: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ NODE_CHECKS: Mapping[str, Callable[[NodeProbes], Awaitable[Finding]]] = {
     "container-toolkit": NodeProbes.runtime,
     "cdi": NodeProbes.cdi,
     "cdi-devices": NodeProbes.cdi_devices,
-    "library": NodeProbes.library_file,
+    "library": NodeProbes.library,
     "library-loads": NodeProbes.library_loads,
     "checkpoint": NodeProbes.checkpoint,
     "pod-resources": NodeProbes.pod_resources,
@@ -99,7 +99,7 @@ REMEDIES: Mapping[str, str] = {
     "container-toolkit": "read /etc/containerd, /etc/docker and /etc/crio as root",
     "cdi": "read /etc/cdi and /var/run/cdi as root",
     "cdi-devices": f"{_LOGS} | grep -i cdi; the agent rewrites its specification when it starts",
-    "library": "ls -l the --library-dir, as root",
+    "library": "ls -l the --library-source and STATE_DIR/library, as root",
     "library-loads": "ldd FILE lists what is missing",
     "checkpoint": _RECORD,
     "pod-resources": "systemctl status kubelet; its socket is pod-resources/kubelet.sock below its "
@@ -171,7 +171,7 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
             "--kubelet-dir": flags.kubelet_dir,
             "--state-dir": flags.agent_dir,
             "--gpus": flags.gpus,
-            "--library-dir": flags.library_dir,
+            "--library-source": flags.library_source,
             "--nats-url": flags.nats_url,
         }
         settings = _agent_settings(arguments)

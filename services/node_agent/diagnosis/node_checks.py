@@ -1,12 +1,11 @@
 """The doctor's verdicts on a node."""
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
-from services.node_agent.isolation.host_paths import is_loadable
+from services.node_agent.isolation.library_store import StoredLibrary
 from services.node_agent.views.advertisement import MAX_LIST_BYTES, list_size_bytes
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
@@ -181,15 +180,26 @@ def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
     return ok("MIG modes match the ledger")
 
 
-def library_file(path: str, head: bytes | None) -> Finding:
-    """Judge whether HAMi-core's library is there, for this machine."""
-    install = "node_agent --library-source FILE of HAMi-core's libvgpu.so, or --library-dir"
-    if head is None:
-        return fail(f"{path} is missing: limits of shares cannot be enforced", install)
-    machine = platform.machine()
-    if not is_loadable(head, machine):
-        return fail(f"{path} is not a 64-bit shared library for {machine}", install)
-    return ok(f"{path} is a shared library for {machine}")
+def library(current: StoredLibrary | None, source: str, *, replaced_by: str | None) -> Finding:
+    """Judge which library of HAMi-core new containers mount; None: no one is installed.
+
+    `replaced_by` is why other content at the source cannot be used, empty: it can; None: the
+    source has no other content.
+    """
+    if current is None:
+        return fail(
+            f"no library is installed, so no shares are allocated here: {source} has none",
+            "docs/install.md: the component hami-core, or libvgpu.so in /usr/local/vgpu",
+        )
+    version = current.version or "of unknown version"
+    text = f"HAMi-core {version}, content {current.content[:12]}, at {current.path}"
+    if replaced_by is None:
+        return ok(text)
+    return warn(
+        f"{text}; {source} has other content, which is not installed"
+        f"{f': {replaced_by}' if replaced_by else ''}",
+        "the agent installs it within 5 s if it is usable: see its log",
+    )
 
 
 def library_loads(path: str, error: str) -> Finding:

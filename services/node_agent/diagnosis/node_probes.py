@@ -17,8 +17,13 @@ from services.node_agent.gpu_access import open_gpus, usage_source_of
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, running_instance, this_instance
-from services.node_agent.isolation.host_paths import ELF_HEAD
-from services.node_agent.isolation.library import unusable_reason
+from services.node_agent.isolation.library_check import unusable_reason
+from services.node_agent.isolation.library_store import (
+    StoredLibrary,
+    current_library,
+    digest_of,
+    source_file,
+)
 from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.kubelet.device_checkpoint import (
     KubeletCheckpointDevices,
@@ -196,24 +201,28 @@ class NodeProbes:
         """Compare the GPUs' MIG modes with the ledger."""
         return judge.mig_modes(await self._discover(), self.devices)
 
-    async def library_file(self) -> Finding:
-        """Read the head of the library file."""
-        self._skip_without_isolation()
-        path = self.settings.library
-        try:
-            with path.open("rb") as library:
-                head = library.read(ELF_HEAD)
-        except OSError:
-            return judge.library_file(str(path), None)
-        return judge.library_file(str(path), head)
+    async def library(self) -> Finding:
+        """Compare the installed library with its source."""
+        source, current = self._library()
+        if not current.path.is_file():
+            return judge.library(None, str(source), replaced_by=None)
+        replaced = source.is_file() and digest_of(source) != current.content
+        reason = await unusable_reason(source) if replaced else None
+        return judge.library(current, str(source), replaced_by=reason)
 
     async def library_loads(self) -> Finding:
         """Load the library in a process of its own, which it may crash."""
-        self._skip_without_isolation()
-        path = self.settings.library
-        if not path.is_file():
-            raise SkipError(f"{path} is missing")
-        return judge.library_loads(str(path), await unusable_reason(path))
+        _, current = self._library()
+        if not current.path.is_file():
+            raise SkipError(f"{current.path} is missing")
+        return judge.library_loads(str(current.path), await unusable_reason(current.path))
+
+    def _library(self) -> tuple[Path, StoredLibrary]:
+        """Return the source file of the library, and the installed library."""
+        source = self.settings.library_origin
+        if source is None:
+            raise SkipError("simulated GPUs have no isolation: their library is an empty file")
+        return source_file(source), current_library(self.settings.library_root)
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""
@@ -308,10 +317,6 @@ class NodeProbes:
             raise self.kubernetes
         path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
         return await self.kubernetes.read(path, _NodeResources)
-
-    def _skip_without_isolation(self) -> None:
-        if self.settings.simulated and self.settings.library_source is None:
-            raise SkipError("simulated GPUs have no isolation: their library is an empty file")
 
     @functools.cached_property
     def _hardware(self) -> GpuDriver | RemoteMigGpus:

@@ -4,21 +4,18 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import shutil
 import threading
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.isolation.host_paths import (
-    ELF_HEAD,
     HostLayout,
-    is_loadable,
     orphaned_directories,
     required_paths,
 )
-from services.node_agent.isolation.library import remove_unused_versions, unusable_reason
+from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup
@@ -37,31 +34,29 @@ MIN_FREE_FILES = 64
 
 
 class ContainerFiles:
-    """Directories and files of one node.
-
-    With `simulated`, the library is an empty file, and nothing is preloaded: the dynamic linker
-    would warn about it in every process. Below `installed` are the versions of the library that the
-    agent has installed; None: it has installed none.
-    """
+    """Directories and files of one node."""
 
     def __init__(
         self,
-        layout: HostLayout,
+        state_dir: PurePosixPath,
+        library: NodeLibrary,
         *,
-        simulated: bool,
-        installed: Path | None = None,
         min_free_bytes: int = MIN_FREE_BYTES,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
-        self.layout = layout
-        self.simulated = simulated
-        self.installed = installed
+        self.state_dir = state_dir
+        self.library = library
         self.min_free_bytes = min_free_bytes
         self.timing = timing
         self.unwritable_reason = ""
         """Why no container could be prepared at the last probe; empty: it could."""
-        self._library_check: tuple[tuple[int, ...], str] | None = None
-        """The library file that was last loaded, and why it is unusable; empty: it is usable."""
+
+    @property
+    def layout(self) -> HostLayout:
+        """The paths that new containers mount."""
+        return HostLayout(
+            state_dir=self.state_dir, library=PurePosixPath(self.library.current.path)
+        )
 
     async def create_shared_files(self) -> None:
         """Create the files that all containers share; raises UnavailableError naming the path."""
@@ -77,37 +72,14 @@ class ContainerFiles:
         """
         await asyncio.to_thread(self._prepare, setup, starting=starting)
 
-    async def can_isolate(self) -> bool:
-        """Return whether the library exists and a process of this machine can load it.
-
-        Each file is loaded once; another installer may replace it later.
-        """
-        exists = await asyncio.to_thread(self._library_exists)
-        if self.simulated or not exists:
-            return exists
-        path = Path(self.layout.library)
-        identity = await asyncio.to_thread(_file_identity, path)
-        if self._library_check is None or self._library_check[0] != identity:
-            reason = await unusable_reason(path)
-            if reason:
-                logger.warning("%s is unusable, nothing can be limited: %s", path, reason)
-            self._library_check = (identity, reason)
-        return not self._library_check[1]
-
     async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
         """Remove the files of pods other than `live`, and unmounted versions of the library.
 
         All versions stay if `mounted` is None, which means that it is not known.
         """
         await asyncio.to_thread(self._remove_directories, live)
-        if self.installed is not None and mounted is not None:
-            await asyncio.to_thread(
-                remove_unused_versions,
-                self.installed,
-                mounted,
-                now=time.time(),
-                unused_s=self.timing.library_unused_s,
-            )
+        if mounted is not None:
+            await self.library.remove_unused(mounted, unused_s=self.timing.library_unused_s)
 
     async def probe_disk(self) -> None:
         """Check whether a container could be prepared now."""
@@ -117,7 +89,7 @@ class ContainerFiles:
         self.unwritable_reason = reason
 
     def _probe_disk(self) -> str:
-        state, probe = self.layout.state_dir, Path(self.layout.state_dir) / ".probe"
+        state, probe = self.state_dir, Path(self.state_dir) / ".probe"
         try:
             with probe.open("wb") as file:
                 file.write(bytes(PROBE_BYTES))
@@ -130,7 +102,7 @@ class ContainerFiles:
 
     def disk_pressure(self) -> str:
         """Return at once why the disk is too full; empty: it has room."""
-        state = self.layout.state_dir
+        state = self.state_dir
         try:
             free = os.statvfs(state)
         except OSError as error:
@@ -144,36 +116,26 @@ class ContainerFiles:
     def _create_shared_files(self) -> None:
         try:
             Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
-            preloaded = b"" if self.simulated else LIBRARY.encode()
+            preloaded = b"" if self.library.simulated else LIBRARY.encode()
             _ensure_content(Path(self.layout.paths.preload), preloaded)
-            if self.simulated:
-                _ensure_exists(Path(self.layout.library), b"")
+            if self.library.simulated:
+                _ensure_exists(self.library.current.path, b"")
         except OSError as error:
             raise UnavailableError(
-                f"{error.filename or self.layout.state_dir}: {error.strerror}; --state-dir and "
-                "--library-dir must be writable by the node agent"
+                f"{error.filename or self.state_dir}: {error.strerror}; --state-dir must be "
+                "writable by the node agent"
             ) from error
-
-    def _library_exists(self) -> bool:
-        try:
-            with Path(self.layout.library).open("rb") as library:
-                return self.simulated or is_loadable(library.read(ELF_HEAD), platform.machine())
-        except OSError:
-            return False
 
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._create_shared_files()
         region_path = region_path_of(setup)
         needed = required_paths(setup, region_path)
-        library = str(self.layout.library)
-        if library in needed.files and self._library_check is not None and self._library_check[1]:
-            raise UnavailableError(f"{library} is unusable: {self._library_check[1]}")
+        library, unusable = str(self.library.current.path), self.library.unusable_reason
+        if library in needed.files and unusable:
+            raise UnavailableError(f"limits cannot be enforced: {unusable}")
         for file in needed.files:
             if not Path(file).is_file():
-                raise UnavailableError(
-                    f"{file} does not exist, and containers mount it: install HAMi-core's library "
-                    "on this node, or set --library-dir to its directory"
-                )
+                raise UnavailableError(f"{file} does not exist, and the container mounts it")
         try:
             for directory in needed.directories:
                 _make_shared(Path(directory))
@@ -197,15 +159,6 @@ class ContainerFiles:
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink()
-
-
-def _file_identity(path: Path) -> tuple[int, ...]:
-    """Return the identity of the file at a path; empty: it does not exist."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _make_shared(directory: Path) -> None:

@@ -1,8 +1,6 @@
 """The findings of the doctor, check by check."""
 
 import asyncio
-import platform
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import AgentInstance
+from services.node_agent.isolation.library_store import StoredLibrary
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings
@@ -44,7 +43,7 @@ from shared.runtime.settings import load
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
 COUNT = "volcano.sh/vgpu-number"
-MACHINE = {"x86_64": 62, "aarch64": 183}.get(platform.machine(), 62)
+LIBRARY = StoredLibrary(path=Path("/s/abc123456789def/libvgpu.so"), version="v2.9.0")
 SERVED = {COUNT: {f"GPU-a-{n}": PluginDeviceId(id=f"GPU-a-{n}", healthy=True) for n in range(2)}}
 DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
 
@@ -79,10 +78,6 @@ ALLOCATION = Allocation(
 def gpu(**changes: Any) -> Gpu:
     facts: dict[str, Any] = {"uuid": GPU, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
     return Gpu(**(facts | changes))
-
-
-def elf(machine: int = MACHINE) -> bytes:
-    return b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, machine)
 
 
 def sample(*pids: int) -> DeviceSample:
@@ -126,9 +121,10 @@ CASES: list[tuple[Finding, Outcome, str]] = [
         WARN,
         "next reset",
     ),
-    (node_checks.library_file("/l", elf()), OK, "shared library"),
-    (node_checks.library_file("/l", None), FAIL, "is missing"),
-    (node_checks.library_file("/l", elf(machine=8)), FAIL, "not a 64-bit"),
+    (node_checks.library(LIBRARY, "/l", replaced_by=None), OK, "HAMi-core v2.9.0, content abc"),
+    (node_checks.library(None, "/l", replaced_by=None), FAIL, "/l has none"),
+    (node_checks.library(LIBRARY, "/l", replaced_by=""), WARN, "/l has other content"),
+    (node_checks.library(LIBRARY, "/l", replaced_by="no ELF"), WARN, "installed: no ELF"),
     (node_checks.library_loads("/l", ""), OK, "loads"),
     (node_checks.library_loads("/l", "OSError: version `GLIBC_2.99' not found"), FAIL, "GLIBC"),
     (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease()}), OK, "match their leases"),

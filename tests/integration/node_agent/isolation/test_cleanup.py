@@ -20,12 +20,12 @@ TENANT = 1000
 AGENT = Path(__file__).parents[4] / "k8s" / "base" / "node-agent.yaml"
 CLEAN = """
 import asyncio, sys
-from pathlib import PurePosixPath
-from services.node_agent.isolation.host_paths import HostLayout
+from pathlib import Path, PurePosixPath
 from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.library import NodeLibrary
 state = PurePosixPath(sys.argv[1])
-layout = HostLayout(state_dir=state, library=state / "libvgpu.so")
-asyncio.run(ContainerFiles(layout, simulated=True).remove_unused({"live"}, None))
+library = NodeLibrary(Path(state) / "library", None)
+asyncio.run(ContainerFiles(state, library).remove_unused({"live"}, None))
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop capabilities")

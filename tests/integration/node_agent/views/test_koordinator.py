@@ -13,6 +13,7 @@ from msgspec import structs
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
+from services.node_agent.isolation.library import simulated_library
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
@@ -116,7 +117,7 @@ async def test_koordinator_28_each_container_gets_the_device_of_its_lease_in_any
 async def test_koordinator_29_the_label_exists_only_while_the_library_does(
     cluster: OneNodeCluster,
 ) -> None:
-    library = cluster.settings.library
+    library = simulated_library(cluster.settings.library_root).path
     async with cluster.running():
         await until(lambda: labels(cluster).get(ISOLATION) == "HAMi-core")
         library.unlink()
@@ -142,7 +143,7 @@ def test_koordinator_29_a_file_that_is_not_a_library_for_this_architecture_does_
 async def test_koordinator_30_a_container_that_cannot_be_limited_does_not_start(
     cluster: OneNodeCluster,
 ) -> None:
-    library = cluster.settings.library
+    library = simulated_library(cluster.settings.library_root).path
     async with cluster.running():
         library.unlink()
         library.mkdir()

@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.isolation.host_paths import HostLayout, orphaned_directories
+from services.node_agent.isolation.host_paths import orphaned_directories
+from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
@@ -16,12 +17,9 @@ from shared.model.names import PodUid
 from tests.support.node_agent.regions import process
 
 
-def host(tmp_path: Path, *, simulated: bool = True) -> ContainerFiles:
-    layout = HostLayout(
-        state_dir=PurePosixPath(tmp_path / "state"),
-        library=PurePosixPath(tmp_path / "library" / "libvgpu.so"),
-    )
-    return ContainerFiles(layout, simulated=simulated)
+def host(tmp_path: Path, *, source: Path | None = None) -> ContainerFiles:
+    library = NodeLibrary(tmp_path / "library", source)
+    return ContainerFiles(PurePosixPath(tmp_path / "state"), library)
 
 
 def setup_for(files: ContainerFiles) -> ContainerSetup:
@@ -47,11 +45,11 @@ async def test_mounted_paths_exist_and_are_accessible_to_any_user(tmp_path: Path
 
     assert (tmp_path / "state/containers/u1_main").stat().st_mode & 0o777 == 0o777
     assert (tmp_path / "state/ld.so.preload").is_file()
-    assert (tmp_path / "library/libvgpu.so").is_file()
+    assert (tmp_path / "library/simulated/libvgpu.so").is_file()
 
 
 async def test_only_a_real_library_is_preloaded(tmp_path: Path) -> None:
-    simulated, real = host(tmp_path), host(tmp_path, simulated=False)
+    simulated, real = host(tmp_path), host(tmp_path, source=tmp_path / "none")
 
     await simulated.create_shared_files()
     assert (tmp_path / "state/ld.so.preload").read_text() == ""
@@ -72,9 +70,10 @@ async def test_41_a_mounted_file_keeps_its_inode(tmp_path: Path) -> None:
 
 
 async def test_prepare_fails_if_the_library_does_not_exist(tmp_path: Path) -> None:
-    files = host(tmp_path, simulated=False)
+    files = host(tmp_path, source=tmp_path / "none")
 
-    with pytest.raises(UnavailableError, match=r"libvgpu\.so does not exist"):
+    await files.library.update()
+    with pytest.raises(UnavailableError, match=r"cannot be enforced: .*none: No such file"):
         await files.prepare(setup_for(files))
 
 

@@ -5,79 +5,129 @@ import os
 import platform
 import subprocess
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
-from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.isolation.host_paths import HostLayout
-from services.node_agent.isolation.library import (
+from services.node_agent.isolation.library import NodeLibrary
+from services.node_agent.isolation.library_check import load_error, unusable_reason
+from services.node_agent.isolation.library_store import (
     current_library,
     digest_of,
-    install,
-    load_error,
     remove_unused_versions,
-    unusable_reason,
 )
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
-from shared.dialects.dialect import ContainerSetup, Mount
 from shared.dialects.hami_core import LIBRARY_NAME
-from shared.model.errors import UnavailableError
 
 
 def built(path: Path, text: str, *flags: str) -> Path:
-    """Compile a shared library of this machine."""
-    source = path.with_suffix(".c")
+    """Compile a shared library of this machine; another file takes the place of an earlier one."""
+    source, draft = path.with_suffix(".c"), path.with_suffix(".draft")
     source.write_text(text)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source, *flags], check=True)
-    return path
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", draft, source, *flags], check=True)
+    return draft.replace(path)
+
+
+def version(path: Path, number: int) -> Path:
+    return built(path, f"int version(void) {{ return {number}; }}")
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return built(tmp_path / "source.so", "int version(void) { return 1; }")
+    return version(tmp_path / "source.so", 1)
 
 
-def test_item_41_a_new_library_leaves_mapped_files_unchanged(source: Path, tmp_path: Path) -> None:
-    root = tmp_path / "library"
-    first = install(source, root)
+@pytest.fixture
+def library(source: Path, tmp_path: Path) -> NodeLibrary:
+    return NodeLibrary(tmp_path / "library", source)
+
+
+async def test_item_41_a_new_library_leaves_mapped_files_unchanged(
+    library: NodeLibrary, source: Path
+) -> None:
+    assert await library.update()
+    first = library.current.path
     before = first.read_bytes()
     with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         inode = os.fstat(file.fileno()).st_ino
-        built(source, "int version(void) { return 2; }")
-        second = install(source, root)
+        version(source, 2)
+        assert await library.update()
+        second = library.current.path
 
         assert mapped[:] == before
 
     assert second != first
     assert (first.stat().st_ino, first.read_bytes()) == (inode, before)
     assert second.read_bytes() == source.read_bytes()
-    assert current_library(root) == second
+    assert current_library(library.root).path == second
 
 
-def test_the_same_library_is_installed_once(source: Path, tmp_path: Path) -> None:
-    root = tmp_path / "library"
-    first = install(source, root)
+async def test_a_copy_over_the_file_that_was_put_on_the_node_by_hand_changes_no_mapped_file(
+    tmp_path: Path,
+) -> None:
+    by_hand = tmp_path / "usr-local-vgpu"
+    by_hand.mkdir()
+    usual = version(by_hand / LIBRARY_NAME, 1)
+    library = NodeLibrary(tmp_path / "library", by_hand)
+    await library.update()
+    mounted = library.current.path
+    before = mounted.read_bytes()
+
+    usual.write_bytes(version(tmp_path / "new.so", 2).read_bytes())  # as cp does: the same inode
+    usable = await library.update()
+
+    assert usable
+    assert mounted.read_bytes() == before
+    assert library.current.path.read_bytes() == usual.read_bytes() != before
+
+
+async def test_of_several_versions_in_a_directory_the_highest_is_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "versions"
+    folder.mkdir()
+    for number, name in enumerate(("v2.9.0", "v2.10.0", "v2.8.3")):
+        version(folder / f"{LIBRARY_NAME}.{name}", number)
+    library = NodeLibrary(tmp_path / "library", folder)
+
+    await library.update()
+    highest = library.current
+    version(folder / LIBRARY_NAME, 9)
+    await library.update()
+
+    assert highest.version == "v2.10.0"
+    assert highest.content == digest_of(folder / f"{LIBRARY_NAME}.v2.10.0")
+    assert (library.current.version, library.current.content) == (
+        "",
+        digest_of(folder / LIBRARY_NAME),
+    )
+
+
+async def test_the_same_library_is_installed_once(library: NodeLibrary, source: Path) -> None:
+    await library.update()
+    first = library.current.path
     seen = first.stat()
 
-    again = install(source, root)
+    again = NodeLibrary(library.root, source)
+    await again.update()
 
-    assert again == first == current_library(root)
-    assert (again.stat().st_ino, again.stat().st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)
+    assert again.current.path == first
+    assert (first.stat().st_ino, first.stat().st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)
     assert first.parent.name == digest_of(source)
-    assert sorted(path.name for path in root.iterdir()) == sorted(["current", first.parent.name])
+    assert sorted(path.name for path in library.root.iterdir()) == sorted(
+        ["current", first.parent.name]
+    )
 
 
-def test_a_partial_or_corrupt_library_is_replaced_by_a_new_file(
-    source: Path, tmp_path: Path
+async def test_a_corrupt_library_is_replaced_by_a_new_file(
+    library: NodeLibrary, source: Path
 ) -> None:
-    root = tmp_path / "library"
-    place = install(source, root)
+    await library.update()
+    place = library.current.path
     place.write_bytes(b"spoilt")
     inode = place.stat().st_ino
 
     with place.open("rb") as held:
-        assert install(source, root) == place
+        assert await library.update()
         assert held.read() == b"spoilt"
 
     assert place.read_bytes() == source.read_bytes()
@@ -85,49 +135,95 @@ def test_a_partial_or_corrupt_library_is_replaced_by_a_new_file(
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\x01\x01" + bytes(60)])
-def test_a_file_that_is_not_a_library_for_this_architecture_is_not_installed(
-    source: Path, tmp_path: Path, content: bytes
+async def test_what_is_not_a_library_for_this_machine_never_replaces_the_current_one(
+    library: NodeLibrary, source: Path, content: bytes
 ) -> None:
-    root = tmp_path / "library"
-    before = install(source, root)
+    await library.update()
+    before = library.current
     source.write_bytes(content)
 
-    with pytest.raises(UnavailableError, match="not a 64-bit shared library"):
-        install(source, root)
-
-    assert current_library(root) == before
-    assert len(list(root.iterdir())) == 2
+    assert await library.update()
+    assert library.current == before == current_library(library.root)
 
 
-def test_a_missing_source_is_reported_and_the_previous_version_stays(
-    source: Path, tmp_path: Path
+async def test_half_a_library_never_replaces_the_current_one(
+    library: NodeLibrary, source: Path
 ) -> None:
-    root = tmp_path / "library"
-    before = install(source, root)
+    await library.update()
+    before = library.current
+    whole = version(source, 2).read_bytes()
+    source.write_bytes(whole[: len(whole) // 2])
 
-    with pytest.raises(UnavailableError, match="nowhere: No such file"):
-        install(tmp_path / "nowhere", root)
+    assert await library.update()
+    assert library.current == before
+    source.write_bytes(whole)
+    await library.update()
+    assert library.current != before
 
-    assert current_library(root) == before
-    assert not current_library(tmp_path / "empty").exists()
 
-
-def test_an_old_version_is_removed_once_no_container_mounts_it(
-    source: Path, tmp_path: Path
+async def test_without_its_source_the_installed_library_stays(
+    library: NodeLibrary, source: Path
 ) -> None:
-    root, later = tmp_path / "library", time.time() + 1200
-    first = install(source, root)
-    built(source, "int version(void) { return 2; }")
-    second = install(source, root)
+    await library.update()
+    before = library.current
+    source.unlink()
+
+    again = NodeLibrary(library.root, source)
+
+    assert await again.update()
+    assert again.current == before
+
+
+async def test_a_node_without_a_library_reports_why_and_gets_one_later(
+    library: NodeLibrary, source: Path
+) -> None:
+    source.unlink()
+    assert not await library.update()
+    missing = library.unusable_reason
+    source.write_bytes(b"no library")
+    assert not await library.update()
+    unusable = library.unusable_reason
+    version(source, 3)
+    assert await library.update()
+
+    assert missing == f"{source}: No such file or directory"
+    assert f"{source} is unusable: it is not a 64-bit shared library" in unusable
+    assert library.unusable_reason == ""
+
+
+async def test_a_metric_shows_the_library_only_while_it_is_usable(tmp_path: Path) -> None:
+    source = version(tmp_path / f"{LIBRARY_NAME}.v2.9.0", 1)
+    library = NodeLibrary(tmp_path / "library", source)
+
+    def shown() -> float | None:
+        labels = {"version": "v2.9.0", "content": library.current.content}
+        return REGISTRY.get_sample_value("leasehold_library_info", labels)
+
+    await library.update()
+    assert shown() == 1.0
+    library.current.path.unlink()
+    source.unlink()
+    await library.update()
+    assert shown() is None
+
+
+async def test_an_old_version_is_removed_once_no_container_mounts_it(
+    library: NodeLibrary, source: Path
+) -> None:
+    root, later = library.root, time.time() + 1200
+    await library.update()
+    first = library.current.path
+    version(source, 2)
+    await library.update()
 
     assert remove_unused_versions(root, {str(first)}, now=later, unused_s=600) == []
     assert remove_unused_versions(root, set(), now=time.time(), unused_s=600) == []
     assert remove_unused_versions(root, set(), now=later, unused_s=600) == [first.parent]
-    assert second.is_file()
+    assert library.current.path.is_file()
     assert remove_unused_versions(root, set(), now=later, unused_s=600) == []
 
 
-async def test_a_library_is_probed_by_loading_it(source: Path, tmp_path: Path) -> None:
+async def test_a_library_is_checked_by_loading_it(source: Path, tmp_path: Path) -> None:
     lacking = built(
         tmp_path / "lacking.so",
         "extern int nobody_has_this(void);\nint version(void) { return nobody_has_this(); }\n"
@@ -142,21 +238,7 @@ async def test_a_library_is_probed_by_loading_it(source: Path, tmp_path: Path) -
     assert await load_error(source) == ""
     assert "nobody_has_this" in await load_error(lacking)
     assert "ended with" in await load_error(crashing)
-
-
-async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_path: Path) -> None:
-    lacking = tmp_path / LIBRARY_NAME
-    built(lacking, "extern int nobody(void); int version(void) { return nobody(); }", "-Wl,-z,now")
-    layout = HostLayout(state_dir=PurePosixPath(tmp_path), library=PurePosixPath(lacking))
-    preparing = ContainerFiles(layout, simulated=False)
-    mount = Mount(host_path=str(lacking), container_path="/lib.so", read_only=True, directory=False)
-    setup = ContainerSetup(environment={}, mounts=(mount,))
-
-    isolates = await preparing.can_isolate()
-
-    assert not isolates
-    with pytest.raises(UnavailableError, match="is unusable: it does not load"):
-        await preparing.prepare(setup)
+    assert "it does not load" in await unusable_reason(lacking)
 
 
 WITH_LAYOUT = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); }}"
