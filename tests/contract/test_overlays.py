@@ -196,6 +196,21 @@ def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_pat
     assert seen["readOnly"] is True
 
 
+def test_the_hami_core_component_copies_the_library_to_where_the_agent_looks(
+    tmp_path: Path,
+) -> None:
+    agent = one(with_component("hami-core", tmp_path), "DaemonSet", "node-agent")
+    (copying,) = agent["spec"]["template"]["spec"]["initContainers"]
+    values = {env["name"]: env.get("value") for env in container(agent)["env"]}
+    source = values["LEASEHOLD_LIBRARY_SOURCE"]
+    mounts = {it["name"]: it for it in container(agent)["volumeMounts"]}
+
+    (target,) = copying["volumeMounts"]
+    assert copying["command"][-1].endswith(f" {target['mountPath']}/")
+    assert mounts[target["name"]] == {"name": target["name"], "mountPath": source, "readOnly": True}
+    assert AgentSettings(library_source=Path(source)).library_origin == Path(source)
+
+
 @pytest.mark.parametrize("over", ["base", "overlays/ha"])
 def test_with_keda_nothing_else_sets_the_number_of_placers(tmp_path: Path, over: str) -> None:
     found = with_component("keda", tmp_path, over=over)

@@ -268,12 +268,19 @@ async def test_koordinator_19_and_29_shares_are_placed_only_where_the_isolation_
         await until(lambda: labels(up, SPARE), lambda found: ISOLATION not in found)
 
         text = await refused(up, requesting("waits", wanted, node=SPARE))
+        other = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 1000}
+        vgpu = await refused(
+            up, requesting("waits-too", other, node=SPARE, schedulerName="volcano")
+        )
+        explained = await up.leasehold("explain", "waits-too")
         others = [await bound(up, requesting(f"goes-{n}", wanted, node=None)) for n in range(3)]
         await runs(up, requesting("whole", koord(shared=1, core=100, ratio=100), node=SPARE))
         library.touch()
         await up.until("waits", running)
 
     assert "node affinity/selector" in text
+    assert "GpuNotIsolated" in vgpu
+    assert "HAMi-core's library is missing" in " ".join(explained.out.split())
     assert {pod["spec"]["nodeName"] for pod in others} == {NODE}
 
 

@@ -2,9 +2,10 @@
 
 The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every pair of the
 overlay and the components is built, and all of them together, so that no part may depend on two
-others at once; where combinations differ, the template tests the value that stands for the part (`highAvailability`, or the component's name). A few scalars become values
-by `tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for
-Helm requires the namespace before it installs anything.
+others at once; where combinations differ, the template tests the value that stands for the part
+(`highAvailability`, or the component's name). A few scalars become values by
+`tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for Helm
+requires the namespace before it installs anything.
 """
 
 import itertools

@@ -189,7 +189,7 @@ def library(current: StoredLibrary | None, source: str, *, replaced_by: str | No
     if current is None:
         return fail(
             f"no library is installed, so no shares are allocated here: {source} has none",
-            "docs/install.md: the component hami-core, or libvgpu.so in /usr/local/vgpu",
+            "install HAMi-core: see the page docs/hami-core.md",
         )
     version = current.version or "of unknown version"
     text = f"HAMi-core {version}, content {current.content[:12]}, at {current.path}"
