@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from typing import Any
 
 from services.node_agent.allocate.admission_window import MAX_IN_FLIGHT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
@@ -15,6 +16,7 @@ from tests.support.waiting import until
 
 PODS = 50
 RESTARTS = 2
+UNBOUND = 5
 
 
 async def test_every_pod_of_a_burst_runs_while_agents_restart() -> None:
@@ -22,7 +24,8 @@ async def test_every_pod_of_a_burst_runs_while_agents_restart() -> None:
         names = [f"p{n}" for n in range(PODS)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(arrive(up, names))
-            for _ in range(RESTARTS):
+            for number in range(RESTARTS):
+                await until_bound(up, number * PODS // RESTARTS)
                 await restarted(up, "agent-node-0")
         left = await waiting_for(up, names)
 
@@ -51,10 +54,16 @@ async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed() -> None:
 
 async def killed_at(up: Stack, pid: int, *, bound: int) -> None:
     """Kill the process when so many pods are bound."""
-    await until(
-        up.pods, lambda pods: sum(bool(pod["spec"].get("nodeName")) for pod in pods) >= bound
-    )
+    await until_bound(up, bound)
     os.kill(pid, signal.SIGKILL)
+
+
+async def until_bound(up: Stack, least: int) -> None:
+    await until(up.pods, lambda pods: count_bound(pods) >= least)
+
+
+def count_bound(pods: list[dict[str, Any]]) -> int:
+    return sum(bool(pod["spec"].get("nodeName")) for pod in pods)
 
 
 async def phases_of(up: Stack) -> Counter[str]:
@@ -62,9 +71,10 @@ async def phases_of(up: Stack) -> Counter[str]:
 
 
 async def arrive(up: Stack, names: list[str]) -> None:
+    """Create pods, each one when few of those before it are not bound."""
     for name in names:
+        await until(up.pods, lambda pods: len(pods) - count_bound(pods) < UNBOUND)
         await up.create(gpu_pod(name, vgpu(memory=1000)))
-        await asyncio.sleep(0.1)
 
 
 async def restarted(up: Stack, part: str) -> None:

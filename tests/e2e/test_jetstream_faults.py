@@ -72,19 +72,15 @@ async def test_pods_come_and_go_while_jetstream_stores_nothing(up: Stack) -> Non
     )
     seen: set[str] = set()
 
-    async def watch_reasons() -> None:
-        while len(seen) < len(SERVICES):
-            found = [
-                each for each in SERVICES if REASON in await asyncio.to_thread(reasons, up, each)
-            ]
-            seen.update(found)
-            await asyncio.sleep(0.1)
+    async def unready() -> set[str]:
+        for each in SERVICES:
+            if REASON in await asyncio.to_thread(reasons, up, each):
+                seen.add(each)
+        return seen
 
-    watching = asyncio.create_task(watch_reasons())
-
-    await until(lambda: all_bound(up), limit_s=15)  # P1
-
-    await asyncio.wait_for(watching, 30)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(until(unready, lambda found: found == set(SERVICES), limit_s=45))
+        await until(lambda: all_bound(up), limit_s=15)  # P1
     await until(lambda: all(reasons(up, each) == "ok\n" for each in SERVICES))
     await up.create(gpu_pod("after", vgpu(memory=2000)))
     await up.until_all(11)

@@ -25,7 +25,7 @@ from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import ActorClock, VirtualLoop
 from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
 from tests.support.build import dice
-from tests.support.placer.placers import NoPlacerMetrics
+from tests.support.placer.placers import FakePlacerMetrics
 
 TTL_S = 30.0
 """How long a reservation waits for its binder."""
@@ -180,7 +180,7 @@ class PlacerReplica(Service):
         self.placer = Placer(
             RedisLeases(LinkedConnection(self.link)),
             self.clock,
-            NoPlacerMetrics(),
+            FakePlacerMetrics(),
             dice(self.seed),
             ttl_s=TTL_S,
         )

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -29,16 +28,12 @@ from tests.support.build import dice, facts, pod_queued
 from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.placer.placers import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 from tests.support.waiting import until
 
 PLACERS = 2
 TTL_S = 600.0
-
-
-class Uncounted(PrometheusPlacerMetrics):
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Do nothing."""
 
 
 class MixMachine(RuleBasedStateMachine):
@@ -56,7 +51,7 @@ class MixMachine(RuleBasedStateMachine):
         opened = ledger(self.url, {})
         self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
         self.placers = [
-            Placer(self.leases, SystemClock(), Uncounted(), dice(n), ttl_s=TTL_S)
+            Placer(self.leases, SystemClock(), FakePlacerMetrics(), dice(n), ttl_s=TTL_S)
             for n in range(PLACERS)
         ]
         self.following: list[asyncio.Task[None]] = []

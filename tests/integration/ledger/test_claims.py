@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -18,6 +17,7 @@ from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, reservation, reserve, share, uuid
+from tests.support.placer.placers import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -43,11 +43,6 @@ def preemption(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemp
     )
 
 
-class Uncounted(PrometheusPlacerMetrics):
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
-
-
 async def test_a_pod_and_a_device_are_claimed_once(
     leases: RedisLeases, preemptions: Preemptions
 ) -> None:
@@ -67,7 +62,7 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
 ) -> None:
     for number in range(3):
         await preemptions.open(preemption(f"p{number}", number))
-    placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
+    placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(), ttl_s=30)
     following = asyncio.create_task(placer.follow_ledger())
     try:
         await until(lambda: not placer.unready_reason(), limit_s=30)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
@@ -22,6 +21,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.placer.placers import FakePlacerMetrics
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -30,17 +30,13 @@ PLACERS = 4
 DEVICE_MIB = 16_000
 
 
-class Uncounted(PrometheusPlacerMetrics):
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
-
-
 @dataclass(frozen=True)
 class World:
     """Four placers that share a ledger and a queue; the test is the watcher and the binder."""
 
     leases: RedisLeases
     bus: Bus
+    metrics: FakePlacerMetrics
 
     async def queue(self, events: Sequence[PodQueued]) -> None:
         """Tell of pods, each in a message of its own."""
@@ -75,6 +71,16 @@ class World:
 
         await until(leased_and_waiting, lambda found: found[0] == wanted)
 
+    async def decided(self, pods: Sequence[PodQueued]) -> None:
+        """Wait until each of these pods waits, holds a lease, or was dropped because it is gone."""
+
+        async def undecided() -> set[PodUid]:
+            gangs = await self.leases.totals.gangs()
+            known = {each.queued.pod for each in await self.leases.waiting_pods.load()}
+            return {pod.pod for pod in pods}.difference(known, *gangs.values())
+
+        await until(undecided, lambda left: len(left) <= self.metrics.counts["gone"])
+
     async def settled(self, pods: int) -> None:
         """Wait until every pod either holds a lease or waits with a verdict on its gang."""
 
@@ -94,8 +100,9 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
         ledger(server.url, {f"n{number}": 2 for number in range(nodes)}) as leases,
         Bus.connect(nats.url, name="test") as bus,
     ):
+        metrics = FakePlacerMetrics()
         placers = [
-            Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0)
+            Placer(leases, SystemClock(), metrics, dice(seed), ttl_s=30.0)
             for seed in range(PLACERS)
         ]
         started = [asyncio.Event() for _ in placers]
@@ -107,7 +114,7 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
             async with asyncio.timeout(30):
                 await asyncio.gather(*(begun.wait() for begun in started))
                 await until(lambda: not any(placer.unready_reason() for placer in placers))
-            yield World(leases, bus)
+            yield World(leases, bus, metrics)
         finally:
             for task in tasks:
                 task.cancel()
@@ -255,6 +262,7 @@ async def test_a_gang_never_begins_with_a_pod_that_is_gone(
             match step:
                 case "queued":
                     await it.queue([ghost])
+                    await it.decided([ghost])
                 case "gone":
                     await it.leases.waiting_pods.remove([ghost.pod])
                     ended = await it.leases.release([ghost.pod], reason="the pod was deleted")
@@ -264,8 +272,7 @@ async def test_a_gang_never_begins_with_a_pod_that_is_gone(
                     )
                 case "others":
                     await it.queue(others)
-            await asyncio.sleep(0.02)  # time for the placers; no outcome depends on it
-
+                    await it.decided(others)
         await it.settled(2)
         assert await it.leased() == {}
         assert {w.queued.pod for w in await it.leases.waiting_pods.load()} == {

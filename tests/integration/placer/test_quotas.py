@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.rounds.decision_writer import PlacementEvent
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -17,16 +16,12 @@ from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
+from tests.support.placer.placers import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
 TEAM = Namespace("team")
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
-
-
-class Uncounted(PrometheusPlacerMetrics):
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
 
 
 @pytest.fixture
@@ -38,7 +33,7 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 @pytest.fixture
 async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
-    placer = Placer(leases, SystemClock(), Uncounted(), dice(3), ttl_s=30.0)
+    placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(3), ttl_s=30.0)
     following = asyncio.create_task(placer.follow_ledger())
     try:
         await until(lambda: not placer.unready_reason(), limit_s=30)

@@ -1,6 +1,7 @@
 """Placers on a real ledger, each following it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,16 +13,21 @@ from tests.support.build import dice
 from tests.support.waiting import until
 
 
-class NoPlacerMetrics(PrometheusPlacerMetrics):
+class FakePlacerMetrics(PrometheusPlacerMetrics):
+    """Decisions by outcome."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
     def count(self, outcome: str, amount: int = 1) -> None:
-        """Count nothing."""
+        self.counts[outcome] += amount
 
 
 @asynccontextmanager
 async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
     """Start independent placers; yield them once they can decide."""
     several = [
-        Placer(leases, SystemClock(), NoPlacerMetrics(), dice(seed), ttl_s=30.0)
+        Placer(leases, SystemClock(), FakePlacerMetrics(), dice(seed), ttl_s=30.0)
         for seed in range(count)
     ]
     following = [asyncio.create_task(placer.follow_ledger()) for placer in several]

@@ -152,13 +152,16 @@ class Node:
 
 async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
     """Call, and retry while the kubelet limits the rate of calls."""
-    while True:
+
+    async def attempt() -> Any:
         try:
             return await call(request)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
-        await asyncio.sleep(0.02)
+        return None
+
+    return await until(attempt, lambda answer: answer is not None)
 
 
 def new_store() -> ObjectStore:

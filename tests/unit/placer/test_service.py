@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.model.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
@@ -32,20 +31,13 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import Gang
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.clock import FakeClock
+from tests.support.placer.placers import FakePlacerMetrics
 
 
 class Clock(FakeClock):
     async def sleep(self, duration_s: float) -> None:
         self.time += duration_s
         await asyncio.sleep(0)
-
-
-class CountedMetrics(PrometheusPlacerMetrics):
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def count(self, outcome: str, amount: int = 1) -> None:
-        self.counts[outcome] = self.counts.get(outcome, 0) + amount
 
 
 class FakeLedger:
@@ -126,7 +118,7 @@ class Running:
     def __init__(self, *nodes: LedgerNode) -> None:
         self.ledger = FakeLedger(*nodes)
         self.clock = Clock()
-        self.metrics = CountedMetrics()
+        self.metrics = FakePlacerMetrics()
         self.placer = Placer(self.ledger, self.clock, self.metrics, dice(1), ttl_s=30.0)
 
     async def __aenter__(self) -> "Running":

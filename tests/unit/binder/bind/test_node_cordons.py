@@ -143,9 +143,6 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere()
 
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(batch)
-    async with running(world.binder.write_conditions):
-        await asyncio.sleep(0)
-    assert not world.pods.patches, "an agent that is replaced costs no write per pod"
     world.clock.advance(DEFERRAL.explain_s)
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(batch)
@@ -161,6 +158,22 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere()
     )
     assert [type(event) for event in events] == [LeaseChanged, BindingFailed]
     assert world.ledger.leases == {}
+
+
+async def test_only_a_pod_that_is_deferred_for_a_while_is_explained() -> None:
+    new, old = lease("p1", created_at=NOW), lease("p2", created_at=NOW - DEFERRAL.explain_s)
+    world = World(new, old)
+    world.agents.replies = {N1: away("p1", "p2")}
+    for each in (new, old):
+        seen = ObservedCondition(uid=each.pod, node="", resource_version="7")
+        world.pods.conditions[each.name] = seen
+
+    with pytest.raises(UnavailableError, match="being stopped"):
+        await world.binder.bind_pods(chosen(new, old))
+    async with running(world.binder.write_conditions):
+        await until(lambda: world.pods.patches)
+
+    assert [name for name, _ in world.pods.patches] == ["p2"]
 
 
 async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned() -> None:

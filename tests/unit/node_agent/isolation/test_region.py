@@ -99,7 +99,7 @@ def test_hami_core_2_a_second_hard_link_is_tampered(tmp_path: Path) -> None:
     write(place, fresh())
     os.link(path_of(place), tmp_path / "second")
 
-    assert refused(read_region(place)) == "it has 2 names"
+    assert refused(read_region(place)) == "it has 2 hard links"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])

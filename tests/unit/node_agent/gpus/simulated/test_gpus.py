@@ -44,7 +44,7 @@ async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: P
 class OnASlowMachine(SimulatedGpus):
     """Simulated GPUs whose threads get the processor late."""
 
-    def _look(self, index: int) -> Gpu | None:
+    def _read_gpu(self, index: int) -> Gpu | None:
         time.sleep(0.2)
         return super()._read_gpu(index)
 
