@@ -27,8 +27,8 @@ class ObservedPod:
     budget_gated: bool = False
     """It has our scheduling gate: it waits for its namespace's budget."""
     priority: int = 0
-    explained: bool = False
-    """Its PodScheduled condition has the reason why it is not scheduled."""
+    shown: int = 0
+    """The digest of the reason in its PodScheduled condition why it waits; 0: it has none."""
     has_lease: bool = False
     """It has a copy of its lease: the ledger counts its usage."""
     created_at: float = 0.0

@@ -19,6 +19,7 @@ from shared.dialects.reserved import exposes_devices, is_device_name_mount
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
+from shared.model.events.pod_events import message_digest
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
@@ -79,9 +80,13 @@ class PodParser:
             gated=bool(spec.scheduling_gates),
             budget_gated=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
             priority=spec.priority or 0,
-            explained=any(
-                c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
-                for c in status.conditions
+            shown=next(
+                (
+                    message_digest(c.message)
+                    for c in status.conditions
+                    if c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
+                ),
+                0,
             ),
             has_lease=ANNOTATION in meta.annotations,
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,

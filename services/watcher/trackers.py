@@ -95,7 +95,7 @@ class PodTracker:
         self._unexplained = {
             pod.pod: self._unexplained.get(pod.pod, 0) + 1
             for pod in self.pending.values()
-            if not pod.explained
+            if not pod.shown
         }
         return [
             pending_event(self.pending[pod], requeue_number=-generation)
@@ -114,7 +114,7 @@ class PodTracker:
         pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
         return [
             *(_gated_event(pod, requeue_number=-generation) for pod in gated),
-            *(pending_event(pod, requeue_number=-generation) for pod in pending if pod.explained),
+            *(pending_event(pod, requeue_number=-generation) for pod in pending if pod.shown),
         ]
 
     def with_usage(self, node: NodeFacts) -> NodeFacts:
@@ -264,7 +264,7 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
         request=pod.request,
         created_at=pod.created_at,
         requeue_number=requeue_number,
-        unexplained=bool(requeue_number) and not pod.explained,
+        shown=pod.shown,
         admitted=pod.admission_span,
     )
 

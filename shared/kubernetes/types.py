@@ -184,6 +184,7 @@ class Condition(Struct, frozen=True, gc=False):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
 
 
 class PodStatus(Struct, frozen=True, gc=False):

@@ -29,7 +29,7 @@ class WaitingPods(LedgerPart):
     """Pods that cannot be placed yet, with their verdicts, and offers to them."""
 
     async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Add waiting pods; return those that need not wait.
+        """Add waiting pods; return those that need not wait, and those whose reason has changed.
 
         A pod is stale, to be decided again, if something was freed after the state that its verdict
         is about, on a node that may now have room for it. A pod that holds a lease (reserved by a
@@ -38,17 +38,18 @@ class WaitingPods(LedgerPart):
         stale: list[PodUid] = []
         leased: list[PodUid] = []
         gone: list[PodUid] = []
+        changed: list[PodUid] = []
         for batch in in_batches(verdicts):
             rows = [encode_waiting_pod(waiting) for waiting in batch]
-            stale_pods, leased_pods, gone_pods = await self._connection.run("wait", "wait", rows)
-            stale += map(PodUid, stale_pods)
-            leased += map(PodUid, leased_pods)
-            gone += map(PodUid, gone_pods)
+            found = await self._connection.run("wait", "wait", rows)
+            for pods, names in zip((stale, leased, gone, changed), found, strict=True):
+                pods.extend(map(PodUid, names))
         values = await self._connection.run_raw("load_leases", leased, [], []) if leased else []
         return WaitResult(
             stale=tuple(stale),
             already_leased=tuple(decode_lease(value) for value in values if value),
             gone=tuple(gone),
+            changed=tuple(changed),
         )
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:

@@ -197,6 +197,8 @@ class WaitResult:
     """Live leases of pods that have one."""
     gone: tuple[PodUid, ...] = ()
     """Pods that have terminated or were deleted."""
+    changed: tuple[PodUid, ...] = ()
+    """Pods that waited already, for another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,5 +91,5 @@ class DeferredPods:
             due_s = timing.explain_next_s if deferral.retry_soon else timing.explain_s
             if self.clock.now() - lease.created_at >= due_s:
                 explanation = explain_deferred(lease, deferral.reason)
-                if self.conditions.explain(explanation):
+                if self.conditions.repeat(explanation):
                     self.events.record(waiting_event(explanation))

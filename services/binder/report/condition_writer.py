@@ -20,6 +20,7 @@ MAX_REMEMBERED = 16384
 WRITERS = 8
 MIN_INTERVAL_S = 5.0
 """A pod's message changes at most this often."""
+REPEAT_S = 60.0
 RETRY_S = 1.0
 CONFLICT_RETRY_S = 0.2
 
@@ -39,7 +40,8 @@ class ConditionWriter:
     def explain(self, explanation: WaitingExplanation) -> bool:
         """Queue a message; it replaces a queued one of the same pod.
 
-        Returns whether it differs from the pod's previous message.
+        Returns whether it differs from this replica's previous message about the pod. It is written
+        even if it does not: another replica may have written one since.
         """
         pod = explanation.pod
         queued = self._queued.get(pod)
@@ -47,9 +49,16 @@ class ConditionWriter:
             self._queued[pod] = explanation
             return queued.message != explanation.message
         written, at = self._written.get(pod, ("", 0.0))
-        if written != explanation.message:
-            self._add(explanation, max(self.clock.ticks(), at + MIN_INTERVAL_S))
+        self._add(explanation, max(self.clock.ticks(), at + MIN_INTERVAL_S))
         return written != explanation.message
+
+    def repeat(self, explanation: WaitingExplanation) -> bool:
+        """Do the same for a message that may come often: an equal one waits for `REPEAT_S`."""
+        written, at = self._written.get(explanation.pod, ("", 0.0))
+        is_recent = self.clock.ticks() - at < REPEAT_S
+        if explanation.pod not in self._queued and written == explanation.message and is_recent:
+            return False
+        return self.explain(explanation)
 
     def forget(self, pod: PodUid) -> None:
         """Write nothing more about this pod: it no longer waits."""

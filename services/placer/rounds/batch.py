@@ -1,7 +1,7 @@
 """Decisions for a batch of pods; each counts the choices for earlier pods as used; pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from services.placer.index.node_index import NodeIndex
 from services.placer.mirror.cluster_mirror import ClusterMirror
@@ -107,7 +107,7 @@ def waiting_pod(
 ) -> WaitingPod:
     """Return what the ledger stores of a waiting pod."""
     return WaitingPod(
-        queued=replace(event, unexplained=False),
+        queued=event,
         refusal=refusal,
         capacity=capacity,
         waiting_since=now,

@@ -12,7 +12,12 @@ from services.placer.rounds.batch import (
     waiting_pod,
 )
 from shared.model.clock import Clock
-from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.events.pod_events import (
+    PlacementChosen,
+    PlacementRefused,
+    PodQueued,
+    message_digest,
+)
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     RESERVED_FOR_OTHER,
@@ -81,7 +86,7 @@ class PlacerLedger(Protocol):
 
 
 class LastVerdicts:
-    """The reason last published for each waiting pod; the oldest are dropped."""
+    """The reason that this replica last published for each waiting pod; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._reasons: dict[PodUid, str] = {}
@@ -90,16 +95,18 @@ class LastVerdicts:
         """Treat the pod's next refusal as new."""
         self._reasons.pop(pod, None)
 
-    def is_new(self, event: PodQueued, refusal: Refusal) -> bool:
-        """Return whether the reason differs from the last one that reached the pod."""
-        pod = event.pod
-        if self._reasons.pop(pod, None) == refusal.reason and not event.unexplained:
-            self._reasons[pod] = refusal.reason
-            return False
+    def is_published(self, event: PodQueued, refusal: Refusal) -> bool:
+        """Return whether this is the reason last published, and the one that a resync found."""
+        is_resync = event.requeue_number < 0
+        is_shown = not is_resync or event.shown == message_digest(refusal.text)
+        return is_shown and self._reasons.get(event.pod) == refusal.reason
+
+    def add(self, pod: PodUid, refusal: Refusal) -> None:
+        """Note that a reason is published."""
+        self._reasons.pop(pod, None)
         if len(self._reasons) >= CACHED_REASONS:
             del self._reasons[next(iter(self._reasons))]
         self._reasons[pod] = refusal.reason
-        return True
 
 
 class DecisionWriter:
@@ -198,23 +205,17 @@ class DecisionWriter:
         self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
         self.drop_gone(result.gone)
         stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
-        dropped = stale | set(result.gone)
+        dropped, changed = stale | set(result.gone), set(result.changed)
         self.metrics.count("stale", len(stale))
         self.metrics.count("already_leased", len(leases))
         self.metrics.count("refused", len(refused) - len(dropped) - len(leases))
         for pod, refusal in refused:
             if pod.pod in leases:
                 self._repeat_lease(pod, leases[pod.pod], events)
-            elif pod.pod not in dropped and self.last_verdicts.is_new(pod, refusal):
-                events.append(
-                    PlacementRefused(
-                        pod=pod.pod,
-                        namespace=pod.namespace,
-                        name=pod.name,
-                        refusal=refusal,
-                        trace=pod.trace,
-                    )
-                )
+            elif pod.pod not in dropped:
+                is_changed = pod.pod in changed
+                if is_changed or not self.last_verdicts.is_published(pod, refusal):
+                    events.append(self._placement_refused(pod, refusal))
         return result
 
     async def defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
@@ -270,6 +271,16 @@ class DecisionWriter:
         """Publish the pod's lease again until its node has activated it."""
         if lease.state is not LeaseState.ACTIVE:
             events.append(self._placement_chosen(pod, lease))
+
+    def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
+        self.last_verdicts.add(pod.pod, refusal)
+        return PlacementRefused(
+            pod=pod.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            refusal=refusal,
+            trace=pod.trace,
+        )
 
     def _placement_chosen(self, pod: PodQueued, lease: Lease) -> PlacementChosen:
         self.last_verdicts.forget(pod.pod)

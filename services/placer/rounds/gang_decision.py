@@ -74,9 +74,9 @@ def changed_verdicts(
     members: Iterable[PodQueued],
     enrollment: GangEnrollment,
     refusal: Refusal,
-    recipients: Collection[PodUid],
+    included: Collection[PodUid],
 ) -> list[PodQueued]:
-    """Return members whose stored verdict differs, and all recipients, to update their capacity.
+    """Return members whose stored verdict differs, and those to be `included` in any case.
 
     So a gang of a thousand pods that still does not fit does not cost a thousand writes.
     """
@@ -88,7 +88,7 @@ def changed_verdicts(
     return [
         event
         for event in members
-        if event.pod in recipients or known.get(event.pod) != (refusal.reason, event.request)
+        if event.pod in included or known.get(event.pod) != (refusal.reason, event.request)
     ]
 
 

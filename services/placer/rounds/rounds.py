@@ -175,7 +175,9 @@ class GangRounds:
         recipients: Collection[PodUid] = (),
         min_members: int = 0,
     ) -> list[PodQueued] | None:
-        changed = changed_verdicts(pods, enrollment, refusal, recipients)
+        is_published = self.writer.last_verdicts.is_published
+        unpublished = (pod.pod for pod in pods if not is_published(pod, refusal))
+        changed = changed_verdicts(pods, enrollment, refusal, {*recipients, *unpublished})
         result = await self.writer.write_refusals(
             [(pod, refusal) for pod in changed], capacity, events, recipients, min_members
         )

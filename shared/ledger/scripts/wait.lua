@@ -4,7 +4,7 @@
 -- pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for another
 -- pod, and is offered to this one after that.
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
--- lease and need not wait; and those that are gone.
+-- lease and need not wait; those that are gone; and those that waited already, for another reason.
 if ARGS[1] == 'forget' then
   gone_pods.add(ARGS[2])
   -- A lease may outlive its pod until the containers have ended. Its gang does not count it any more.
@@ -40,7 +40,7 @@ if ARGS[1] == 'forget' then
     end
   end
   if has_changed then raise_capacity('gang changed') end
-  return encode({{}, {}, {}})
+  return encode({{}, {}, {}, {}})
 end
 
 local MAX_NODES = 64
@@ -76,13 +76,19 @@ local function is_outdated(group, verdict, gang, receives_offers, min_members)
   return receives_offers and is_stale(group, verdict)
 end
 
+-- The reason in a record {pod, refusal}.
+local function reason_of(record)
+  return parse_json(record)[2].reason
+end
+
 local pods = {}
 for i, row in ipairs(ARGS[2]) do pods[i] = row[1] end
 fetch('leases', pods)
 
 local reasons_changed_at = tonumber(call('HGET', PREFIX .. 'ledger', 'reasons_changed') or 0)
 local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
-for _, row in ipairs(ARGS[2]) do
+local changed, before = {}, waiting_records(pods)
+for i, row in ipairs(ARGS[2]) do
   local pod, group, order, verdict, record, since, gang, receives_offers, min_members, namespace =
     unpack(row)
   if is_gone[pod] then
@@ -97,6 +103,9 @@ for _, row in ipairs(ARGS[2]) do
     -- The placer may not have seen the last change of the reasons yet: the pod is offered again.
     local decided_at = verdict < reasons_changed_at and verdict or capacity
     put_waiting(pod, group, order, decided_at, record, since, gang, receives_offers, namespace)
+    if before[i] and reason_of(decode(before[i])[W.RECORD]) ~= reason_of(record) then
+      changed[#changed + 1] = pod
+    end
   end
 end
-return encode({stale, with_lease, gone})
+return encode({stale, with_lease, gone, changed})

@@ -1,5 +1,6 @@
 """Events about pods, their leases and budgets; pure."""
 
+import zlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,11 @@ from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.placement import Refusal
 from shared.model.quota import Quota
 from shared.model.request import PodRequest
+
+
+def message_digest(message: str) -> int:
+    """Return a number, never 0, that differs for different messages of a condition."""
+    return zlib.crc32(message.encode()) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +36,8 @@ class PodQueued(Event):
     requeue_number: int = 0
     """0: queued for the first time; positive: the ledger's capacity number for which it is queued
     again; negative: the number of the resync."""
-    unexplained: bool = False
-    """The pod has waited for a while without a condition: its verdict may have been lost."""
+    shown: int = 0
+    """In a resync: the digest of the reason in the pod's condition; 0: it has none."""
     admitted: str = ""
     """The span of the admission review, which the pod's first span links to."""
 

@@ -66,6 +66,22 @@ async def save(leases: RedisLeases, devices: Sequence[Device], at: float) -> Non
     await leases.save_devices(report("a", devices, at=at))
 
 
+async def test_each_change_of_a_reason_is_published_whichever_placer_decides(url: str) -> None:
+    async with ledger(url, {"a": 1}) as leases, placers(leases, 2) as [first, second]:
+        await first.place_pods([pod_queued("holder", WHOLE)])
+        waits = pod_queued("w", WHOLE, requeue_number=1)
+        published: list[str] = []
+
+        for placer, cordon in ((first, ""), (second, "its agent does not respond"), (first, "")):
+            await leases.set_cordoned({NodeName("a"): cordon})
+            await follow(leases, placer)
+            for event in await placer.place_pods([waits]):
+                assert isinstance(event, PlacementRefused)
+                published.append(event.refusal.reason)
+
+        assert ["not ready" in reason for reason in published] == [False, True, False]
+
+
 async def test_a_verdict_follows_the_cordon_of_a_node(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
         assert "Insufficient GPU memory" in (await reasons(leases))["w"]

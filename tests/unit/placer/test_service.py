@@ -10,7 +10,12 @@ from msgspec import structs
 from services.placer.service import Placer
 from shared.model.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.pod_events import LargestDeviceReported, PlacementChosen, PlacementRefused
+from shared.model.events.pod_events import (
+    LargestDeviceReported,
+    PlacementChosen,
+    PlacementRefused,
+    message_digest,
+)
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     AlreadyLeased,
@@ -264,17 +269,19 @@ async def test_an_unchanged_verdict_is_written_but_not_published_again() -> None
         assert len(it.ledger.waiting) == 2
 
 
-async def test_an_unchanged_verdict_is_published_again_for_an_unexplained_pod() -> None:
+@pytest.mark.parametrize(("is_shown", "published"), [(True, 0), (False, 1)])
+async def test_a_resync_publishes_a_verdict_that_the_pod_does_not_show(
+    is_shown: bool, published: int
+) -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = pod_queued("uid-1", request(gpu(gpus=2)))
-        await it.placer.place_pods([impossible])
+        (first,) = await it.placer.place_pods([impossible])
+        assert isinstance(first, PlacementRefused)
+        shown = message_digest(first.refusal.text if is_shown else "0/9 nodes are available")
 
-        answers = await it.placer.place_pods(
-            [replace(impossible, requeue_number=-1, unexplained=True)]
-        )
+        answers = await it.placer.place_pods([replace(impossible, requeue_number=-1, shown=shown)])
 
-        assert [type(one) for one in answers] == [PlacementRefused]
-        assert not any(waiting.queued.unexplained for waiting in it.ledger.waiting)
+        assert [type(one) for one in answers] == [PlacementRefused] * published
 
 
 async def test_a_changed_verdict_is_published() -> None:

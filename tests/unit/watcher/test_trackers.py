@@ -34,7 +34,7 @@ def test_a_pending_pod_is_published_once_however_often_its_status_changes() -> N
     pods = PodTracker()
 
     first = pods.update(WAITING, None)
-    again = pods.update(replace(WAITING, resource_version="7", explained=True), WAITING)
+    again = pods.update(replace(WAITING, resource_version="7", shown=1), WAITING)
 
     assert [type(event) for event in first] == [PodQueued]
     assert again == []
@@ -168,7 +168,7 @@ def test_the_clock_of_the_api_server_does_not_delay_unexplained_pods(ahead_s: fl
 def test_each_explained_pod_is_published_again_in_one_shard() -> None:
     pods = PodTracker()
     for number in range(50):
-        pod = replace(WAITING, pod=PodUid(f"u{number}"), explained=number > 0)
+        pod = replace(WAITING, pod=PodUid(f"u{number}"), shown=number)
         pods.update(pod, None)
 
     published = [
@@ -176,18 +176,7 @@ def test_each_explained_pod_is_published_again_in_one_shard() -> None:
     ]
 
     assert sorted(event.pod for event in published) == sorted(f"u{n}" for n in range(1, 50))
-    assert not any(getattr(event, "unexplained", True) for event in published)
-
-
-def test_a_pod_without_a_reason_is_published_again_as_unexplained() -> None:
-    pods = PodTracker()
-    (first,) = pods.update(WAITING, None)
-
-    (again,) = pods.resync(1)
-
-    assert isinstance(first, PodQueued)
-    assert isinstance(again, PodQueued)
-    assert (first.unexplained, again.unexplained) == (False, True)
+    assert all(isinstance(event, PodQueued) and event.shown for event in published)
 
 
 def test_a_pod_whose_binding_failed_is_requeued_if_it_is_still_pending() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
-from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.condition_writer import REPEAT_S, ConditionWriter
 from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
 from services.binder.report.explanations import bound_event, condition_patch, explain
 from shared.model.errors import ConflictError
@@ -121,6 +121,41 @@ async def test_a_changing_message_is_written_every_5_s_only() -> None:
         await until(lambda: len(pods.patches) == 2)
 
     assert "fourth" in pods.patches[1][1]["status"]["conditions"][0]["message"]
+
+
+async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_it() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writers = [ConditionWriter(pods, clock, FakeMetrics()) for _ in range(2)]
+    pods.conditions["p1"] = seen()
+
+    async def write(writer: ConditionWriter, text: str) -> None:
+        count = len(pods.patches)
+        writer.explain(explain(refused(text)))
+        clock.advance(5.0)
+        writer.explain(explain(refused(name="other")))
+        await until(lambda: len(pods.patches) > count)
+
+    async with running(*(writer.run for writer in writers)):
+        await write(writers[0], "full")
+        await write(writers[1], "cordoned")
+        await write(writers[0], "full")
+
+    assert "full" in pods.patches[-1][1]["status"]["conditions"][0]["message"]
+
+
+async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minute() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writer = ConditionWriter(pods, clock, FakeMetrics())
+    pods.conditions["p1"] = seen()
+
+    async with running(writer.run):
+        assert writer.repeat(explain(refused()))
+        await until(lambda: len(pods.patches) == 1)
+        clock.advance(REPEAT_S / 2)
+        assert not writer.repeat(explain(refused()))
+        clock.advance(REPEAT_S / 2)
+        writer.repeat(explain(refused()))
+        await until(lambda: len(pods.patches) == 2)
 
 
 async def test_equal_events_are_one_event_with_a_count() -> None:
