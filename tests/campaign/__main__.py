@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.campaign.events import stories
 from tests.campaign.report import table
 from tests.campaign.runner import run_campaign
 from tests.campaign.schedule import FAULTS, Round, rounds_of
@@ -41,13 +40,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print stories and table, and return the exit code."""
+    """Run, print the table, and return the exit code."""
     options = parser().parse_args(arguments)
     rounds = rounds_of(options.seed, options.seconds, tuple(options.fault) or tuple(FAULTS))
     if options.schedule:
         print_schedule(rounds)
         return 0
-    result, events, began_at = asyncio.run(
+    result, _, _ = asyncio.run(
         run_campaign(
             rounds,
             seed=options.seed,
@@ -56,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept=options.keep,
         )
     )
-    for story in stories(result.violations, events, began_at):
-        print(story, end="\n\n")
     print(table(result))
     return 1 if result.violations else 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.kubernetes.errors import NotFoundError
 from shared.model.errors import ConflictError, LeaseholdError
-from tests.campaign.events import CampaignEvent, changes
+from tests.campaign.events import CampaignEvent, changes, stories
 from tests.campaign.judge import Judge
 from tests.campaign.observations import Resources, Sample
 from tests.campaign.report import CampaignResult
@@ -47,6 +47,8 @@ class CampaignRunner:
         self.events: list[CampaignEvent] = []
         self.result = CampaignResult(seed=seed)
         self.began_at = time.time()
+        self._reported = 0
+        """How many violations were reported."""
         self._sample: Sample | None = None
         self._new_sample = asyncio.Condition()
 
@@ -69,6 +71,7 @@ class CampaignRunner:
             sampling.cancel()
         spans = await asyncio.to_thread(read_spans, self.cluster.directory.traces)
         self.judge.judge_traces(spans, time.time())
+        self._report_stories()
         self.result.violations = self.judge.violations
         self.result.coverage = str(self.judge.coverage)
         self.result.pods = len(self.judge.history.pods)
@@ -86,16 +89,22 @@ class CampaignRunner:
             for fault in each.faults:
                 tasks.create_task(self._at(began_at + fault.at_s, self._make(fault)))
         quiet_s = await self._settle()
-        before = len(self.judge.violations)
         await self._audit()
         self.result.rounds += 1
         for kind in each.kinds:
             self.result.quiet_s.setdefault(kind, []).append(quiet_s)
-        found = len(self.judge.violations)
         self.report(
             f"{time.time() - self.began_at:6.0f} s  round {each.number}: {names}; "
-            f"settled after {quiet_s:.1f} s, violations {max(found, before)}"
+            f"settled after {quiet_s:.1f} s, violations {len(self.judge.violations)}"
         )
+        self._report_stories()
+
+    def _report_stories(self) -> None:
+        """Report the violations that were found since the last call."""
+        found = self.judge.violations[self._reported :]
+        self._reported += len(found)
+        for story in stories(found, self.events, self.began_at):
+            self.report(f"{story}\n")
 
     async def _at(self, at: float, action: Awaitable[None]) -> None:
         await asyncio.sleep(max(at - time.time(), 0.0))

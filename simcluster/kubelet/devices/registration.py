@@ -78,7 +78,7 @@ def _clear(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o750)
     for path in directory.iterdir():
         if path.is_socket():
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 async def serve_registration(directory: Path, accept: Accept, *, dial_s: float) -> grpc.aio.Server:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+import aiohttp
 import redis.exceptions
 
 from services.node_agent.gpus.simulated.gpus import uuid_of
@@ -268,7 +269,7 @@ class FaultInjector:
     async def _until_done(self, call: Callable[[], Awaitable[object]]) -> None:
         """Repeat a call while the API server or the kubelet does not answer."""
         for _ in range(100):
-            with contextlib.suppress(LeaseholdError, OSError, TimeoutError):
+            with contextlib.suppress(LeaseholdError, aiohttp.ClientError, OSError, TimeoutError):
                 with contextlib.suppress(ConflictError, NotFoundError):
                     await call()
                 return
