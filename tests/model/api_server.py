@@ -13,6 +13,7 @@ from shared.model.events.pod_events import (
     BoundPod,
     ListedPods,
     NodeChanged,
+    NodesListed,
     PodQueued,
     PodsListed,
     PodTerminated,
@@ -67,6 +68,7 @@ class ApiServer:
         self.clock = clock
         self.pods: dict[str, Pod] = {}
         self.nodes: set[NodeName] = set()
+        self.cordoned: set[NodeName] = set()
         self.slow = False
         """Bindings wait until the model answers them."""
         self.calls: list[BindingCall] = []
@@ -115,9 +117,19 @@ class ApiServer:
 
     def remove_node(self, name: NodeName) -> None:
         self.nodes.discard(name)
+        self.cordoned.discard(name)
         self.publish([replace(self._node_changed(name), deleted=True)])
 
+    def cordon_or_uncordon(self, name: NodeName) -> None:
+        self.cordoned ^= {name}
+        self.publish([self._node_changed(name)])
+
     # The watcher
+
+    def list_nodes(self) -> None:
+        """Publish all nodes again, and their names."""
+        self.publish([self._node_changed(name) for name in sorted(self.nodes)])
+        self.publish([NodesListed(nodes=tuple(sorted(self.nodes)), revision=self._numbers)])
 
     def list_pods(self) -> None:
         """List the bound pods; the list may arrive much later."""
@@ -150,7 +162,7 @@ class ApiServer:
         """Publish everything again, as on request."""
         if request_id:
             self.resync_requests[request_id] = None
-        self.publish([self._node_changed(name) for name in sorted(self.nodes)])
+        self.list_nodes()
         self.queue_again()
         self.list_pods()
 
@@ -183,6 +195,9 @@ class ApiServer:
         if pod is None:
             return None
         return PodSnapshot(pod.uid, pod.node, deleting=pod.deleting, terminal=pod.is_terminal)
+
+    async def node_exists(self, name: NodeName) -> bool:
+        return name in self.nodes
 
     def answer(self, number: int, outcome: str) -> None:
         """Answer a Binding: it is `done`, `done, reply lost`, or `lost`."""
@@ -232,4 +247,7 @@ class ApiServer:
 
     def _node_changed(self, name: NodeName) -> NodeChanged:
         self._numbers += 1
-        return NodeChanged(node=facts(name), revision=NodeRevision(self._numbers))
+        return NodeChanged(
+            node=facts(name, unschedulable=name in self.cordoned),
+            revision=NodeRevision(self._numbers),
+        )

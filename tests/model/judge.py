@@ -12,7 +12,6 @@ from shared.model.names import NodeName, PodUid
 from tests.model.api_server import Pod
 from tests.model.node import KubeletRecord, Node
 from tests.model.raw_ledger import RESERVED, RawLedger, decode
-from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, World
 
 ALL_CORES = 100
@@ -78,7 +77,9 @@ class Judge:
         key = (str(node), f"{entry['device']}/{entry['slot']}")
         newest, holder = self.fences.get(key, (0, ""))
         fence = int(str(entry["fence"]))
-        if fence < newest and holder != pod:
+        if holder not in {"", pod} and (
+            fence < newest or (fence == newest and not self.world.lost_redis)
+        ):
             self.world.fail(f"S4: {pod} gets {key} with fence {fence}, {holder} had {newest}")
         self.fences[key] = max((newest, holder), (fence, pod))
 
@@ -148,7 +149,7 @@ class Judge:
             pod = pods.get(lease.pod)  # type: ignore[call-overload]
             if (pod is None or pod.is_terminal) and lease.pod not in running:
                 found.append(f"P2: the lease of {lease.pod} outlives its pod")
-            if lease.state == RESERVED and lease.expires_at <= EPOCH_S + world.loop.now_s - 30:
+            if lease.state == RESERVED and lease.expires_at <= world.server.clock.now() - 30:
                 found.append(f"P2: the reservation of {lease.pod} outlives its time")
         pending = {pod.uid for pod in pods.values() if pod.is_pending}
         found += [f"P2: {pod} waits in the ledger, and is gone" for pod in ledger.waiting - pending]
@@ -160,6 +161,11 @@ class Judge:
         found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
         if ledger.nodes != world.api.nodes:
             found.append(f"P7: the ledger has nodes {sorted(ledger.nodes)}")
+        found += [
+            f"P7: the ledger has an older state of {node}"
+            for node in ledger.nodes
+            if world.server.is_unschedulable(node) != (node in world.api.cordoned)
+        ]
         return found
 
     def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
@@ -174,7 +180,7 @@ class Judge:
                 f"P4: {pod.uid} waits, and fits on {uuid}"
                 for uuid, device in ledger.devices.items()
                 if device.status == 1
-                and device.node in ledger.nodes
+                and device.node in ledger.nodes - self.world.api.cordoned
                 and device.memory_used + needed <= device.memory_mib
                 and device.share_count < device.slots
             )

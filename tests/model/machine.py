@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import NodeChanged, PodQueued, PodTerminated
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
-from tests.model.faults import Fault
 from tests.model.judge import Judge
 from tests.model.node import Node
 from tests.model.redis_links import RedisServer
@@ -28,7 +26,6 @@ GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=
 """The judge reads from a gang's name how many pods it needs."""
 ROUNDS = 20
 """Rounds of 3 s in which everything must be as it should once all faults have ended."""
-T = TypeVar("T", bound=Callable[..., None])
 E = TypeVar("E")
 
 pods = st.sampled_from(PODS)
@@ -37,12 +34,8 @@ sizes = st.sampled_from((30, 60, 60, 100))
 """MiB of a device of 100."""
 WATCHER = ("list pods", "resync", "queue pods again")
 numbers = st.integers(0, 1)
-positions = st.integers(0, 6)
-
-
-def with_fault(fault: Fault) -> Callable[[T], T]:
-    """Leave a rule out of runs without the fault."""
-    return precondition(lambda self: fault in self.faults)
+positions = st.sampled_from((0, 0, 0, 1, 2, 3, 4, 5, 6))
+deliveries = st.tuples(positions, numbers, st.booleans())
 
 
 def chosen(things: Iterable[E], position: int) -> E:
@@ -55,7 +48,6 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     server: ClassVar[RedisServer]
     folder: ClassVar[Path]
-    faults: ClassVar[frozenset[Fault]] = frozenset(Fault)
     figures: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
@@ -64,32 +56,11 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.judge = Judge(self.world)
         self.world.check_given = self.judge.check_given
         self.world.check_gangs = self.judge.check_gangs
-        self.world.is_held_back = self.is_held_back
         self.figures["runs"] += 1
 
     def tell(self, text: str) -> None:
         """Add a line to the story of a failure."""
         note(f"  # {text}")
-
-    def is_held_back(self, message: Message) -> bool:
-        """Keep the order of what is known to break when it is reordered."""
-        event, world = message.event, self.world
-        if isinstance(event, PodTerminated) and Fault.GONE_FIRST not in self.faults:
-            others = (each.event for each in (*world.bag, *world.handled))
-            return any(isinstance(o, PodQueued) and o.pod == event.pod for o in others)
-        if isinstance(event, NodeChanged) and Fault.NODE_REORDERED not in self.faults:
-            others = (each.event for each in (*world.handled, *world.bag))
-            first = next(
-                o for o in others if isinstance(o, NodeChanged) and o.node.name == event.node.name
-            )
-            return first is not event
-        return False
-
-    def is_ordered(self, message: Message) -> bool:
-        """Whether the message is neither lost nor duplicated, since that is known to break."""
-        if isinstance(message.event, NodeChanged):
-            return Fault.NODE_REORDERED not in self.faults
-        return isinstance(message.event, PodTerminated) and Fault.GONE_FIRST not in self.faults
 
     def count(self, what: str) -> None:
         self.figures[what] += 1
@@ -146,36 +117,28 @@ class LeaseProtocol(RuleBasedStateMachine):
     # Messages
 
     @precondition(lambda self: self.world.bag)
-    @rule(replica=numbers, stale=st.booleans())
-    def deliver_first(self, replica: int, stale: bool) -> None:
-        self.deliver(0, replica, stale=stale)
-
-    @precondition(lambda self: self.world.bag)
-    @rule(position=positions, replica=numbers, stale=st.booleans())
-    def deliver(self, position: int, replica: int, stale: bool) -> None:
-        message = chosen(self.world.bag, position)
-        if not self.world.is_held_back(message):
-            self.tell(f"delivers {message} to {message.to} {replica}")
-            self.count("messages delivered out of order" if position else "messages delivered")
-            self.world.deliver(message, replica, stale=stale)
+    @rule(deliveries=st.lists(deliveries, min_size=1, max_size=5))
+    def deliver(self, deliveries: list[tuple[int, int, bool]]) -> None:
+        """Deliver some messages in any order; a `stale` placer has not read the feed since."""
+        for position, replica, stale in deliveries:
+            if self.world.bag:
+                message = chosen(self.world.bag, position)
+                self.tell(f"delivers {message} to {message.to} {replica}")
+                self.count("messages delivered out of order" if position else "messages delivered")
+                self.world.deliver(message, replica, stale=stale)
 
     @precondition(lambda self: self.world.bag)
     @rule(position=positions)
     def duplicate(self, position: int) -> None:
         message = chosen(self.world.bag, position)
-        if self.is_ordered(message):
-            return
         self.tell(f"duplicates {message}")
         self.count("messages duplicated")
         self.world.bag.append(Message(message.event, message.to))
 
-    @with_fault(Fault.LOSS)
     @precondition(lambda self: self.world.bag)
     @rule(position=positions)
     def lose(self, position: int) -> None:
         message = chosen(self.world.bag, position)
-        if self.is_ordered(message):
-            return
         self.tell(f"loses {message}")
         self.count("messages lost")
         self.world.bag.remove(message)
@@ -225,7 +188,6 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     # Faults
 
-    @with_fault(Fault.KILL)
     @rule(which=st.sampled_from(("binder", "placer", "agent", "checkpoint")), number=numbers)
     def kill(self, which: str, number: int) -> None:
         """Kill a process and start it again; with `checkpoint`, an agent that loses its own."""
@@ -235,12 +197,11 @@ class LeaseProtocol(RuleBasedStateMachine):
             world.restart((world.binders if which == "binder" else world.placers)[number])
             return
         machine = world.nodes[NODES[number]]
-        if which == "checkpoint" and Fault.CHECKPOINT in self.faults:
+        if which == "checkpoint":
             (machine.folder / f"{machine.name}.json").unlink(missing_ok=True)
             self.judge.forget_fences(machine.name)
         world.loop.run_until_complete(machine.start_agent())
 
-    @with_fault(Fault.LINK)
     @rule(
         number=st.integers(0, 3),
         what=st.sampled_from(("lose request", "lose reply", "delay", "restore", "restore")),
@@ -263,7 +224,6 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.count("late calls")
         self.world.server.run_late_call()
 
-    @with_fault(Fault.SLOW_API)
     @precondition(lambda self: not self.world.api.slow)
     @rule()
     def slow_api(self) -> None:
@@ -280,7 +240,6 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.world.api.answer(position % len(calls), outcome)
         self.world.loop.settle()
 
-    @with_fault(Fault.SILENCE)
     @rule(node=nodes)
     def cut_off_or_reconnect(self, node: NodeName) -> None:
         """Cut an agent off from the binders, or end that."""
@@ -289,50 +248,61 @@ class LeaseProtocol(RuleBasedStateMachine):
         machine.was_silent = True
         self.count("agents cut off" if machine.silent else "agents reconnected")
 
-    @rule(what=st.sampled_from(("save", "flush", "roll back")))
+    @rule(what=st.sampled_from(("save", "save", "flush", "roll back", "roll back unseen")))
     def redis(self, what: str) -> None:
-        """Save the state of Redis, lose all of it, or return to what was saved."""
-        if what == "save" or (what == "roll back" and self.server.saved is None):
-            self.count("Redis saved")
-            self.server.save()
-        elif what == "flush" and Fault.FLUSH in self.faults:
-            self.count("Redis flushed")
-            self.before_loss()
-            self.server.flush()
-        elif what == "roll back" and Fault.ROLLBACK in self.faults:
-            self.roll_redis_back()
+        """Save the state of Redis, lose all of it, or return to what was saved.
 
-    def roll_redis_back(self) -> None:
-        unseen = Fault.ROLLBACK_UNSEEN in self.faults
-        witnesses = [each for each in self.world.binders if not each.link.delayed]
-        if not (witnesses or unseen):
+        Unseen, if all binders and placers that remember a newer version are killed as well.
+        """
+        if what == "save" or ("roll" in what and self.server.saved is None):
+            self.count("Redis: save")
+            self.server.save()
             return
-        self.count("Redis rolled back")
-        self.before_loss()
-        if unseen:
+        self.count(f"Redis: {what}")
+        self.world.lost_redis = True
+        self.world.told_gone.clear()
+        if what == "flush":
+            self.server.flush()
+        elif what == "roll back unseen":
             self.server.roll_back()
             for binder, placer in zip(self.world.binders, self.world.placers, strict=True):
                 self.world.restart(binder)
                 self.world.restart(placer)
         else:
-            self.read_version(witnesses[0])
-            self.server.roll_back()
-            self.read_version(witnesses[0])
+            self.roll_redis_back()
 
-    def read_version(self, binder: BinderReplica) -> None:
-        """Let a binder read the ledger's version, so that it remembers it, or misses it."""
-        with contextlib.suppress(UnavailableError):
-            self.world.loop.run_until_complete(binder.binder.ledger.generation())
+    def roll_redis_back(self) -> None:
+        """Roll back while a binder that knows the newest version reads it again at once."""
+        witness = next((each for each in self.world.binders if not each.link.delayed), None)
+        self.read_version(witness)
+        self.server.roll_back()
+        self.read_version(witness)
 
-    def before_loss(self) -> None:
-        """Redis loses writes now: what holds only while it is whole is not judged any more."""
-        if Fault.BINDING_ACROSS_REBUILD not in self.faults:
-            self.world.api.answer_all()
-            self.world.loop.settle()
-        self.world.lost_redis = True
-        self.world.told_gone.clear()
+    def read_version(self, binder: BinderReplica | None) -> None:
+        if binder is not None:
+            with contextlib.suppress(UnavailableError):
+                self.world.loop.run_until_complete(binder.binder.ledger.generation())
 
-    @with_fault(Fault.NODES)
+    @rule(
+        what=st.sampled_from(("Redis", "Redis", "watcher", *NODES)),
+        seconds=st.sampled_from((-3600.0, -20.0, 40.0, 3600.0)),
+    )
+    def clock_jumps(self, what: str, seconds: float) -> None:
+        """Set the clock of a host; that of Redis is set back by seconds at most."""
+        self.count(f"clock jumps: {what}")
+        world = self.world
+        if what == "Redis":
+            self.server.clock.ahead_s += max(seconds, -20.0)
+        else:
+            clock = world.watcher_clock if what == "watcher" else world.nodes[NodeName(what)].clock
+            clock.ahead_s += seconds
+
+    @precondition(lambda self: self.world.api.nodes)
+    @rule(position=positions)
+    def cordon_or_uncordon(self, position: int) -> None:
+        self.count("nodes cordoned or uncordoned")
+        self.world.api.cordon_or_uncordon(chosen(sorted(self.world.api.nodes), position))
+
     @rule(node=nodes)
     def node_goes_or_comes(self, node: NodeName) -> None:
         api = self.world.api
@@ -343,17 +313,18 @@ class LeaseProtocol(RuleBasedStateMachine):
             api.add_node(node)
             self.world.nodes[node].report()
 
-    @with_fault(Fault.DEVICE_TWICE)
     @rule()
-    def second_node_reports_device(self) -> None:
-        self.count("devices reported twice")
+    def device_moves(self) -> None:
+        """Build a device into the other machine: containers that use it fail."""
+        self.count("devices moved")
         first, second = (self.world.nodes[name] for name in NODES)
-        moved = replace(first.devices[-1], index=len(second.devices))
-        if len(second.devices) == 1:
-            second.devices.append(moved)
-        else:
-            second.devices.pop()
-        second.report()
+        if len(first.devices) == 1:
+            first, second = second, first
+        device = first.devices.pop()
+        first.kubelet.fail_users(device.uuid)
+        second.devices.append(replace(device, index=len(second.devices)))
+        for machine in (first, second):
+            machine.report()
 
     # Judgement
 

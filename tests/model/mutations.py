@@ -1,13 +1,22 @@
-"""Checks that are taken out of a script, one at a time: each must be found by the model."""
+"""Checks that are taken out of scripts and services, one at a time: each must be found."""
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import shared.ledger.scripts
-from shared.ledger.script_sources import script_source
+from tests.model.redis_links import RedisServer
 
-MUTATIONS: Mapping[str, tuple[str, str]] = {
+FOLDER = Path(shared.ledger.scripts.__file__).parent
+
+
+async def _restore_nothing(*_: object) -> set[Any]:
+    return set()
+
+
+MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
         "  if device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end\n",
         "",
@@ -22,20 +31,33 @@ MUTATIONS: Mapping[str, tuple[str, str]] = {
         "if is_ready and tonumber(ARGV[6]) > last_version then",
         "if false then",
     ),
+    "older states of nodes count": (
+        "if revision < known or (revision == known and pods_revision < known_pods) then",
+        "if false then",
+    ),
+    "gone pods are placed": ("      if scores[i] then", "      if false then"),
+    "devices with shares move": ("or device[D_SHARES] == 0 and row[4] == 1 then", "or true then"),
+    "agents give out anything": (
+        "services.node_agent.records.checkpoint.check_fits",
+        lambda *_: None,
+    ),
+    "lost leases stay lost": (
+        "services.binder.ledger_sync.lost_leases.LostLeases.restore",
+        _restore_nothing,
+    ),
 }
-FOLDER = Path(shared.ledger.scripts.__file__).parent
+"""By name: a piece of the scripts and its replacement, or the name of a function and another."""
 
 
-def mutated(name: str) -> dict[str, tuple[str, str]]:
-    """Return the scripts that a mutation changes, as a connection caches them."""
-    before, after = MUTATIONS[name]
-    found = {}
-    for script in sorted(file.stem for file in FOLDER.glob("*.lua")):
-        source = script_source(script)
-        if before in source:
-            source = source.replace(before, after)
-            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            found[script] = (sha, source)
-    if not found:
-        raise ValueError(f"no script contains what {name!r} takes out: {before!r}")
-    return found
+@contextmanager
+def mutated(name: str, server: RedisServer) -> Iterator[None]:
+    """Take a check out. Raises ValueError if no script contains it."""
+    what, replacement = MUTATIONS[name]
+    if not isinstance(replacement, str):
+        with patch(what, replacement):
+            yield
+        return
+    if not any(what in file.read_text() for file in FOLDER.rglob("*.lua")):
+        raise ValueError(f"no script contains what {name!r} takes out: {what!r}")
+    server.edits.append((what, replacement))
+    yield

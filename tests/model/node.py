@@ -25,7 +25,7 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import NAMESPACE, ApiServer, Pod
 from tests.model.virtual_time import ActorClock
 from tests.support.build import TRIGGER
@@ -180,6 +180,21 @@ class Kubelet:
         if phase:
             self.node.api.finish(record.pod, phase)
 
+    def abort_admission(self) -> None:
+        """Fail the pod that is being admitted: its Allocate got no reply."""
+        if self.admission is not None:
+            self.admission.cancel()
+        for uid, record in list(self.records.items()):
+            if record.given is None:
+                self.end(uid, "Failed")
+
+    def fail_users(self, device: DeviceUuid) -> None:
+        """Fail the containers of a device that is gone."""
+        self.abort_admission()
+        for uid, record in list(self.records.items()):
+            if (record.given or {}).get("NVIDIA_VISIBLE_DEVICES") == device:
+                self.end(uid, "Failed")
+
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         container = KubeletContainer(name=CONTAINER, limits={TRIGGER: 1})
         return tuple(
@@ -273,6 +288,7 @@ class Node:
     async def start_agent(self) -> None:
         """Begin a new life of the agent; the kubelet fails the pod that it is admitting."""
         self.stop_agent()
+        self.reported_at = 0.0
         self.agent = Agent(self)
         await self.agent.checkpoint.load()
         if self.agent.checkpoint.lost and not self.kubelet.records:
@@ -280,13 +296,10 @@ class Node:
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
 
     def stop_agent(self) -> None:
-        for task in (*self.tasks, self.kubelet.admission):
-            if task is not None:
-                task.cancel()
+        for task in self.tasks:
+            task.cancel()
         self.tasks.clear()
-        for uid, record in list(self.kubelet.records.items()):
-            if record.given is None:
-                self.kubelet.end(uid, "Failed")
+        self.kubelet.abort_admission()
 
     def report(self) -> None:
         """Publish the node's devices and allocations."""

@@ -2,27 +2,69 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import hashlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import redis
+import hiredis
+from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from shared.ledger.connection import LedgerConnection
+from shared.ledger.script_sources import script_source
+from tests.model.virtual_time import ActorClock, VirtualLoop
 
 PREFIX = "lh:"
 FEED_WAIT_S = 4.0
 """A placer that the model does not have read the feed reads it after this, below its timeout."""
 
 
+class Wire:
+    """A blocking connection: most of the time of a run is spent on calls, and this one is short."""
+
+    def __init__(self, url: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(url.removeprefix("unix://"))
+        self._reader = hiredis.Reader(replyError=BaseParser.parse_error)
+
+    def call(self, *command: Any) -> Any:
+        """Send one command and return its reply. Raises RedisError if the server refuses it."""
+        (reply,) = self.call_all([command])
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    def call_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands at once, and return their replies, errors among them."""
+        self._socket.sendall(b"".join(hiredis.pack_command(each) for each in commands))
+        replies: list[Any] = []
+        while len(replies) < len(commands):
+            reply = self._reader.gets()
+            if reply is not False:
+                replies.append(reply)
+            elif received := self._socket.recv(65536):
+                self._reader.feed(received)
+            else:
+                raise EOFError("the server closed the connection")
+        return replies
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class RedisServer:
     """One server for many runs: emptied, saved and restored as a whole."""
 
     def __init__(self, url: str) -> None:
-        self.client = redis.Redis.from_url(url, protocol=2)
+        self.wire = Wire(url)
+        self.clock = ActorClock(VirtualLoop())
+        """The time that scripts read; each world has its own."""
         self.scripts: dict[str, tuple[str, str]] = {}
         """Shared by all connections: sources are read once."""
+        self.edits: list[tuple[str, str]] = [("call('TIME')", "({ARGV[7], ARGV[8]})")]
+        """What is replaced in scripts."""
         self.saved: list[tuple[bytes, bytes]] | None = None
         self.calls = 0
         """Grows whenever something may have been written."""
@@ -30,30 +72,39 @@ class RedisServer:
         """Calls that their sender has given up, and that reach the server later."""
 
     def reset(self) -> None:
-        self.client.flushall()
+        self.flush()
         self.saved = None
         self.late_calls.clear()
 
     def flush(self) -> None:
         self.calls += 1
-        self.client.flushall()
+        self.wire.call("FLUSHDB", "SYNC")
 
     def save(self) -> None:
         """Remember everything that is stored."""
-        keys = self.client.keys("*")
-        pipeline = self.client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.dump(key)
-        self.saved = list(zip(keys, pipeline.execute(), strict=True))
+        keys = self.wire.call("KEYS", "*")
+        self.saved = list(
+            zip(keys, self.wire.call_all([("DUMP", key) for key in keys]), strict=True)
+        )
 
     def roll_back(self) -> None:
         """Return to what was remembered."""
-        self.calls += 1
-        pipeline = self.client.pipeline()
-        pipeline.flushall()
-        for key, value in self.saved or []:
-            pipeline.restore(key, 0, value)
-        pipeline.execute()
+        self.flush()
+        self.wire.call_all([("RESTORE", key, 0, value) for key, value in self.saved or []])
+
+    def script(self, name: str) -> tuple[str, str]:
+        """Return a script's hash and source."""
+        if name not in self.scripts:
+            source = script_source(name)
+            for before, after in self.edits:
+                source = source.replace(before, after)
+            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            self.scripts[name] = (sha, source)
+        return self.scripts[name]
+
+    def run_script(self, how: str, script: str, *sent: Any) -> Any:
+        seconds, fraction = divmod(self.clock.now(), 1)
+        return self.wire.call(how, script, *sent, int(seconds), int(fraction * 1e6))
 
     def run_late_call(self) -> None:
         self.calls += 1
@@ -63,10 +114,17 @@ class RedisServer:
     def raw(self) -> Mapping[str, dict[bytes, bytes]]:
         """Return the stored hashes that the judge reads, as bytes."""
         names = ("ledger", "leases", "devices", "nodes", "waiting")
-        pipeline = self.client.pipeline(transaction=False)
-        for name in names:
-            pipeline.hgetall(f"{PREFIX}{name}")
-        return dict(zip(names, pipeline.execute(), strict=True))
+        found = self.wire.call_all([("HGETALL", f"{PREFIX}{name}") for name in names])
+        return {name: _pairs(flat) for name, flat in zip(names, found, strict=True)}
+
+    def is_unschedulable(self, node: str) -> bool:
+        """Return whether the ledger knows that a node is cordoned in the API server."""
+        return b'"unschedulable":true' in self.wire.call("HGET", f"{PREFIX}facts:{node}", "facts")
+
+    def read_feed(self, key: str, after: str, count: int) -> list[Any]:
+        """Return what a stream has after an entry, in the form of the asynchronous client."""
+        streams = self.wire.call("XREAD", "COUNT", count, "STREAMS", key, after) or []
+        return [[name, [(entry, _pairs(flat)) for entry, flat in all_]] for name, all_ in streams]
 
 
 class Link:
@@ -93,21 +151,22 @@ class Link:
         self._open.set()
 
     async def evalsha(self, sha: str, *sent: Any) -> Any:
-        return await self._call(lambda: self.server.client.execute_command("EVALSHA", sha, *sent))
+        return await self._call(lambda: self.server.run_script("EVALSHA", sha, *sent))
 
     async def eval(self, source: str, *sent: Any) -> Any:
-        return await self._call(lambda: self.server.client.execute_command("EVAL", source, *sent))
+        return await self._call(lambda: self.server.run_script("EVAL", source, *sent))
 
     async def xread(self, streams: dict[str, str], *, count: int, block: int) -> Any:
         """Return what the feed has; if nothing, wait until the model wants it read again."""
         await self._open.wait()
-        found = self.server.client.xread(streams, count=count)
+        ((key, after),) = streams.items()
+        found = self.server.read_feed(key, after, count)
         if not found:
             self.feed_wanted.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FEED_WAIT_S):
                     await self.feed_wanted.wait()
-            found = self.server.client.xread(streams, count=count)
+            found = self.server.read_feed(key, after, count)
         return found
 
     async def aclose(self) -> None:
@@ -136,4 +195,11 @@ class LinkedConnection(LedgerConnection):
     def __init__(self, link: Link) -> None:
         super().__init__("unix:///unused", prefix=PREFIX, detects_lost_writes=True)
         self._redis = link
-        self._scripts = link.server.scripts
+        self._server = link.server
+
+    def _script(self, name: str) -> tuple[str, str]:
+        return self._server.script(name)
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

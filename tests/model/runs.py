@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.faults import Fault
 from tests.model.machine import LeaseProtocol
 from tests.model.redis_links import RedisServer
 from tests.support.servers.valkey import valkey_server
@@ -29,11 +28,11 @@ def model_server() -> Iterator[type[LeaseProtocol]]:
         LeaseProtocol.server = RedisServer(server.url)
         LeaseProtocol.folder = Path(folder)
         yield LeaseProtocol
+        LeaseProtocol.server.wire.close()
 
 
 def run(
     machine: type[LeaseProtocol],
-    faults: frozenset[Fault],
     *,
     runs: int,
     steps: int,
@@ -42,7 +41,6 @@ def run(
 ) -> None:
     """Run the model; raises what failed, with hypothesis' smallest trace if it may `shrink`."""
     logging.disable(logging.CRITICAL)
-    machine.faults = frozenset(faults)
     wanted = settings(
         max_examples=runs,
         stateful_step_count=steps,

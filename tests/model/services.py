@@ -16,13 +16,14 @@ from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     NodeChanged,
+    NodesListed,
     PlacementChosen,
     PodQueued,
     PodsListed,
     PodTerminated,
 )
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
-from tests.model.virtual_time import ActorClock, VirtualLoop
+from tests.model.virtual_time import LedgerTime, VirtualLoop
 from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
 from tests.support.build import dice
 from tests.support.placer.placers import FakePlacerMetrics
@@ -53,7 +54,7 @@ class Service:
         self.server = server
         self.loop = loop
         self.world = world
-        self.clock = ActorClock(loop)
+        self.clock = LedgerTime(loop, server.clock)
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.link = Link(server)
 
@@ -132,6 +133,7 @@ class BinderReplica(Service):
         return {
             PlacementChosen: binder.bind_pods,
             NodeChanged: binder.save_nodes,
+            NodesListed: binder.remove_deleted_nodes,
             DeviceReported: binder.save_devices,
             ShareActivated: binder.activate_shares,
             ShareRefused: binder.release_refused,

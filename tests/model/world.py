@@ -15,7 +15,6 @@ from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
     LedgerRebuilt,
-    NodeChanged,
     PodQueued,
     PodTerminated,
     ResyncRequested,
@@ -61,6 +60,7 @@ class World:
     def __init__(self, server: RedisServer, folder: Path, note: Callable[[str], None]) -> None:
         self.server = server
         self.loop = VirtualLoop()
+        server.clock = ActorClock(self.loop)
         self.note = note
         self.failures: list[str] = []
         self.bag: list[Message] = []
@@ -93,10 +93,6 @@ class World:
         self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
         self.check_gangs: Callable[[], None] = lambda: None
         self.rounds = 0
-        self.is_held_back: Callable[[Message], bool] = lambda _: False
-        """Whether a message must not be delivered yet."""
-        self.handled: list[Message] = []
-        """Messages that services are handling."""
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
 
@@ -115,7 +111,8 @@ class World:
         token = self.loop.run_until_complete(leases.begin_rebuild(now=EPOCH_S))
         self.loop.run_until_complete(leases.finish_rebuild(token or ""))
         self.flow()
-        self.loop.advance(0.3)
+        self.loop.advance(1.2)
+        self.flow()
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -185,15 +182,13 @@ class World:
     async def _handle(self, service: BinderReplica | PlacerReplica, message: Message) -> None:
         kind = type(message.event)
         lock = self.locks.setdefault((service, kind), asyncio.Lock())
-        self.handled.append(message)
         try:
             async with lock:
                 events = await service.handlers[kind]([message.event])
         except RequestError as error:
             self.note(f"{service.name} gives {message} up: {error}")
         except (UnavailableError, ConflictError, asyncio.CancelledError):
-            at = 0 if kind is NodeChanged else len(self.bag)
-            self.bag.insert(at, message)
+            self.bag.append(message)
         except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
             self.fail(f"{service.name} raises {error!r} on {message}")
         else:
@@ -202,15 +197,13 @@ class World:
             if isinstance(message.event, PodQueued):
                 self.check_gangs()
             self.publish(events)
-        finally:
-            self.handled.remove(message)
 
     def flow(self) -> None:
         """Deliver all messages in order, and let API server and kubelets work, until it is calm."""
         self.loop.advance(0.05)
         tried: set[Message] = set()
         for _ in range(FLOW_LIMIT):
-            ready = [each for each in self.bag if each not in tried and not self.is_held_back(each)]
+            ready = [each for each in self.bag if each not in tried]
             if not ready:
                 before = len(self.bag)
                 self.sync_kubelets()
@@ -253,6 +246,7 @@ class World:
                 self.sync_agent(node)
             self.clean_up_agent(node)
         if self.rounds % 5 == 2:
+            self.api.list_nodes()
             self.api.list_pods()
             self.api.queue_again()
         for binder in self.binders:

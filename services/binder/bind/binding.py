@@ -20,7 +20,8 @@ class BindingOutcome(StrEnum):
     BOUND = "bound"
     ELSEWHERE = "elsewhere"
     """The pod is bound to another node."""
-    GONE = "gone"
+    DELETED = "deleted"
+    """The pod is not there any more; it may run if an earlier Binding of it succeeded."""
     REFUSED = "refused"
     """The API server rejects the Binding for good."""
     UNKNOWN = "unknown"
@@ -63,18 +64,18 @@ def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> Bindi
     """
     name = f"{lease.namespace}/{lease.name}"
     if pod is None:
-        return BindingResult(BindingOutcome.GONE, f"pod {name} was deleted before it was bound")
+        return BindingResult(BindingOutcome.DELETED, f"pod {name} was deleted before it was bound")
     if pod.uid == lease.pod and pod.node == lease.node and not pod.terminal:
         return BOUND
     results = (
         (
             pod.uid != lease.pod,
-            BindingOutcome.GONE,
+            BindingOutcome.DELETED,
             f"pod {name} was replaced: its uid was {lease.pod} and is {pod.uid} now",
         ),
         (
             pod.terminal,
-            BindingOutcome.GONE,
+            BindingOutcome.REFUSED,
             f"pod {name} has terminated: its placement was decided before that",
         ),
         (
@@ -82,7 +83,7 @@ def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> Bindi
             BindingOutcome.ELSEWHERE,
             f"pod {name} is already bound to node {pod.node}; the lease is for {lease.node}",
         ),
-        (pod.deleting, BindingOutcome.GONE, f"pod {name} is being deleted"),
+        (pod.deleting, BindingOutcome.REFUSED, f"pod {name} is being deleted"),
         (isinstance(error, UnavailableError), BindingOutcome.UNKNOWN, str(error)),
         (True, BindingOutcome.REFUSED, str(error)),
     )

@@ -136,19 +136,23 @@ class PodBinder:
     ) -> list[BindEvent]:
         now = self.clock.now()
         events: list[BindEvent] = []
-        failed: list[Lease] = []
+        failed: list[PodUid] = []
+        deleted: list[PodUid] = []
         for lease, trace, result in zip(leases, traces, results, strict=True):
             if result.outcome is BindingOutcome.BOUND:
                 events.append(PodBound(lease=lease, latency_s=now - lease.created_at, trace=trace))
                 self.conditions.forget(lease.pod)
                 self.events.record(bound_event(lease), once=True)
             elif result.failed:
-                failed.append(lease)
+                is_deleted = result.outcome is BindingOutcome.DELETED
+                (deleted if is_deleted else failed).append(lease.pod)
                 events.append(binding_failed(lease, result.reason, trace))
                 self.events.record(lease_event(lease, "FailedBinding", result.reason))
+        if deleted:
+            # Their leases end once the agents of their nodes confirm that nothing of them runs.
+            await self.ledger.waiting_pods.remove(deleted)
         if failed:
-            pods = [lease.pod for lease in failed]
-            events += lease_changes(await self.ledger.release(pods, reason="the binding failed"))
+            events += lease_changes(await self.ledger.release(failed, reason="the binding failed"))
             self.capacity_freed()
         return events
 

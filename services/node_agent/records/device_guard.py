@@ -30,6 +30,8 @@ class DeviceHolder:
     booking: Booking
     positions: frozenset[int]
     """Of its MIG instances in the device's layout."""
+    slots: frozenset[int]
+    """Those that its leases name."""
     slot_limit: int
     """The most slots of the device that it accepts to be taken; 0: those of the device."""
 
@@ -95,6 +97,7 @@ def _holder(
         pod=name,
         booking=bookings(shares)[0],
         positions=frozenset(share.mig.position for share in shares if share.mig),
+        slots=frozenset(share.slot for share in shares if share.slot is not None),
         slot_limit=min((share.slots for share in shares if share.slots), default=0),
     )
 
@@ -122,11 +125,17 @@ def _overcommitment(device: Device, own: DeviceHolder, others: Collection[Device
         f"it has {limit} {unit}, and {total} would be given out"
         for unit, total, limit in given
         if total > limit
-    )
+    ) or _slot_conflict(own, others)
 
 
 def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
     return sum(each.slots for each in booked) if own.booking.slots else 0
+
+
+def _slot_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
+    """Return the slot that another pod has: the ledger would restore only one of their leases."""
+    shared = own.slots.intersection(slot for other in others for slot in other.slots)
+    return f"its slot {min(shared)} would have two pods" if shared else ""
 
 
 def _instance_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:

@@ -78,8 +78,6 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
 @pytest.mark.parametrize(
     ("seen", "word"),
     [
-        (None, "deleted"),
-        (PodSnapshot(PodUid("other"), None), "replaced"),
         (PodSnapshot(lease().pod, NodeName("n2")), "to node n2"),
         (PodSnapshot(lease().pod, None, deleting=True), "being deleted"),
         (PodSnapshot(lease().pod, None), "scheduling gates"),
@@ -101,6 +99,25 @@ async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
     assert word in failed.reason
     assert changed.lease.state is LeaseState.RELEASED
     assert not world.ledger.leases
+
+
+@pytest.mark.parametrize(
+    ("seen", "word"), [(None, "deleted"), (PodSnapshot(PodUid("other"), None), "replaced")]
+)
+async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it_does_not_run(
+    seen: PodSnapshot | None, word: str
+) -> None:
+    world = World(lease())
+    world.pods.errors["p1"] = [RequestError("404")]
+    world.pods.seen["p1"] = seen
+
+    async with running(world.binder.send_bindings):
+        (failed,) = await world.binder.bind_pods(chosen(lease()))
+
+    assert isinstance(failed, BindingFailed)
+    assert word in failed.reason
+    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
+    assert world.ledger.vanished == {lease().pod}
 
 
 async def test_an_error_of_the_api_server_is_in_the_event() -> None:
@@ -171,7 +188,8 @@ async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice() -> None
 
 async def test_a_failed_binding_fails_no_other() -> None:
     world = World(lease("bad"), lease("good"))
-    world.pods.errors["bad"] = [RequestError("404")]
+    world.pods.errors["bad"] = [RequestError("403")]
+    world.pods.seen["bad"] = PodSnapshot(lease("bad").pod, None)
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))

@@ -40,7 +40,8 @@ def entry_of(
 
 
 def part(memory_mib: int = 1024, **changes: Any) -> Share:
-    return share(**{"device": GPU, "memory_mib": memory_mib, "cores_percent": 0, **changes})
+    facts = {"device": GPU, "memory_mib": memory_mib, "cores_percent": 0, "slot": None}
+    return share(**{**facts, **changes})
 
 
 def check(entry: CheckpointEntry, *entries: CheckpointEntry) -> None:
@@ -70,6 +71,12 @@ def test_memory_up_to_the_last_mib_is_allowed() -> None:
 def test_cores_beyond_100_percent_are_refused() -> None:
     with pytest.raises(OvercommitError, match="100 % of its cores, and 110 "):
         check(entry_of("b", part(cores_percent=60)), entry_of("a", part(cores_percent=50)))
+
+
+def test_a_slot_has_one_pod() -> None:
+    check(entry_of("b", part(slot=2)), entry_of("a", part(slot=1)))
+    with pytest.raises(OvercommitError, match="slot 1 would have two pods"):
+        check(entry_of("b", part(slot=1)), entry_of("a", part(slot=1)))
 
 
 def test_a_device_in_exclusive_use_has_one_pod() -> None:
