@@ -101,23 +101,6 @@ def test_containers_with_a_read_only_root_have_a_tmp_in_memory(
         assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_the_network_policy_opens_redis_to_every_pod_with_a_user() -> None:
-    found = built(K8S / "base")
-    (rule,) = one(found, "NetworkPolicy", "redis")["spec"]["ingress"]
-    (chosen,) = rule["from"][0]["podSelector"]["matchExpressions"]
-
-    with_user = {
-        container["name"]
-        for pod, container in ours(found)
-        if any(
-            source.get("secret", {}).get("name", "").startswith("redis-")
-            for volume in pod["volumes"]
-            for source in volume.get("projected", {}).get("sources", ())
-        )
-    }
-    assert set(chosen["values"]) == {*with_user, "auth"}
-
-
 def test_nats_clients_use_a_service_with_a_cluster_ip() -> None:
     found = built(K8S / "base")
     url = one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_URL"]

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.generate import chart, compatibility, manifests, pages, reference, security
+from tools.generate import (
+    chart,
+    compatibility,
+    manifests,
+    network_policies,
+    pages,
+    reference,
+    security,
+)
 
 
 def write(files: Mapping[Path, str]) -> None:
@@ -18,6 +26,7 @@ def main() -> None:
     """Write pages and manifests, then the chart, which is made from the manifests."""
     write(manifests.webhook_manifests())
     write({manifests.ALERTS: manifests.alerts()})
+    write({manifests.BASE / "network-policies.yaml": network_policies.manifest()})
     write(
         {
             pages.ARCHITECTURE: pages.architecture(),

@@ -1,0 +1,160 @@
+"""Which pods reach which ports of ours, by the policies that kubectl builds of the manifests."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.topology import SERVICES
+from tests.contract.test_overlays import K8S, built, with_component
+from tests.contract.test_pods_start import ours
+from tools.generate import manifests
+from tools.generate.network_policies import DASHBOARD, METRICS, PART_OF, manifest
+
+Json = dict[str, Any]
+Labels = Mapping[str, str]
+
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+OUR_NAMESPACE = {"kubernetes.io/metadata.name": "leasehold-system"}
+TENANT = {"kubernetes.io/metadata.name": "team-a"}
+NATS = {("nats", "client")}
+RAFT = {("nats", "client"), ("nats", "cluster")}
+REDIS = {("redis", "redis")}
+FOR_ALL_PODS = {("webhook", "https"), ("timekeeper", "api"), ("timekeeper", "reports")}
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+def workloads(found: list[Json]) -> dict[str, Json]:
+    return {
+        it["metadata"]["name"]: it["spec"]["template"] for it in found if it["kind"] in WORKLOADS
+    }
+
+
+def matches(selector: Json, labels: Labels) -> bool:
+    """Whether a label selector matches; only what our policies use of selectors."""
+    assert selector.keys() <= {"matchLabels", "matchExpressions"}
+    among = selector.get("matchExpressions", ())
+    assert all(it["operator"] == "In" for it in among)
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(it["key"]) in it["values"] for it in among
+    )
+
+
+def peer_matches(peer: Json, pod: Labels | None, namespace: Labels) -> bool:
+    """Whether a peer has a pod with these labels; None: an address that is no pod."""
+    assert peer.keys() <= {"podSelector", "namespaceSelector"}
+    if pod is None:
+        return False
+    home = peer.get("namespaceSelector")
+    in_namespace = namespace == OUR_NAMESPACE if home is None else matches(home, namespace)
+    return in_namespace and matches(peer.get("podSelector", {}), pod)
+
+
+def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tuple[str, str]]:
+    """Workloads with names of ports to which a source may open connections."""
+    policies = [it["spec"] for it in found if it["kind"] == "NetworkPolicy"]
+    opened = set()
+    for name, template in workloads(found).items():
+        labels = template["metadata"]["labels"]
+        mine = [it for it in policies if matches(it["podSelector"], labels)]
+        assert mine, f"no policy selects {name}: all its ports are open"
+        rules = [rule for it in mine for rule in it["ingress"]]
+        for port in template["spec"]["containers"][0].get("ports", ()):
+            named = {port["name"], port["containerPort"]}
+            opened |= {
+                (name, port["name"])
+                for rule in rules
+                if named & {it["port"] for it in rule["ports"]}
+                and (
+                    "from" not in rule
+                    or any(peer_matches(it, pod, namespace) for it in rule["from"])
+                )
+            }
+    return opened
+
+
+def test_the_manifest_is_that_of_the_topology() -> None:
+    path = manifests.BASE / "network-policies.yaml"
+
+    assert path.read_text() == manifest(), "python -m tools.generate"
+
+
+def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
+    found = built(K8S / "overlays" / "ha")
+
+    assert reached(found, {"app": "train"}, TENANT) == FOR_ALL_PODS
+    assert reached(found, {"app": "train"}, OUR_NAMESPACE) == FOR_ALL_PODS
+    claims = {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
+    assert reached(found, claims, TENANT) == FOR_ALL_PODS
+    assert reached(found, None, {}) == {("webhook", "https")}
+
+
+def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> None:
+    found = built(K8S / "overlays" / "ha")
+    labels = {name: it["metadata"]["labels"] for name, it in workloads(found).items()}
+    with_redis = {
+        container["name"] for pod, container in ours(found) if "'redis-" in str(pod["volumes"])
+    } | {"auth"}
+
+    opened = {name: reached(found, its, OUR_NAMESPACE) for name, its in labels.items()}
+
+    assert {service.name for service in SERVICES} | {"operator", "nats", "redis"} == opened.keys()
+    assert opened.pop("redis") == FOR_ALL_PODS
+    assert opened.pop("nats") == FOR_ALL_PODS | RAFT
+    for name, ports in opened.items():
+        assert ports == FOR_ALL_PODS | NATS | (REDIS if name in with_redis else set()), name
+
+
+def test_prometheus_and_an_ingress_need_a_label_on_their_namespace() -> None:
+    found = built(K8S / "base")
+    metrics = reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS
+
+    with_endpoints = {service.name for service in SERVICES}
+    assert metrics == {(name, "http") for name in with_endpoints} | {
+        ("dashboard", "old-metrics"),
+        ("node-agent", "usage"),
+    }
+    assert reached(found, {}, {DASHBOARD: "true"}) - FOR_ALL_PODS == {("dashboard", "page")}
+
+
+def test_only_probes_and_keda_reach_the_monitor_of_nats(tmp_path: Path) -> None:
+    keda = {"kubernetes.io/metadata.name": "keda"}
+    found = with_component("keda", tmp_path)
+
+    assert reached(found, {}, keda) - FOR_ALL_PODS == {("nats", "monitor")}
+
+
+def test_the_servers_open_no_connections_of_their_own() -> None:
+    policies = {
+        it["metadata"]["name"]: it["spec"]
+        for it in built(K8S / "base")
+        if it["kind"] == "NetworkPolicy" and "Egress" in it["spec"]["policyTypes"]
+    }
+
+    assert policies.keys() == {"nats", "redis"}
+    assert policies["redis"]["egress"] == []
+    assert [rule["ports"][0]["port"] for rule in policies["nats"]["egress"]] == [6222, 53]
+
+
+def test_control_plane_and_agents_have_a_priority_that_the_cluster_has() -> None:
+    found = built(K8S / "base")
+    classes = {it["metadata"]["name"]: it["value"] for it in found if it["kind"] == "PriorityClass"}
+    given = {name: it["spec"]["priorityClassName"] for name, it in workloads(found).items()}
+
+    assert given.pop("node-agent") == "system-node-critical"
+    assert set(given.values()) == {"leasehold-control-plane"}
+    assert classes["leasehold-control-plane"] == max(classes.values()) == 1_000_000_000
+
+
+def test_every_service_has_probes_and_the_runtimes_seccomp_profile() -> None:
+    for pod, container in ours(built(K8S / "base")):
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if container["name"] != "operator":
+            assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+            assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
