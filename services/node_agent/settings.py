@@ -29,7 +29,7 @@ from shared.runtime.settings import ServiceSettings, setting
 ABOUT = """Reports a node's GPUs, serves its kubelet, and prepares isolation.
 
 One runs on every node. It needs the kubelet's directory, the right to read the kubelet's pods
-(nodes/proxy), and the right to patch its node's status and its pods' annotations, and to get the
+(nodes/pods), and the right to patch its node's status and its pods' annotations, and to get the
 ConfigMaps of Volcano's vGPU plugin."""
 
 EXAMPLES = (

@@ -24,7 +24,12 @@ Manifest = dict[str, object]
 
 def writers_in(namespace: str) -> tuple[str, ...]:
     """Return the user names of the services that may write."""
-    return tuple(f"system:serviceaccount:{namespace}:{name}" for name in WRITERS)
+    return tuple(account_in(namespace, name) for name in WRITERS)
+
+
+def account_in(namespace: str, name: str) -> str:
+    """Return the user name of a service account."""
+    return f"system:serviceaccount:{namespace}:{name}"
 
 
 def annotation_policy(users: Sequence[str]) -> list[Manifest]:

@@ -25,6 +25,9 @@ DIALECTS: Mapping[str, Dialect] = {
 GPU_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
 """The resource names of all dialects."""
 
+STATUS_RESOURCES = frozenset().union(*(d.status_resources for d in DIALECTS.values()))
+"""Those of them that node agents write into node status."""
+
 LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
 """Those that the ledger counts by device. They are not ordinary resources of a node."""
 

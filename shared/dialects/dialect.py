@@ -123,6 +123,14 @@ class Dialect:
     node_wide: frozenset[str] = frozenset()
     """Those of `patched` that count as ordinary resources of the node, too: a pod may request more
     of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
+    node_annotations: frozenset[str] = frozenset()
+    """All annotations of nodes that the agent writes, without those in `shared.model.node`."""
+    node_labels: frozenset[str] = frozenset()
+    """All labels of nodes that the agent writes."""
+    node_objects: frozenset[str] = frozenset()
+    """API paths of the collections of custom objects that the agent writes, one per node."""
+    agent_annotations: frozenset[str] = frozenset()
+    """All annotations of pods that the agent writes, after Allocate."""
     request_annotations: frozenset[str]
     """All annotations of the pod that `read` uses."""
     request_labels: frozenset[str] = frozenset()

@@ -7,6 +7,8 @@ from shared.model.names import NodeName
 
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
+OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
+"""Prefix of node annotations that record our entries in a list that other programs write, too."""
 
 CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a node serves while it is cordoned; the reason follows."""

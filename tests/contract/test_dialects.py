@@ -9,13 +9,15 @@ from services.node_agent.views.advertisement import (
     list_size_bytes,
 )
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_ANNOTATIONS
-from shared.dialects.advertised import TRIGGER, Advertisement, Strategy
+from shared.dialects.advertised import TRIGGER, Advertisement, NodeSoftware, Strategy
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.volcano.device_register import HANDSHAKE
 from shared.dialects.volcano.gpushare import MAX_UNITS
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
+from tests.support.build import lease, share
 
 KUBELETS_LIMIT_BYTES = 4 * 1024 * 1024
 LOOKUPS_IN_A_SECOND = 5_000_000
@@ -74,6 +76,28 @@ def test_a_dialect_advertises_the_resources_that_it_declares(name: str) -> None:
     assert dialect.served - {TRIGGER} <= dialect.resources
     assert dialect.status_resources <= dialect.resources
     assert dialect.node_wide <= dialect.status_resources
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_dialect_declares_what_the_agent_writes_on_nodes_and_pods(name: str) -> None:
+    dialect = DIALECTS[name]
+    described = dialect.describe_node(
+        LARGEST, NodeSoftware(driver_version="550.1", isolation_available=True)
+    )
+    written = [*shown(name), described]
+    held = lease("u1", "n1", share(), dialect=name)
+    containers = frozenset(share.container for share in held.shares)
+    notes = [
+        dialect.allocated_annotations(held, containers),
+        dialect.failed_annotations(held),
+    ]
+
+    annotations = {key for each in written for key in (*each.annotations, *each.annotation_entries)}
+    assert annotations == dialect.node_annotations - {HANDSHAKE}
+    objects = {one.collection for each in written for one in each.objects}
+    assert objects == dialect.node_objects
+    assert {key for each in written for key in each.labels} == dialect.node_labels
+    assert {key for each in notes for key in each} == dialect.agent_annotations
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -75,10 +75,28 @@ def parts() -> tuple[str, ...]:
 
 def kustomized(chosen: Parts) -> Mapping[Key, Any]:
     """Return kustomize's objects for these parts, by kind and name, without the Namespace."""
-    made = _built(chosen - {WITH_KOORDINATOR})
-    if WITH_KOORDINATOR in chosen:
-        made = [*made, yaml.safe_load(KOORDINATOR.read_text())]
+    added = added_files()
+    files = [path for part, paths in added.items() if part in chosen for path in paths]
+    made = [
+        *_built(chosen.difference(added)),
+        *(it for path in files for it in objects(path.read_text())),
+    ]
     return {(it["kind"], it["metadata"]["name"]): it for it in made if it["kind"] != "Namespace"}
+
+
+@cache
+def added_files() -> dict[str, list[Path]]:
+    """Return the files of parts that change no other object, by the value that enables them.
+
+    Kustomize would include them as they are, so no combination with them is built.
+    """
+    found = {WITH_KOORDINATOR: [KOORDINATOR]}
+    for part, directory in components().items():
+        folder = K8S / "components" / directory
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        if kustomization.keys() == {"apiVersion", "kind", "resources"}:
+            found[part] = [folder / name for name in kustomization["resources"]]
+    return found
 
 
 @cache

@@ -6,6 +6,7 @@ import yaml
 
 from services.webhook.annotation_policy import annotation_policy, writers_in
 from services.webhook.registration import configuration, service_client
+from services.webhook.service_policies import service_policies
 from tools.generate.pages import ROOT
 
 BASE = ROOT / "k8s" / "base"
@@ -14,10 +15,11 @@ NAMESPACE = "leasehold-system"
 
 
 def webhook_manifests() -> dict[Path, str]:
-    """Return the webhook configuration and the annotation policy, by path."""
+    """Return the webhook configuration and the admission policies, by path."""
     found = {
         "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
         "annotation-policy.yaml": annotation_policy(writers_in(NAMESPACE)),
+        "service-policies.yaml": service_policies(NAMESPACE),
     }
     return {
         BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from tools.generate.pages import DOCS, ROOT, filled
+from tools.generate.tries import table
 
 PAGE = DOCS / "security.md"
 
@@ -102,6 +103,7 @@ def generated() -> str:
         PAGE,
         {
             "rights": "\n".join(["| service | may |", "|---|---|", *rows]),
+            "tries": table(),
             "privileges": "\n".join([head, "|---|---|---|---|---|", *privileges()]),
         },
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from shared.dialects.advertised import NodeObject
 from shared.model.names import NodeName
+from shared.model.node import OWN_ENTRIES_PREFIX
 
-OWN_PREFIX = "leasehold.dev/own-"
 TRANSITION_TIME = "lastTransitionTime"
 
 DeviceEntry = Mapping[str, Any]
@@ -25,7 +25,7 @@ def merge_own_entries(
     """Return the annotations to change so that each list has our entries and all of others'."""
     changes: dict[str, str | None] = {}
     for key, ours in lists.items():
-        own_key = OWN_PREFIX + key.rpartition("/")[2]
+        own_key = OWN_ENTRIES_PREFIX + key.rpartition("/")[2]
         entries, added_before = _entries(current.get(key)), _entries(current.get(own_key))
         others = [entry for entry in entries if entry not in added_before]
         added = [entry for entry in ours if entry not in others]

@@ -17,6 +17,7 @@ from shared.model.lease import MIB
 ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
 HAMI_CORE = "HAMi-core"
 DRIVER_LABEL = "node.koordinator.sh/gpu-driver-version"
+NODE_LABELS = frozenset({ISOLATION_LABEL, DRIVER_LABEL, VENDOR_LABEL, MODEL_LABEL})
 
 COLLECTION = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 KIND = "Device"

@@ -58,8 +58,10 @@ from shared.dialects.koordinator.amounts import (
 )
 from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
 from shared.dialects.koordinator.device import (
+    COLLECTION,
     HAMI_CORE,
     ISOLATION_LABEL,
+    NODE_LABELS,
     describe_node,
     device_resources,
     shared_devices,
@@ -311,6 +313,8 @@ DIALECT = Dialect(
     resources=RESOURCES | {NVIDIA_GPUS},
     served=frozenset({TRIGGER}),
     status_resources=PATCHED,
+    node_labels=NODE_LABELS,
+    node_objects=frozenset({COLLECTION}),
     request_annotations=ANNOTATIONS,
     request_labels=frozenset({ISOLATION_LABEL}),
     parse=parse,

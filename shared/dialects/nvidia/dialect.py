@@ -25,8 +25,10 @@ from shared.dialects.dialect import (
 from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
 from shared.dialects.lease_memo import decode_memo, encode_memo
 from shared.dialects.nvidia.annotations import (
+    PHASE,
     REGISTER,
     SCORES,
+    TO_ALLOCATE,
     allocated_annotations,
     binding_annotations,
     cordoned_devices,
@@ -202,6 +204,8 @@ DIALECT = Dialect(
     resources=frozenset({COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY}),
     served=frozenset({COUNT}),
     status_resources=frozenset({MEMORY, CORES}),
+    node_annotations=frozenset({REGISTER, SCORES}),
+    agent_annotations=frozenset({TO_ALLOCATE, PHASE}),
     request_annotations=ANNOTATIONS,
     parse=parse,
     binding_annotations=binding_annotations,

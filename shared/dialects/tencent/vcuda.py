@@ -209,6 +209,7 @@ DIALECT = Dialect(
     served=frozenset({CORE}),
     status_resources=frozenset({MEMORY}),
     node_wide=frozenset({MEMORY}),
+    agent_annotations=frozenset({ASSIGNED}),
     request_annotations=frozenset({CORE_LIMIT}),
     parse=parse,
     binding_annotations=binding_annotations,

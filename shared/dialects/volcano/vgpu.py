@@ -19,7 +19,12 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS
-from shared.dialects.volcano.device_register import NUMBER, REGISTER, encode_register
+from shared.dialects.volcano.device_register import (
+    HANDSHAKE,
+    NUMBER,
+    REGISTER,
+    encode_register,
+)
 from shared.dialects.volcano.gpushare import SCHEDULER
 from shared.model.device import Device
 from shared.model.errors import RequestError
@@ -238,6 +243,8 @@ DIALECT = Dialect(
     resources=frozenset({NUMBER, MEMORY, PERCENTAGE, CORES}),
     served=frozenset({NUMBER}),
     status_resources=frozenset({MEMORY, CORES}),
+    node_annotations=frozenset({REGISTER, HANDSHAKE}),
+    agent_annotations=frozenset({TO_ALLOCATE, PHASE, TIME}),
     request_annotations=frozenset(
         {MODE, GROUP_POLICY, *VOLCANO_GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
     ),

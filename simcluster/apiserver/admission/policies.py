@@ -1,7 +1,7 @@
 """ValidatingAdmissionPolicies: deny or warn by CEL expressions.
 
-Differences from Kubernetes: there is no `authorizer` (the one token may do everything), and audit
-annotations are dropped (there is no audit log).
+Differences from Kubernetes: there is no `authorizer`, and audit annotations are dropped, because
+there is no audit log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

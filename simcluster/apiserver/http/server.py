@@ -36,13 +36,18 @@ from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
 from simcluster.apiserver.kinds.resource_quotas import QuotaController
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
+from simcluster.apiserver.requests.authorization import (
+    ResourceAttributes,
+    attributes_of,
+    authorize,
+)
 from simcluster.apiserver.requests.object_writes import (
     ObjectWriter,
     WriteRequest,
     method_not_allowed,
 )
 from simcluster.apiserver.requests.paged_lists import list_page
-from simcluster.apiserver.requests.query_parameters import ListOptions
+from simcluster.apiserver.requests.query_parameters import ListOptions, is_set
 from simcluster.apiserver.requests.request_target import RequestTarget, parse_target
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.credentials import CertificateFiles
@@ -50,6 +55,7 @@ from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_CREATE_REVIEW = ResourceAttributes("create", "authentication.k8s.io", "tokenreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _STOP_S = 1.0
 
@@ -151,9 +157,12 @@ class ApiServer:
         if static is not None:
             return static
         if path == _REVIEWS and request.method == "POST":
+            authorize(self.store, user, _CREATE_REVIEW)
             return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
         target = parse_target(path, self.store.kinds)
         labels.resource, labels.subresource = target.kind.table, target.subresource
+        watch = is_set(request.query, "watch")
+        authorize(self.store, user, attributes_of(request.method, target, watch=watch))
         if target.subresource in {"exec", "attach", "portforward", "log"}:
             return await self._access_pod(request, target, user)
         if request.method == "GET":

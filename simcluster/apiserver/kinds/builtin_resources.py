@@ -20,6 +20,7 @@ BUILTIN = (
     Resource(plural="namespaces", kind="Namespace", namespaced=False, short_names=("ns",),
              has_status=True, selectable=("status.phase",)),
     Resource(plural="nodes", kind="Node", namespaced=False, short_names=("no",), has_status=True,
+             subresources=("proxy",),
              selectable=("spec.unschedulable",)),
     Resource(plural="pods", kind="Pod", short_names=("po",), categories=("all",), has_status=True,
              selectable=_POD_FIELDS,
@@ -59,6 +60,9 @@ BUILTIN = (
     Resource(plural="validatingadmissionpolicybindings", kind="ValidatingAdmissionPolicyBinding",
              group="admissionregistration.k8s.io", namespaced=False,
              categories=("api-extensions",)),
+    *(Resource(plural=f"{kind.lower()}s", kind=kind, group="rbac.authorization.k8s.io",
+               namespaced=not kind.startswith("Cluster"))
+      for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 RESOURCES = {row.table: row for row in BUILTIN if not row.stored_as}

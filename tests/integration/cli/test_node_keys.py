@@ -10,7 +10,6 @@ from typing import Any
 
 import nats.errors
 import pytest
-import yaml
 
 from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
@@ -30,6 +29,7 @@ from shared.nats.bus import Bus
 from tests.support.auth.cluster import AUDIENCE, NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.installed import install_rights
 
 A, B = NodeName("node-a"), NodeName("node.b")
 POLICY = Path(__file__).parents[3] / "k8s" / "components" / "node-unit" / "node-unit.yaml"
@@ -78,9 +78,7 @@ async def hosts() -> AsyncIterator[Hosts]:
     with tempfile.TemporaryDirectory(prefix="lh-keys-") as name:
         folder = Path(name)
         async with auth_world(folder) as world, api_server() as api:
-            api.store.create("namespaces", {"metadata": {"name": NAMESPACE}})
-            account = {"metadata": {"name": "node-agent", "namespace": NAMESPACE}}
-            api.store.create("serviceaccounts", account)
+            await install_rights(api, POLICY)
             for node in (A, B):
                 api.store.create("nodes", {"metadata": {"name": node}})
             authority = (folder / "run" / "ca.crt").read_text()
@@ -152,14 +150,6 @@ async def test_keys_of_a_deleted_node_are_rejected_and_renew_nothing(
 
 
 async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts) -> None:
-    for found in yaml.safe_load_all(POLICY.read_text()):
-        if found["kind"].startswith("ValidatingAdmission"):
-            plural = (
-                "validatingadmissionpolicies"
-                if found["kind"].endswith("Policy")
-                else ("validatingadmissionpolicybindings")
-            )
-            hosts.api.store.create(plural, found)
     out = await hosts.issue(A)
     before = {path.name: path.read_text() for path in out.iterdir()}
     month_s, own = 30 * 24 * 3600, {"apiVersion": "v1", "kind": "Node", "name": A}

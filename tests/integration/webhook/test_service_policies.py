@@ -1,0 +1,91 @@
+"""The node agent and the binder work under the policies that confine them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from services.binder.bind.pod_client import PodClient
+from services.binder.ports.observations import PodAnnotations
+from services.node_agent.views.advertisement import advertisement_of
+from services.node_agent.views.node_views import ViewWriter
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import NodeSoftware, Strategy
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.model.clock import SystemClock
+from shared.model.names import BUDGET_GATE, NodeName
+from tests.support.build import device, lease, share
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.installed import created, install_rights, token_of
+from tests.support.waiting import until
+
+NODE = NodeName("gpu-1")
+DEVICES = "devices.scheduling.koordinator.sh"
+PODS = "/api/v1/namespaces/team-a/pods"
+
+
+@asynccontextmanager
+async def client_of(api: ApiUnderTest, account: str) -> AsyncIterator[KubernetesClient]:
+    async with api.client() as admin:
+        token = await token_of(admin, account, NODE)
+    credentials = ClusterCredentials(server=api.url, ca_pem=api.ca.read_text(), token=token)
+    async with KubernetesClient(credentials) as client:
+        yield client
+
+
+async def pod(api: ApiUnderTest, **spec: Any) -> Any:
+    async with api.client() as client:
+        containers = [{"name": "main", "image": "app"}]
+        body = {"metadata": {"name": "train"}, "spec": {"containers": containers, **spec}}
+        return await created(client, PODS, body)
+
+
+async def test_an_agent_writes_the_views_of_its_node_and_of_its_pods() -> None:
+    software = NodeSoftware(driver_version="550.1", isolation_available=True)
+    shown = advertisement_of(DIALECTS.values(), [device("GPU-a", 0)], Strategy.AUTO, software)
+    async with api_server() as api:
+        api.store.create("nodes", {"metadata": {"name": NODE}, "status": {"phase": "Running"}})
+        await install_rights(api)
+        made = await pod(api, nodeName=NODE)
+        held = lease(
+            made["metadata"]["uid"], NODE, share(), namespace="team-a", name="train",
+            dialect="volcano-vgpu",
+        )  # fmt: skip
+        async with client_of(api, "node-agent") as client:
+            views = ViewWriter(client, NODE, SystemClock())
+            views.set_advertisement(shown)
+            views.show_allocated(held, frozenset({"main"}))
+            writing = asyncio.create_task(views.run())
+            await until(lambda: api.store.find(DEVICES, None, NODE))
+            await until(
+                lambda: api.store.read("pods", "team-a", "train")["metadata"].get("annotations")
+            )
+            writing.cancel()
+        node = api.store.read("nodes", None, NODE)
+
+    assert shown.node_status.keys() <= node["status"]["allocatable"].keys()
+    assert {key for key, text in shown.annotations.items() if text} <= node["metadata"][
+        "annotations"
+    ].keys()
+    assert {key for key, text in shown.labels.items() if text} <= node["metadata"]["labels"].keys()
+
+
+async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() -> None:
+    async with api_server() as api:
+        await install_rights(api)
+        meta = (await pod(api, schedulingGates=[{"name": BUDGET_GATE}]))["metadata"]
+        async with client_of(api, "binder") as client:
+            pods = PodClient(client)
+            await pods.remove_gate("team-a", "train", meta["uid"], BUDGET_GATE)
+            read = await pods.get_annotations("team-a", "train")
+            assert isinstance(read, PodAnnotations)
+            notes = {"leasehold.dev/lease": "{}", "volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,1,1:"}
+            await pods.annotate("team-a", "train", read, notes)
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            await pods.patch_status("team-a", "train", {"status": {"conditions": [condition]}})
+        found = api.store.read("pods", "team-a", "train")
+
+    assert found["metadata"]["annotations"] == notes
+    assert not found["spec"].get("schedulingGates")
+    assert "Unschedulable" in str(found["status"]["conditions"])

@@ -1,0 +1,68 @@
+"""The accounts, roles and policies of `k8s/base` in a simulated API server, and their tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from tests.support.simcluster.apiserver import ApiUnderTest
+
+BASE = Path(__file__).parents[3] / "k8s" / "base"
+NAMESPACE = "leasehold-system"
+INSTALLED = {
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+NAMESPACED = {"ServiceAccount", "Role", "RoleBinding"}
+
+
+async def install_rights(api: ApiUnderTest, *components: Path) -> None:
+    """Create what decides about the services' writes, as `kubectl apply -k` does."""
+    objects = [
+        found
+        for path in (*sorted(BASE.rglob("*.yaml")), *components)
+        for found in yaml.safe_load_all(path.read_text())
+        if found and found["kind"] in INSTALLED
+    ]
+    async with api.client() as client:
+        for name in (NAMESPACE, "team-a"):
+            await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
+        for found in sorted(objects, key=lambda each: "Policy" in each["kind"]):
+            group = found["apiVersion"]
+            inside = f"/namespaces/{NAMESPACE}" if found["kind"] in NAMESPACED else ""
+            plural = found["kind"].lower().removesuffix("y") + (
+                "ies" if found["kind"].endswith("y") else "s"
+            )
+            root = "/api/v1" if group == "v1" else f"/apis/{group}"
+            await created(client, f"{root}{inside}/{plural}", found)
+
+
+async def created(client: aiohttp.ClientSession, path: str, obj: dict[str, Any]) -> Any:
+    """Create an object, and return it."""
+    async with client.post(path, json=obj) as response:
+        assert response.status == 201, (path, await response.text())
+        return await response.json()
+
+
+async def token_of(client: aiohttp.ClientSession, account: str, node: str) -> str:
+    """Return the token that the kubelet of a node mounts into the account's pod there."""
+    pod = {
+        "metadata": {"name": f"{account}-{node}"},
+        "spec": {
+            "nodeName": node,
+            "serviceAccountName": account,
+            "containers": [{"name": "main", "image": "leasehold"}],
+        },
+    }
+    await created(client, f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": f"{account}-{node}"}
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+    issued = await created(client, path, {"spec": {"boundObjectRef": bound}})
+    return str(issued["status"]["token"])
