@@ -79,6 +79,13 @@ class WaitingPods(LedgerPart):
         for batch in in_batches(pods):
             await self._connection.run("wait", "forget", batch)
 
+    async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Return those of the pods that were reported as gone in the last ten minutes."""
+        found: set[PodUid] = set()
+        for batch in in_batches(pods):
+            found.update(await self._connection.run("query", "gone", batch))
+        return found
+
     async def choose_offers(self, *, now: float, limit: int = 128, spare: int = 32) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 

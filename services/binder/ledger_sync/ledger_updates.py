@@ -175,10 +175,15 @@ class LedgerUpdater:
         self._activated.update({node: pods - missing for node, pods in current.items()})
 
     async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
-        """Activate leases; return the pods of those that are missing and could not be restored."""
+        """Activate leases; return the pods of those that are missing and could not be restored.
+
+        An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
+        """
         pods = sorted({allocation.pod for allocation in allocations})
         leases = await self.ledger.activate(pods)
         unleased = {pod for pod, lease in zip(pods, leases, strict=True) if lease is None}
+        if unleased:
+            unleased -= await self.ledger.waiting_pods.list_gone(sorted(unleased))
         if not unleased:
             return set()
         self.metrics.count_anomaly("active_without_lease", len(unleased))

@@ -38,6 +38,10 @@ class WaitingPodStore(Protocol):
         """Remove waiting pods."""
         ...
 
+    async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Return those of the pods that were reported as gone in the last ten minutes."""
+        ...
+
 
 class NodeTotalsReader(Protocol):
     """Nodes with their leases and what these add up to."""

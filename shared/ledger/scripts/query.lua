@@ -3,6 +3,7 @@
 --   'by_agent', node
 --                  whether our agent sent the node's latest device report
 --   'vanished'     pods that are gone and have leases
+--   'gone', pods   those of the pods that were reported as gone
 --   'claimed'      ordinary resources that claims reserve: rows of {node, resource, amount}
 --   'gangs'        {gang, pod} of every live lease that counts for its gang
 --   'waiting_gangs'
@@ -22,6 +23,12 @@ end
 
 function queries.vanished()
   return call('SMEMBERS', PREFIX .. 'vanished')
+end
+
+function queries.gone()
+  local found = {}
+  for pod in pairs(gone_pods.among(ARGS[2])) do found[#found + 1] = pod end
+  return found
 end
 
 function queries.claimed()

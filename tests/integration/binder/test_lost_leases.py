@@ -168,6 +168,26 @@ async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
     assert await cluster.leases.load([first.pod]) == [None]
 
 
+async def test_the_allocation_of_a_pod_that_has_just_ended_is_no_anomaly(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.updater.end_terminated(
+        [
+            PodTerminated(
+                pod=first.pod,
+                namespace=first.namespace,
+                name=first.name,
+                node=NODE,
+                phase="Succeeded",
+            )
+        ]
+    )
+
+    await cluster.report_devices()
+
+    assert not cluster.metrics.anomalies
+
+
 async def test_a_device_on_two_nodes_is_reported_once_with_both(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -102,6 +102,9 @@ class FakeWaitingPods:
         self.queued = [pod for pod in self.queued if pod.pod not in pods]
         self.ledger.vanished.update(pods)
 
+    async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
+        return self.ledger.vanished.intersection(pods)
+
 
 class FakeLedger(FakeResizes):
     """Leases in a dictionary, with the ledger's rules for moving on."""
