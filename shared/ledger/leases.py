@@ -57,6 +57,8 @@ FEED_BATCH = 200
 """Feed entries per call."""
 FEED_WAIT_S = 1.0
 """How long a reader of the feed waits before it checks that the ledger is still the same."""
+NODES_AT_ONCE = 32
+"""Nodes saved per call: Redis runs nothing else meanwhile."""
 _MOVED = -1
 
 
@@ -248,28 +250,45 @@ class RedisLeases(LedgerPart):
 
     # Nodes
 
-    async def save_node(
-        self, facts: NodeFacts, *, revision: NodeRevision = UNKNOWN_REVISION
+    async def save_nodes(
+        self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
     ) -> bool:
-        """Save a node's facts from the API server; also possible during a rebuild.
+        """Save nodes' facts from the API server; also possible during a rebuild.
 
         Facts of a lower revision than what was saved or removed in the last two minutes are
-        ignored. Returns whether anything changed.
+        ignored. Without `revisions` they are not compared. Returns whether anything changed.
         """
-        row = (*encode_node_facts(facts), revision.node, revision.pods)
-        return bool(await self._connection.run("save_node", *row, state="open"))
+        known = revisions or [UNKNOWN_REVISION] * len(nodes)
+        rows = [
+            (*encode_node_facts(facts), revision.node, revision.pods)
+            for facts, revision in zip(nodes, known, strict=True)
+        ]
+        changed = [
+            await self._connection.run("save_nodes", *batch, state="open")
+            for batch in in_batches(rows, NODES_AT_ONCE)
+        ]
+        return any(changed)
 
-    async def save_devices(self, report: DeviceReported) -> dict[DeviceUuid, NodeName] | None:
-        """Save what a node's agent reports; also possible during a rebuild.
+    async def save_devices(
+        self, reports: Sequence[DeviceReported]
+    ) -> dict[DeviceUuid, frozenset[NodeName]] | None:
+        """Save what nodes' agents report; also possible during a rebuild.
 
         A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
         device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
         raised to those that its agent has honoured. Returns None if nothing changed, otherwise the
-        devices that another node reports as healthy, too, with that node.
+        devices that two nodes report as healthy, with those nodes.
         """
-        row = encode_device_report(report)
-        found = await self._connection.run("save_devices", *row, state="open")
-        return None if found is False else dict(zip(found[::2], found[1::2], strict=True))
+        shared: dict[DeviceUuid, frozenset[NodeName]] | None = None
+        for batch in in_batches(
+            [encode_device_report(report) for report in reports], NODES_AT_ONCE
+        ):
+            found = await self._connection.run("save_devices", *batch, state="open")
+            if found is not False:
+                pairs = zip(found[1::3], found[2::3], strict=True)
+                nodes = [frozenset(pair) for pair in pairs]
+                shared = (shared or {}) | dict(zip(found[::3], nodes, strict=True))
+        return shared
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         """Return whether our agent sent the node's latest device report."""

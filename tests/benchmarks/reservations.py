@@ -39,12 +39,12 @@ async def build(leases: RedisLeases, nodes: int) -> None:
     for number in range(nodes):
         name = NodeName(f"node-{number:05d}")
         room = {"cpu": 10**6, "memory": 2**44, "ephemeral-storage": 2**44, "pods": 1000}
-        await leases.save_node(NodeFacts(name=name, allocatable=room))
+        await leases.save_nodes([NodeFacts(name=name, allocatable=room)])
         devices = tuple(
             Device(uuid=uuid(number, gpu), index=gpu, model="A100", memory_mib=81920, slots=20)
             for gpu in range(GPUS)
         )
-        await leases.save_devices(DeviceReported(node=name, devices=devices, served=()))
+        await leases.save_devices([DeviceReported(node=name, devices=devices, served=())])
     await leases.finish_rebuild(token)
 
 

@@ -46,12 +46,14 @@ class LedgerUpdater:
             known = newest.get(event.node.name)
             if known is None or known.revision <= event.revision:
                 newest[event.node.name] = event
+        present = [event for event in newest.values() if not event.deleted]
+        await self.ledger.save_nodes(
+            [event.node for event in present], [event.revision for event in present]
+        )
         for name, event in newest.items():
             if event.deleted:
                 await self.ledger.remove_node(name, revision=event.revision)
                 self._activated.pop(name, None)
-            else:
-                await self.ledger.save_node(event.node, revision=event.revision)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
         """Save each node's newest report, and activate the leases that it lists as active."""
@@ -60,9 +62,9 @@ class LedgerUpdater:
             known = newest.get(event.node)
             if known is None or known.reported_at <= event.reported_at:
                 newest[event.node] = event
-        for event in newest.values():
-            for device, other in (await self.ledger.save_devices(event) or {}).items():
-                self._report_shared(device, frozenset({event.node, other}))
+        shared = await self.ledger.save_devices(list(newest.values())) or {}
+        for device, nodes in shared.items():
+            self._report_shared(device, nodes)
         await self._activate_reported(newest.values())
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:

@@ -154,15 +154,19 @@ class LeaseLedger(LiveLeases, Protocol):
         """Yield all live leases, page by page."""
         ...
 
-    async def save_devices(self, report: DeviceReported) -> Mapping[DeviceUuid, NodeName] | None:
-        """Save what a node agent reports; return devices that another node reports, too.
+    async def save_devices(
+        self, reports: Sequence[DeviceReported]
+    ) -> Mapping[DeviceUuid, frozenset[NodeName]] | None:
+        """Save what node agents report; return devices that two nodes report.
 
         None: nothing changed.
         """
         ...
 
-    async def save_node(self, facts: NodeFacts, *, revision: NodeRevision = ...) -> bool:
-        """Save a node's facts, unless newer ones are known; return whether anything changed."""
+    async def save_nodes(
+        self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ...
+    ) -> bool:
+        """Save nodes' facts, unless newer ones are known; return whether anything changed."""
         ...
 
     async def remove_node(self, name: NodeName, *, revision: NodeRevision = ...) -> bool:

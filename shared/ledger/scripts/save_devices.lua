@@ -1,101 +1,109 @@
--- Write all devices of a node. Arguments: name; devices and served resources (as text); rows of {uuid,
--- MiB, slots, healthy, unit, index, mode}; {uuid, lowest possible fence, ...}; reported_at; 1 if our agent
--- sent the report. A device that is not reported any more keeps its leases and gets no new ones. Returns
--- false if nothing changed, or {uuid, node, ...} of devices that another node reports as healthy, too.
+-- Write all devices of nodes. Arguments: a row for each node: name; devices and served resources (as text);
+-- rows of {uuid, MiB, slots, healthy, unit, index, mode}; {uuid, lowest possible fence, ...}; reported_at; 1
+-- if our agent sent the report. A device that is not reported any more keeps its leases and gets no new ones.
+-- Returns false if nothing changed, or {uuid, node, other node, ...} of devices that a node and another one
+-- report as healthy.
 local MAX_LATE_S, RECENT_S = 120, 20
-local name, devices_text, served, rows, fences, reported_at, by_agent =
-  ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGS[6], ARGS[7]
-local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'devices', 'served', 'reported_at',
-  'excluded_devices', 'by_agent', 'saved_at')
--- A report that is a little older than one saved a moment ago was delivered late. Any other older one counts:
--- its host's clock was set back, or was ahead before.
-local time, late_s = call('TIME'), tonumber(stored[3] or 0) - reported_at
-local since_s = time[1] - tonumber(stored[6] or 0)
-if late_s > 0 and late_s < MAX_LATE_S and since_s >= 0 and since_s < RECENT_S then return encode(false) end
-if stored[5] ~= tostring(by_agent) then
-  call('HSET', PREFIX .. 'facts:' .. name, 'by_agent', by_agent, 'reported_at', reported_at, 'saved_at', time[1])
-end
+local time, elsewhere = call('TIME'), {}
 
--- A device on which another node has leases stays with that node. So does any device that this node only
--- remembers: an agent reports a device that the driver no longer lists as unhealthy.
-local uuids_before, is_reported, uuids, elsewhere = device_uuids(name), {}, {}, {}
-for i, row in ipairs(rows) do uuids[i] = row[1] end
-fetch('devices', uuids)
-fetch('devices', uuids_before)
-uuids = {}
-for _, row in ipairs(rows) do
-  local device = device_of(row[1])
-  if device and device[D_NODE] ~= name and device[D_STATUS] ~= 0 and row[4] == 1 then
-    elsewhere[#elsewhere + 1] = row[1]
-    elsewhere[#elsewhere + 1] = device[D_NODE]
+local function save_report(name, devices_text, served, rows, fences, reported_at, by_agent)
+  local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'devices', 'served', 'reported_at',
+    'excluded_devices', 'by_agent', 'saved_at')
+  -- A report that is a little older than one saved a moment ago was delivered late. Any other older one counts:
+  -- its host's clock was set back, or was ahead before.
+  local late_s = tonumber(stored[3] or 0) - reported_at
+  local since_s = time[1] - tonumber(stored[6] or 0)
+  if late_s > 0 and late_s < MAX_LATE_S and since_s >= 0 and since_s < RECENT_S then return false end
+  if stored[5] ~= tostring(by_agent) then
+    call('HSET', PREFIX .. 'facts:' .. name, 'by_agent', by_agent, 'reported_at', reported_at, 'saved_at', time[1])
   end
-  if not device or device[D_NODE] == name or device[D_SHARES] == 0 and row[4] == 1 then
-    uuids[#uuids + 1] = row[1]
-    is_reported[row[1]] = true
-  end
-end
 
-local function raise_fences()
-  local has_raised = false
-  for i = 1, #fences, 2 do
-    local device = device_of(fences[i])
-    if device and device[D_FENCE] < fences[i + 1] then
-      device[D_FENCE] = fences[i + 1]
-      changed_devices[fences[i]] = true
-      has_raised = true
+  -- A device on which another node has leases stays with that node. So does any device that this node only
+  -- remembers: an agent reports a device that the driver no longer lists as unhealthy.
+  local uuids_before, is_reported, uuids = device_uuids(name), {}, {}
+  for i, row in ipairs(rows) do uuids[i] = row[1] end
+  fetch('devices', uuids)
+  fetch('devices', uuids_before)
+  uuids = {}
+  for _, row in ipairs(rows) do
+    local device = device_of(row[1])
+    if device and device[D_NODE] ~= name and device[D_STATUS] ~= 0 and row[4] == 1 then
+      elsewhere[#elsewhere + 1] = row[1]
+      elsewhere[#elsewhere + 1] = name
+      elsewhere[#elsewhere + 1] = device[D_NODE]
+    end
+    if not device or device[D_NODE] == name or device[D_SHARES] == 0 and row[4] == 1 then
+      uuids[#uuids + 1] = row[1]
+      is_reported[row[1]] = true
     end
   end
-  return has_raised
-end
 
-if stored[1] == devices_text and stored[2] == served and #uuids_before == #uuids then
-  local has_raised = raise_fences()
-  if has_raised then write_changes('fence raised') end
-  return encode(has_raised and elsewhere)
-end
+  local function raise_fences()
+    local has_raised = false
+    for i = 1, #fences, 2 do
+      local device = device_of(fences[i])
+      if device and device[D_FENCE] < fences[i + 1] then
+        device[D_FENCE] = fences[i + 1]
+        changed_devices[fences[i]] = true
+        has_raised = true
+      end
+    end
+    return has_raised
+  end
 
-local is_excluded = {}
-for _, index in ipairs(stored[4] and decode(stored[4]) or {}) do is_excluded[index] = true end
-local function save_device(uuid, memory, slots, status, unit, index, mode)
-  local device = devices[uuid]
-  if not device then
-    device = new_device(uuid, name, unit, 0)
-  elseif device[D_NODE] ~= name then
-    move_device(device, name)
+  if stored[1] == devices_text and stored[2] == served and #uuids_before == #uuids then
+    return raise_fences()
   end
-  if status == 1 and is_excluded[index] then status = 2 end
-  if status == 1 and (device[D_STATUS] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]
-      or mode ~= device[D_MODE]) then
-    mark_grown(name)
+
+  local is_excluded = {}
+  for _, index in ipairs(stored[4] and decode(stored[4]) or {}) do is_excluded[index] = true end
+  local function save_device(uuid, memory, slots, status, unit, index, mode)
+    local device = devices[uuid]
+    if not device then
+      device = new_device(uuid, name, unit, 0)
+    elseif device[D_NODE] ~= name then
+      move_device(device, name)
+    end
+    if status == 1 and is_excluded[index] then status = 2 end
+    if status == 1 and (device[D_STATUS] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]
+        or mode ~= device[D_MODE]) then
+      mark_grown(name)
+    end
+    device[D_MEMORY], device[D_SLOTS] = memory, slots
+    device[D_STATUS], device[D_UNIT], device[D_MODE] = status, unit, mode
+    changed_devices[uuid] = true
   end
-  device[D_MEMORY], device[D_SLOTS] = memory, slots
-  device[D_STATUS], device[D_UNIT], device[D_MODE] = status, unit, mode
-  changed_devices[uuid] = true
-end
-for _, row in ipairs(rows) do
-  if is_reported[row[1]] then save_device(unpack(row)) end
-end
-for _, uuid in ipairs(uuids_before) do
-  local device = devices[uuid]
-  if device and not is_reported[uuid] and device[D_NODE] == name then
-    if device[D_SHARES] > 0 then
-      device[D_STATUS] = 0
-      uuids[#uuids + 1] = uuid
-      changed_devices[uuid] = true
-    else
-      fence_floor = math.max(fence_floor, device[D_FENCE])
-      devices[uuid] = false
-      call('HDEL', PREFIX .. 'devices', uuid)
+  for _, row in ipairs(rows) do
+    if is_reported[row[1]] then save_device(unpack(row)) end
+  end
+  for _, uuid in ipairs(uuids_before) do
+    local device = devices[uuid]
+    if device and not is_reported[uuid] and device[D_NODE] == name then
+      if device[D_SHARES] > 0 then
+        device[D_STATUS] = 0
+        uuids[#uuids + 1] = uuid
+        changed_devices[uuid] = true
+      else
+        fence_floor = math.max(fence_floor, device[D_FENCE])
+        devices[uuid] = false
+        call('HDEL', PREFIX .. 'devices', uuid)
+      end
     end
   end
+  raise_fences()
+  if stored[2] ~= served then mark_grown(name) end
+  if not node_of(name) then new_node(name) end
+  mark_changed(name)
+  inventory_changes.reasons = true
+  changed_inventories[name] = true
+  call('HSET', PREFIX .. 'facts:' .. name, 'devices', devices_text, 'served', served,
+    'reported_at', reported_at, 'saved_at', time[1], 'uuids', encode(uuids))
+  return true
 end
-raise_fences()
-if stored[2] ~= served then mark_grown(name) end
-if not node_of(name) then new_node(name) end
-mark_changed(name)
-inventory_changes.reasons = true
-changed_inventories[name] = true
-call('HSET', PREFIX .. 'facts:' .. name, 'devices', devices_text, 'served', served,
-  'reported_at', reported_at, 'saved_at', time[1], 'uuids', encode(uuids))
-write_changes('devices reported')
-return encode(elsewhere)
+
+local has_changes = false
+for _, row in ipairs(ARGS) do
+  if save_report(unpack(row)) then has_changes = true end
+end
+if has_changes then write_changes('devices reported') end
+return encode(has_changes and elsewhere)

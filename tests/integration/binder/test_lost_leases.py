@@ -89,15 +89,15 @@ class Cluster:
         """Begin a new ledger that knows the device and no lease."""
         token = await self.leases.begin_rebuild(now=NOW, force=True)
         assert token is not None
-        await self.leases.save_node(facts(NODE))
-        await self.leases.save_devices(report(NODE, [GPU]))
+        await self.leases.save_nodes([facts(NODE)])
+        await self.leases.save_devices([report(NODE, [GPU])])
         assert await self.leases.finish_rebuild(token)
 
 
 @pytest.fixture
 async def cluster(url: str, tmp_path: Path) -> AsyncIterator[Cluster]:
     async with ledger(url, {"a": 0}) as leases:
-        await leases.save_devices(report(NODE, [GPU]))
+        await leases.save_devices([report(NODE, [GPU])])
         yield Cluster(leases, tmp_path)
 
 

@@ -104,8 +104,8 @@ async def test_changes_of_invisible_devices_are_shown_once_they_are_visible(
     async with dashboard() as shown:
         for number in range(40):
             name = f"node-{number}"
-            await shown.ledger.save_node(facts(name))
-            await shown.ledger.save_devices(report(name, [device(name, gpu) for gpu in range(4)]))
+            await shown.ledger.save_nodes([facts(name)])
+            await shown.ledger.save_devices([report(name, [device(name, gpu) for gpu in range(4)])])
         page = await opened(browser, shown)
         await expect(page.locator(".dev")).to_have_count(162)
 
@@ -173,7 +173,7 @@ async def test_with_scripts_the_table_is_not_laid_out_unless_requested(
 async def test_the_share_in_use_is_readable_beside_a_long_device_name(browser: Browser) -> None:
     async with dashboard() as shown:
         long = replace(device("a", 0), model="NVIDIA A100-SXM4-40GB of a very long name")
-        await shown.ledger.save_devices(report("a", [long]))
+        await shown.ledger.save_devices([report("a", [long])])
         page = await opened(browser, shown)
         percent = page.locator(".dev .head i").first
         await expect(page.locator(".dev .head span").first).to_have_text(long.model)

@@ -59,7 +59,7 @@ class MixMachine(RuleBasedStateMachine):
 
     async def begin(self) -> None:
         for name in NODES:
-            await self.leases.save_node(facts(name, labels=LABELS))
+            await self.leases.save_nodes([facts(name, labels=LABELS)])
             await self.report(name)
         self.following = [asyncio.create_task(placer.follow_ledger()) for placer in self.placers]
         await until(lambda: not any(placer.unready_reason() for placer in self.placers))
@@ -67,7 +67,7 @@ class MixMachine(RuleBasedStateMachine):
     async def report(self, name: NodeName) -> None:
         devices = [replace(d, healthy=d.uuid not in self.recount.ill) for d in NODES[name]]
         await self.leases.save_devices(
-            DeviceReported(node=name, devices=tuple(devices), served=SERVED, reported_at=0.0)
+            [DeviceReported(node=name, devices=tuple(devices), served=SERVED, reported_at=0.0)]
         )
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:

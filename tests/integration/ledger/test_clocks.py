@@ -151,7 +151,7 @@ async def test_an_offer_is_repeated_in_time_whichever_host_offered(
 ) -> None:
     async with ledger(url, {"a": 1}) as leases, host(url, leases) as (binder, theirs):
         await leases.waiting_pods.enqueue([verdict(queued("w"), await leases.capacity())])
-        await leases.save_devices(report("a", [device("a", gpu) for gpu in range(2)]))
+        await leases.save_devices([report("a", [device("a", gpu) for gpu in range(2)])])
         with clock_off(monkeypatch, off_s):
             async with host(url, leases) as (other, ours):
                 first = await other.waiting_pods.choose_offers(now=ours.now())
@@ -187,16 +187,16 @@ async def test_versions_rise_although_the_clock_of_the_server_is_an_hour_behind(
     async with ledger(url) as leases, host(url, leases) as (_, clock):
         ahead = await leases.begin_rebuild(now=clock.now(), force=True)
         assert ahead
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         assert await leases.finish_rebuild(ahead)
         lease = await reserved(leases, clock, ttl_s=30)
         await leases._connection._redis.delete(f"{leases._connection.prefix}ledger")
 
         behind = await leases.begin_rebuild(now=clock.now() - HOUR_S)
         assert behind
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         assert await leases.finish_rebuild(behind)
         [again] = await leases.reserve(
             [reservation("p", share("a"))], now=clock.now() - HOUR_S, ttl_s=30
@@ -214,11 +214,11 @@ async def test_a_report_of_devices_counts_soon_after_the_clock_of_its_host_was_s
     """An agent's reports are compared with each other only, and for 20 s."""
     true, one, two = time.time(), [device("a", 0)], [device("a", 0), device("a", 1)]
     async with ledger(url, {}) as leases, redis.asyncio.from_url(url) as client:
-        assert await leases.save_devices(report("a", one, at=true + off_s)) is not None
-        counts_at_once = await leases.save_devices(report("a", two, at=true))
+        assert await leases.save_devices([report("a", one, at=true + off_s)]) is not None
+        counts_at_once = await leases.save_devices([report("a", two, at=true)])
         await client.hincrby(f"{leases._connection.prefix}facts:a", "saved_at", -20)
 
-        counts_later = await leases.save_devices(report("a", two, at=true + 1))
+        counts_later = await leases.save_devices([report("a", two, at=true + 1)])
 
     delivered_late = off_s == 60.0
     assert (counts_at_once is None, counts_later is None) == (delivered_late, not delivered_late)

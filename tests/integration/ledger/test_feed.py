@@ -77,12 +77,12 @@ async def disturb(leases: RedisLeases, seed: int) -> None:
                 await leases.expire(NOW + step)
             case 4:
                 devices = [device("b", gpu, healthy=chance.random() < 0.7) for gpu in range(2)]
-                await leases.save_devices(report("b", devices[: chance.randint(1, 2)]))
+                await leases.save_devices([report("b", devices[: chance.randint(1, 2)])])
             case _:
                 if chance.random() < 0.5:
                     await leases.remove_node(NodeName("c"))
                 else:
-                    await leases.save_node(facts("c", pods=chance.randrange(50)))
+                    await leases.save_nodes([facts("c", pods=chance.randrange(50))])
 
 
 async def test_a_replica_that_applies_changes_equals_a_fresh_snapshot(url: str) -> None:

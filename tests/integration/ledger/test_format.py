@@ -70,8 +70,8 @@ async def rows_of(url: str) -> dict[str, Any]:
     async with RedisLeases.connect(url, prefix="rows:") as leases:
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
-        await leases.save_node(replace(facts("a"), labels={"zone": "z"}, excluded_devices=(7,)))
-        await leases.save_devices(report("a", [*map(_device, range(6))], at=NOW))
+        await leases.save_nodes([replace(facts("a"), labels={"zone": "z"}, excluded_devices=(7,))])
+        await leases.save_devices([report("a", [*map(_device, range(6))], at=NOW)])
         assert await leases.finish_rebuild(token)
         instance = MigPlacement(layout="1g.5gb,1g.5gb", position=1, profile="1g.5gb")
         terms = RequestedUnits(memory_mib=900, device_mib=16_000, memory_bytes=943_718_401)
@@ -215,7 +215,7 @@ async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: Valk
         with newer:
             await leases.quotas.save([], read_at=LATER)
         with newer:
-            await leases.save_node(facts("a"))
+            await leases.save_nodes([facts("a")])
         with newer:
             await staging.clear()
 
@@ -226,8 +226,8 @@ async def _write_ledger(url: str) -> None:
     async with RedisLeases.connect(url) as leases:
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         assert await leases.finish_rebuild(token)
         await reserve(leases, reservation("p", share("a")))
 

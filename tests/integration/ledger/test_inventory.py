@@ -29,16 +29,18 @@ async def test_facts_of_a_lower_revision_are_ignored(url: str) -> None:
         NodeRevision(3, 4),
     )
     async with ledger(url) as leases:
-        assert await leases.save_node(facts("a", memory=2), revision=third)
-        assert not await leases.save_node(facts("a", memory=1), revision=first)
-        assert not await leases.save_node(facts("a", memory=3), revision=second)
-        assert not await leases.save_node(facts("a", memory=2), revision=fourth)
-        assert not await leases.save_node(facts("a", memory=3), revision=third)
+        assert await leases.save_nodes([facts("a", memory=2)], revisions=[third])
+        assert not await leases.save_nodes([facts("a", memory=1)], revisions=[first])
+        assert not await leases.save_nodes([facts("a", memory=3)], revisions=[second])
+        assert not await leases.save_nodes([facts("a", memory=2)], revisions=[fourth])
+        assert not await leases.save_nodes([facts("a", memory=3)], revisions=[third])
 
         [node] = (await leases.snapshot()).nodes
         assert node.facts.allocatable["memory"] == 2
-        assert await leases.save_node(facts("a", memory=5), revision=fourth), "the later event"
-        assert await leases.save_node(facts("a", memory=6)), "an opaque version is not compared"
+        assert await leases.save_nodes([facts("a", memory=5)], revisions=[fourth]), (
+            "the later event"
+        )
+        assert await leases.save_nodes([facts("a", memory=6)]), "an opaque version is not compared"
 
 
 async def test_a_deletion_of_a_lower_revision_does_not_remove_the_node_that_came_back(
@@ -46,11 +48,13 @@ async def test_a_deletion_of_a_lower_revision_does_not_remove_the_node_that_came
 ) -> None:
     name = NodeName("a")
     async with ledger(url) as leases:
-        await leases.save_node(facts("a"), revision=NodeRevision(1, 9))
+        await leases.save_nodes([facts("a")], revisions=[NodeRevision(1, 9)])
         assert await leases.remove_node(name, revision=NodeRevision(2))
-        assert not await leases.save_node(facts("a"), revision=NodeRevision(1, 9)), "deleted since"
+        assert not await leases.save_nodes([facts("a")], revisions=[NodeRevision(1, 9)]), (
+            "deleted since"
+        )
         assert (await leases.snapshot()).nodes == ()
-        assert await leases.save_node(facts("a"), revision=NodeRevision(3, 9))
+        assert await leases.save_nodes([facts("a")], revisions=[NodeRevision(3, 9)])
 
         assert not await leases.remove_node(name, revision=NodeRevision(2))
 
@@ -63,20 +67,20 @@ async def test_an_api_server_restored_from_a_backup_is_followed_within_two_minut
 ) -> None:
     restored, name = NodeRevision(5, 5), NodeName("a")
     async with ledger(url) as leases, redis.asyncio.from_url(url) as client:
-        await leases.save_node(facts("a"), revision=NodeRevision(1_000, 1_000))
-        assert not await leases.save_node(facts("a", memory=1), revision=restored)
+        await leases.save_nodes([facts("a")], revisions=[NodeRevision(1_000, 1_000)])
+        assert not await leases.save_nodes([facts("a", memory=1)], revisions=[restored])
 
         [key] = await client.keys(f"{leases._connection.prefix}node-revision:{name}")
         assert 0 < await client.ttl(key) <= 120
         await client.expire(key, 0)
 
-        assert await leases.save_node(facts("a", memory=1), revision=restored)
+        assert await leases.save_nodes([facts("a", memory=1)], revisions=[restored])
 
 
 async def test_a_cordoned_device_gets_no_shares_until_it_is_uncordoned(url: str) -> None:
     closed = replace(facts("a"), excluded_devices=(1,))
     async with ledger(url) as leases:
-        await leases.save_node(closed)
+        await leases.save_nodes([closed])
         capacity = await leases.capacity()
 
         [refused, other] = await leases.reserve(
@@ -87,13 +91,13 @@ async def test_a_cordoned_device_gets_no_shares_until_it_is_uncordoned(url: str)
         assert isinstance(other, Reserved)
 
         more = [device("a", gpu, slots=5) for gpu in range(3)]
-        await leases.save_devices(report("a", more, at=NOW))
+        await leases.save_devices([report("a", more, at=NOW)])
         [still] = await leases.reserve([reservation("p", share("a", 1))], now=NOW, ttl_s=30)
         assert isinstance(still, NoCapacity), "a new report does not open it"
         [third] = await leases.reserve([reservation("p", share("a", 2))], now=NOW, ttl_s=30)
         assert isinstance(third, Reserved), "devices that are not closed are open"
 
-        await leases.save_node(facts("a"))
+        await leases.save_nodes([facts("a")])
         assert await leases.capacity() > capacity
         await reserve(leases, reservation("r", share("a", 1)))
         await assert_sound(leases)
@@ -104,8 +108,8 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
 ) -> None:
     served = report("a", [device("a", 0)], at=NOW)
     async with ledger(url) as leases:
-        await leases.save_node(facts("a"))
-        await leases.save_devices(served)
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([served])
         [held] = await leases.reserve([reservation("p", share("a", 0))], now=NOW, ttl_s=30)
         start = await leases.snapshot()
         name = start.nodes[0].facts.name
@@ -117,7 +121,7 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
         [seen] = (await leases.snapshot()).nodes
         before = await leases.capacity()
         assert await leases.set_cordoned({}) == {name}
-        await leases.save_devices(replace(served, reported_at=NOW + 1))
+        await leases.save_devices([replace(served, reported_at=NOW + 1)])
         assert cordon_reason((await leases.snapshot()).nodes[0].serving) != ""
         assert await leases.set_cordoned({name: ""}) == set()
         [*_, opened] = await anext(feed)
@@ -133,7 +137,7 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
 
 async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never(url: str) -> None:
     async with ledger(url) as leases:
-        await leases.save_node(facts("a"))
+        await leases.save_nodes([facts("a")])
         assert await leases.set_cordoned({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
 
         await leases.remove_node(facts("a").name)
@@ -147,9 +151,9 @@ async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) 
     async with ledger(url, {}) as leases:
         seen = [await leases.reported_by_agent(ours.node)]
         for told in (ours, theirs, replace(ours, reported_at=NOW + 2)):
-            await leases.save_devices(told)
+            await leases.save_devices([told])
             seen.append(await leases.reported_by_agent(ours.node))
-        await leases.save_devices(theirs)
+        await leases.save_devices([theirs])
         seen.append(await leases.reported_by_agent(ours.node))
 
     assert seen == [False, True, False, True, True], "the last one came late"
@@ -158,11 +162,11 @@ async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) 
 async def test_a_report_of_an_agent_whose_clock_was_set_back_counts(url: str) -> None:
     two, one = [device("a", 0), device("a", 1)], [device("a", 0)]
     async with ledger(url) as leases:
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", one, at=NOW + 3600))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", one, at=NOW + 3600)])
 
-        assert not await leases.save_devices(report("a", two, at=NOW + 3590)), "it came late"
-        assert await leases.save_devices(report("a", two, at=NOW)) is not None
+        assert not await leases.save_devices([report("a", two, at=NOW + 3590)]), "it came late"
+        assert await leases.save_devices([report("a", two, at=NOW)]) is not None
 
         [node] = (await leases.snapshot()).nodes
         assert [found.index for found, _ in node.devices] == [0, 1]
@@ -175,7 +179,7 @@ async def test_a_device_with_leases_stays_with_its_node_when_another_node_report
         await reserve(leases, reservation("p", share("a")))
         both = [device("b", 0), replace(device("a", 0), index=1)]
 
-        await leases.save_devices(report("b", both, at=NOW))
+        await leases.save_devices([report("b", both, at=NOW)])
         [refused] = await leases.reserve(
             [reservation("q", share("a", index=1), node="b")], now=NOW, ttl_s=30
         )
@@ -194,10 +198,10 @@ async def test_a_device_moves_to_another_node_once_its_leases_have_ended(url: st
     async with ledger(url, {"a": 1, "b": 0}) as leases:
         await reserve(leases, reservation("p", share("a")))
         moved = report("b", [device("a", 0)], at=NOW)
-        await leases.save_devices(moved)
+        await leases.save_devices([moved])
         await leases.release([PodUid("p")], reason="test")
 
-        assert await leases.save_devices(replace(moved, reported_at=NOW + 10)) is not None
+        assert await leases.save_devices([replace(moved, reported_at=NOW + 10)]) is not None
 
         await reserve(leases, reservation("q", share("a"), node="b"))
         await assert_sound(leases)
@@ -208,7 +212,7 @@ async def test_reservations_expire_although_a_device_moved_and_its_node_was_remo
 ) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         await reserve(leases, reservation("p", share("a")), reservation("q", share("b"), node="b"))
-        await leases.save_devices(report("b", [device("b", 0), device("a", 0)], at=NOW))
+        await leases.save_devices([report("b", [device("b", 0), device("a", 0)], at=NOW)])
         await leases.remove_node(NodeName("b"))
         await leases.release([PodUid("q")], reason="test")
 
@@ -222,8 +226,8 @@ async def test_a_restored_lease_takes_its_device_back_from_another_node(url: str
         token = await leases.begin_rebuild(now=NOW, force=True)
         assert token is not None
         for name in ("a", "b"):
-            await leases.save_node(facts(name))
-        await leases.save_devices(report("b", [device("b", 0), device("a", 0)], at=NOW))
+            await leases.save_nodes([facts(name)])
+        await leases.save_devices([report("b", [device("b", 0), device("a", 0)], at=NOW)])
         assert await leases.restore([lease], now=NOW, token=token) == []
         assert await leases.finish_rebuild(token)
 
@@ -247,11 +251,11 @@ async def test_leases_end_and_expire_although_the_record_of_their_device_is_miss
 async def test_a_node_that_remembers_a_device_of_another_node_does_not_take_it(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         moved = device("a", 0)
-        await leases.save_devices(report("b", [device("b", 0), moved], at=NOW + 1))
+        await leases.save_devices([report("b", [device("b", 0), moved], at=NOW + 1)])
         remembered = replace(moved, healthy=False, fault="NotListed")
 
-        await leases.save_devices(report("a", [moved], at=NOW + 2))
-        await leases.save_devices(report("b", [device("b", 0), remembered], at=NOW + 3))
+        await leases.save_devices([report("a", [moved], at=NOW + 2)])
+        await leases.save_devices([report("b", [device("b", 0), remembered], at=NOW + 3)])
 
         await reserve(leases, reservation("p", share("a", 0)))
         totals = await leases.totals.of_nodes([NodeName("a"), NodeName("b")])

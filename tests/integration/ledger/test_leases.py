@@ -231,7 +231,7 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_gets_no_more(url:
     async with ledger(url) as leases:
         await reserve(leases, reservation("p", share("a", 0)), reservation("q", share("a", 1)))
 
-        await leases.save_devices(report("a", [device("a", 1, memory_mib=1_000)]))
+        await leases.save_devices([report("a", [device("a", 1, memory_mib=1_000)])])
 
         refused = await leases.reserve(
             [reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1))],
@@ -243,7 +243,7 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_gets_no_more(url:
             f"a: memory of {uuid('a', 1)}",
         ]
         await assert_sound(leases)
-        await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+        await leases.save_devices([report("a", [device("a", 0), device("a", 1)])])
         await reserve(
             leases, reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1))
         )
@@ -252,9 +252,9 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_gets_no_more(url:
 
 async def test_a_report_older_than_the_stored_one_is_ignored(url: str) -> None:
     async with ledger(url) as leases:
-        assert await leases.save_devices(report("a", [device("a", 0)], at=5.0)) is not None
+        assert await leases.save_devices([report("a", [device("a", 0)], at=5.0)]) is not None
 
-        assert not await leases.save_devices(report("a", [device("a", 1)], at=4.0))
+        assert not await leases.save_devices([report("a", [device("a", 1)], at=4.0)])
 
         assert list(await uses(leases)) == [uuid("a", 0)]
 
@@ -262,16 +262,16 @@ async def test_a_report_older_than_the_stored_one_is_ignored(url: str) -> None:
 async def test_only_more_room_and_other_reasons_raise_the_capacity_number(url: str) -> None:
     async with ledger(url) as leases:
         start = await leases.capacity()
-        assert not await leases.save_node(facts("a"))
-        assert await leases.save_node(facts("a", cpu=1))
+        assert not await leases.save_nodes([facts("a")])
+        assert await leases.save_nodes([facts("a", cpu=1)])
         assert await leases.capacity() == start
 
-        await leases.save_node(facts("a", cpu=2))
+        await leases.save_nodes([facts("a", cpu=2)])
         more = await leases.capacity()
         unhealthy = [device("a", 0, healthy=False), device("a", 1)]
-        assert await leases.save_devices(report("a", unhealthy)) is not None
+        assert await leases.save_devices([report("a", unhealthy)]) is not None
         other_reasons = await leases.capacity()
-        await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+        await leases.save_devices([report("a", [device("a", 0), device("a", 1)])])
 
         assert start < more < other_reasons < await leases.capacity()
 
@@ -288,8 +288,8 @@ async def test_a_removed_node_is_deleted_with_its_last_lease(url: str) -> None:
         await assert_sound(leases)
         await leases.release([lease.pod], reason="gone")
         assert list(await uses(leases)) == [uuid("b", 0)]
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         [later] = await reserve(leases, reservation("q", share("a")))
         assert later.shares[0].fence > lease.shares[0].fence
 

@@ -146,8 +146,8 @@ async def test_two_leases_on_one_device_use_one_device(leases: RedisLeases) -> N
 async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
     leases: RedisLeases,
 ) -> None:
-    await leases.save_node(replace(facts("b"), labels={"pool": "public"}))
-    await leases.save_devices(report("b", [device("b", 0)]))
+    await leases.save_nodes([replace(facts("b"), labels={"pool": "public"})])
+    await leases.save_devices([report("b", [device("b", 0)])])
     quota = Quota(namespace=TEAM, pools=("public",), pool_label="pool")
     await leases.quotas.save([quota], read_at=NOW)
     both = replace(
@@ -162,9 +162,9 @@ async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
 
 @pytest.mark.parametrize("label", ["", "gpu-model"])
 async def test_models_are_counted_separately(leases: RedisLeases, label: str) -> None:
-    await leases.save_node(replace(facts("b"), labels={"gpu-model": "P100"}))
-    await leases.save_devices(report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")]))
-    await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
+    await leases.save_nodes([replace(facts("b"), labels={"gpu-model": "P100"})])
+    await leases.save_devices([report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")])])
+    await leases.save_nodes([replace(facts("a"), labels={"gpu-model": "T4"})])
     models = (("T4", QuotaLimits(cores_milli=1000)), ("P100", QuotaLimits(cores_milli=200)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
     await leases.quotas.save([quota], read_at=NOW)
@@ -236,8 +236,8 @@ async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> N
 
     token = await leases.begin_rebuild(now=NOW, force=True)
     assert token is not None
-    await leases.save_node(facts("a"))
-    await leases.save_devices(report("a", [device("a", gpu) for gpu in range(4)]))
+    await leases.save_nodes([facts("a")])
+    await leases.save_devices([report("a", [device("a", gpu) for gpu in range(4)])])
     assert not await leases.restore([bound], now=NOW, token=token)  # type: ignore[list-item]
     assert await leases.finish_rebuild(token)
 

@@ -106,7 +106,7 @@ async def refuses_everything(leases: RedisLeases) -> None:
         leases.snapshot(),
         leases.waiting_pods.choose_offers(now=NOW),
         leases.expire(NOW),
-        leases.save_node(facts("a")),
+        leases.save_nodes([facts("a")]),
         leases.capacity(),
     ):
         with pytest.raises(UnavailableError, match="being rebuilt"):
@@ -132,8 +132,8 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             assert await leases.generation() is None
             tokens = await asyncio.gather(*(leases.begin_rebuild(now=NOW + 9) for _ in range(5)))
             [token] = [token for token in tokens if token]
-            await leases.save_node(facts("a"))
-            await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+            await leases.save_nodes([facts("a")])
+            await leases.save_devices([report("a", [device("a", 0), device("a", 1)])])
             over = structs.replace(held[0], pod=PodUid("forged"))
             refused = await leases.restore([*kept, over], now=NOW + 9, token=token)
             assert [(lease.pod, why) for lease, why in refused] == [("forged", "anti-affinity")]
@@ -187,8 +187,8 @@ async def test_a_lease_is_restored_before_its_node_is_known_and_higher_fences_co
 
         assert await leases.restore([lease], now=NOW) == []
 
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         await assert_sound(leases)
         [later] = await reserve(leases, reservation("q", share("a")))
         assert later.shares[0].fence == fence + 1
@@ -296,7 +296,7 @@ async def test_versions_rise_after_lost_writes_whatever_the_clock_shows() -> Non
             assert await leases.finish_rebuild(token)
 
             assert await leases.generation() == token
-            await leases.save_node(facts("a"))
-            await leases.save_devices(report("a", [device("a", 0)]))
+            await leases.save_nodes([facts("a")])
+            await leases.save_devices([report("a", [device("a", 0)])])
             [later] = await reserve(leases, reservation("p", share("a")))
             assert later.version > lost.version

@@ -27,8 +27,8 @@ def mute() -> Iterator[str]:
 async def begin(leases: RedisLeases) -> None:
     token = await leases.begin_rebuild(now=NOW)
     assert token is not None
-    await leases.save_node(facts("a"))
-    await leases.save_devices(report("a", [device("a", 0)]))
+    await leases.save_nodes([facts("a")])
+    await leases.save_devices([report("a", [device("a", 0)])])
     assert await leases.finish_rebuild(token)
 
 

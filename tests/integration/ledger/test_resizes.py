@@ -128,7 +128,7 @@ async def test_a_size_that_does_not_fit_changes_nothing(leases: RedisLeases) -> 
 async def test_a_lease_on_an_unhealthy_device_can_shrink_and_not_grow(leases: RedisLeases) -> None:
     lease = await running(leases)
     unhealthy = replace(device("a", 0), healthy=False)
-    await leases.save_devices(report("a", [unhealthy, device("a", 1)], at=1.0))
+    await leases.save_devices([report("a", [unhealthy, device("a", 1)], at=1.0)])
 
     more = await leases.resizes.apply(sized(lease, 5_000))
     less = await leases.resizes.apply(sized(lease, 3_000))

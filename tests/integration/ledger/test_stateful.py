@@ -205,7 +205,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
         for node in NODES:
             here = [described(node, gpu) for gpu in range(GPUS + 1)]
-            self.run(self.leases.save_devices(report(node, here)))
+            self.run(self.leases.save_devices([report(node, here)]))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
@@ -406,13 +406,13 @@ class LedgerMachine(RuleBasedStateMachine):
                 found.append(described(node, gpu, flipped=flipped, **changed))
                 self.model.devices[uuid(node, gpu)] = found[-1]
 
-        self.run(self.leases.save_devices(report(node, found)))
+        self.run(self.leases.save_devices([report(node, found)]))
 
     @rule(node=st.sampled_from(NODES), allowed=st.sampled_from((1, 3, 110)))
     def change_node(self, node: str, allowed: int) -> None:
         self.model.pods_allowed[node] = allowed
 
-        self.run(self.leases.save_node(facts(node, pods=allowed)))
+        self.run(self.leases.save_nodes([facts(node, pods=allowed)]))
 
     @precondition(lambda self: self.model.leases)
     @rule()
@@ -427,9 +427,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert token is not None
         assert await self.leases.restore(kept, now=now, token=token) == []
         for node in NODES:
-            await self.leases.save_node(facts(node, pods=self.model.pods_allowed[node]))
+            await self.leases.save_nodes([facts(node, pods=self.model.pods_allowed[node])])
             here = [self.model.devices.get(uuid(node, gpu)) for gpu in range(GPUS + 1)]
-            await self.leases.save_devices(report(node, [d for d in here if d]))
+            await self.leases.save_devices([report(node, [d for d in here if d])])
         assert await self.leases.restore(kept, now=now, token=token) == []
         assert await self.leases.finish_rebuild(token)
 

@@ -167,11 +167,11 @@ async def test_added_capacity_is_offered_as_well(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, queued("two", gpus=2, units=10_000))
-        await leases.save_node(facts("b"))
-        await leases.save_devices(report("b", [device("b", 0)]))
+        await leases.save_nodes([facts("b")])
+        await leases.save_devices([report("b", [device("b", 0)])])
         assert await offered(leases) == []
 
-        await leases.save_devices(report("b", [device("b", 0), device("b", 1)]))
+        await leases.save_devices([report("b", [device("b", 0), device("b", 1)])])
 
         assert await offered(leases) == ["two"]
 
@@ -198,8 +198,8 @@ async def test_a_permanent_verdict_is_decided_again_only_when_the_cluster_change
         await leases.release([PodUid("full-0")], reason="test")
 
         assert await offered(leases, spare=8) == []
-        await leases.save_node(facts("b"))
-        await leases.save_devices(report("b", [device("b", 0)]))
+        await leases.save_nodes([facts("b")])
+        await leases.save_devices([report("b", [device("b", 0)])])
         assert await offered(leases, spare=8) == ["never"]
         assert await offered(leases, spare=8) == []
 
@@ -336,7 +336,7 @@ async def test_a_verdict_from_before_the_last_change_of_a_node_is_decided_again(
 async def test_a_pod_whose_verdict_is_refreshed_is_offered_nothing(url: str) -> None:
     async with ledger(url) as leases:
         await let_wait(leases, queued("large", units=20_000, priority=5))
-        await leases.save_node(replace(facts("a"), labels={"zone": "b"}))
+        await leases.save_nodes([replace(facts("a"), labels={"zone": "b"})])
         assert await offered(leases, spare=8) == ["large"]
 
         await reserve(leases, low("low"))

@@ -97,8 +97,8 @@ async def test_a_pod_without_a_gpu_is_counted_by_the_nodes_resources(url: str) -
 async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
     async with ledger(url, {"a": 1}) as leases, placers(leases, 1) as (placer,):
         changed = facts("a")
-        await leases.save_node(
-            type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)
+        await leases.save_nodes(
+            [type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)]
         )
         await until(lambda: not placer.mirror.nodes[NodeName("a")].accepts_any_pod, limit_s=30)
 
@@ -159,7 +159,7 @@ async def test_a_freed_instance_is_offered_to_a_pod_with_any_request_for_cores(
 
     async with ledger(url, {"a": 0}) as leases:
         card = device("a", 0, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
-        await leases.save_devices(report("a", [card]))
+        await leases.save_devices([report("a", [card])])
         async with placers(leases, 1) as (placer,):
             await placer.place_pods([wanting(f"uid-{n}", 15_000) for n in range(2)])
             alone = wanting("uid-2", 15_000, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE)
@@ -187,7 +187,7 @@ async def test_item_44_independent_placers_never_give_a_position_twice(
                 device(name, n, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
                 for n in range(1, 4)
             ]
-            await leases.save_devices(report(name, [device(name, 0), *cards]))
+            await leases.save_devices([report(name, [device(name, 0), *cards])])
         async with placers(leases, 4) as several:
             given = 0
             for turn in range(6):

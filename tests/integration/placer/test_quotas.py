@@ -49,8 +49,8 @@ def pod(name: str, namespace: Namespace = TEAM, gang: Gang | None = None) -> Pod
 
 
 async def add_node(leases: RedisLeases, name: str, model: str, **labels: str) -> None:
-    await leases.save_node(replace(facts(name), labels=labels))
-    await leases.save_devices(report(name, [device(name, 0, model=model)]))
+    await leases.save_nodes([replace(facts(name), labels=labels)])
+    await leases.save_devices([report(name, [device(name, 0, model=model)])])
 
 
 def outcome_by_pod(answers: Sequence[PlacementEvent]) -> dict[str, str]:
@@ -103,7 +103,7 @@ async def test_what_others_free_is_not_offered_to_a_pod_over_its_quota(
 async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
     leases: RedisLeases, placer: Placer, label: str
 ) -> None:
-    await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
+    await leases.save_nodes([replace(facts("a"), labels={"gpu-model": "T4"})])
     await add_node(leases, "b", "Tesla P100-PCIE-16GB", **{"gpu-model": "P100"})
     models = (("T4", QuotaLimits(cards=1)), ("P100", QuotaLimits(milli_gpu=250)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)

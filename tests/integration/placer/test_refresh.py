@@ -63,7 +63,7 @@ async def full_node(
 
 
 async def save(leases: RedisLeases, devices: Sequence[Device], at: float) -> None:
-    await leases.save_devices(report("a", devices, at=at))
+    await leases.save_devices([report("a", devices, at=at)])
 
 
 async def test_each_change_of_a_reason_is_published_whichever_placer_decides(url: str) -> None:
@@ -105,7 +105,7 @@ async def test_a_verdict_follows_the_health_of_a_device(url: str) -> None:
 
 async def test_a_verdict_follows_nodes_that_are_added_and_removed(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
-        await leases.save_node(facts("b"))
+        await leases.save_nodes([facts("b")])
         assert (await refresh(leases, placer))["w"].startswith("0/2 nodes")
 
         await leases.remove_node(NodeName("b"))
@@ -114,7 +114,7 @@ async def test_a_verdict_follows_nodes_that_are_added_and_removed(url: str) -> N
 
 async def test_a_change_of_amounts_alone_refreshes_no_verdict(url: str) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
-        await leases.save_node(facts("a", cpu=32_000))
+        await leases.save_nodes([facts("a", cpu=32_000)])
 
         assert await refresh(leases, placer) == {}
 

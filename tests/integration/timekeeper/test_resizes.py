@@ -36,8 +36,8 @@ async def rebuilt(found: AccountLedger, *leases: Lease, at_ms: int) -> None:
     """Have the ledger lose everything, and be built anew from these."""
     token = await found.leases.begin_rebuild(now=at_ms / 1000, force=True)
     assert token
-    await found.leases.save_node(facts("a"))
-    await found.leases.save_devices(report("a", [device("a", gpu) for gpu in range(4)]))
+    await found.leases.save_nodes([facts("a")])
+    await found.leases.save_devices([report("a", [device("a", gpu) for gpu in range(4)])])
     assert not await found.leases.restore(leases, now=at_ms / 1000, token=token)
     assert await found.leases.finish_rebuild(token)
 

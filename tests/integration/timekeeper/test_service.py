@@ -402,8 +402,8 @@ async def test_a_killed_timekeeper_process_continues_without_losing_time(
     async with nats_server() as nats, RedisLeases.connect(server.url) as leases:
         token = await leases.begin_rebuild(now=0.0)
         assert token is not None
-        await leases.save_node(facts("a"))
-        await leases.save_devices(report("a", [device("a", 0)]))
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
         await leases.finish_rebuild(token)
         async with started(nats.url) as first:
             (bound,) = await reserve(leases, reservation("p", share("a", 0, mib=16_000)))

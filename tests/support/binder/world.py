@@ -187,12 +187,16 @@ class FakeLedger(FakeResizes):
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         yield list(self.leases.values())
 
-    async def save_devices(self, report: DeviceReported) -> Mapping[DeviceUuid, NodeName]:
-        self.devices[report.node] = report
+    async def save_devices(
+        self, reports: Sequence[DeviceReported]
+    ) -> Mapping[DeviceUuid, frozenset[NodeName]]:
+        self.devices |= {report.node: report for report in reports}
         return {}
 
-    async def save_node(self, facts: NodeFacts, *, revision: NodeRevision | None = None) -> bool:
-        self.nodes[facts.name] = facts
+    async def save_nodes(
+        self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
+    ) -> bool:
+        self.nodes |= {facts.name: facts for facts in nodes}
         return True
 
     async def remove_node(self, name: NodeName, *, revision: NodeRevision | None = None) -> bool:

@@ -117,8 +117,8 @@ async def ledger(
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
         for name, devices in (nodes if nodes is not None else {"a": 2}).items():
-            await leases.save_node(facts(name))
-            await leases.save_devices(report(name, [device(name, gpu) for gpu in range(devices)]))
+            await leases.save_nodes([facts(name)])
+            await leases.save_devices([report(name, [device(name, gpu) for gpu in range(devices)])])
         assert await leases.finish_rebuild(token)
         yield leases
 

@@ -1,0 +1,53 @@
+-- Write nodes' facts. Arguments: a row for each node: name; facts; the part of them that decides placement,
+-- amounts aside (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices;
+-- revision of the node, and of its pods. Returns whether anything changed.
+local function save_node(name, facts, rules, room, excluded, revision, pods_revision)
+  if not raise_node_revision(name, revision, pods_revision) then return false end
+  local node = node_of(name)
+  local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'devices')
+  local is_known = node and node[N_STATUS] == 1
+  if is_known and stored[1] == facts then return false end
+
+  local has_new_rules, has_more_room = not is_known or stored[2] ~= rules, false
+  local number = node and node[N_NUMBER] or new_node(name)[N_NUMBER]
+  local changed_node, positions = {0, 0, 1, number, name, ''}, node and resource_positions(node) or {}
+  local has_resource = {}
+  for i = 1, #room, 2 do
+    local at = positions[room[i]]
+    if is_known and room[i + 1] > (at and node[at] or 0) then has_more_room = true end
+    add_resource(changed_node, room[i], room[i + 1], at and node[at + 1] or 0)
+    has_resource[room[i]] = true
+  end
+  for resource, at in pairs(positions) do
+    if not has_resource[resource] and node[at + 1] > 0 then
+      add_resource(changed_node, resource, 0, node[at + 1])
+    end
+  end
+  nodes[name] = changed_node
+  call('HSET', PREFIX .. 'facts:' .. name, 'facts', facts, 'rules', rules, 'excluded_devices', encode(excluded))
+  mark_inventory_changed(name)
+
+  -- The node's annotations may have excluded devices, or included them again.
+  local is_excluded = {}
+  for _, index in ipairs(excluded) do is_excluded[index] = true end
+  for _, reported in ipairs(stored[3] and parse_json(stored[3]) or {}) do
+    local device = device_of(reported.uuid)
+    if device and device[D_NODE] == name and device[D_STATUS] > 0 then
+      device[D_STATUS] = is_excluded[reported.index] and 2 or 1
+    end
+  end
+  if has_new_rules then
+    mark_grown(name)
+    inventory_changes.reasons = true
+  elseif has_more_room then
+    mark_freed(name)
+  end
+  return true
+end
+
+local has_changes = false
+for _, row in ipairs(ARGS) do
+  if save_node(unpack(row)) then has_changes = true end
+end
+if has_changes then write_changes('node changed') end
+return encode(has_changes)
