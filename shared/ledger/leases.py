@@ -20,29 +20,23 @@ from typing import Self
 from uuid import uuid4
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
+from shared.ledger.connection import LedgerConnection, in_batches, unpack
 from shared.ledger.lease_resizes import LeaseResizes
 from shared.ledger.ledger_clock import LedgerClock
+from shared.ledger.ledger_feed import LedgerFeed
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
 from shared.ledger.rows.lease_rows import decode_lease, encode_lease, encode_reservations, joined
 from shared.ledger.rows.node_rows import (
-    decode_change,
-    decode_node_totals,
     encode_device_report,
     encode_node_facts,
-    is_known,
 )
 from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
-from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
-    FeedTruncatedError,
-    LedgerChange,
-    LedgerSnapshot,
     Reservation,
     ReservationOutcome,
     Reserved,
@@ -53,16 +47,12 @@ from shared.model.request import Gang
 
 EXPIRE_BATCHES = 4
 """Batches of reservations, per script call that ends them."""
-FEED_BATCH = 200
-"""Feed entries per call."""
-FEED_WAIT_S = 1.0
-"""How long a reader of the feed waits before it checks that the ledger is still the same."""
 NODES_AT_ONCE = 32
 """Nodes saved per call: Redis runs nothing else meanwhile."""
 _MOVED = -1
 
 
-class RedisLeases(LedgerPart):
+class RedisLeases(LedgerFeed):
     """The ledger: leases and nodes; other subjects are attributes."""
 
     def __init__(self, connection: LedgerConnection) -> None:
@@ -313,56 +303,6 @@ class RedisLeases(LedgerPart):
         """
         parts = [part for item in reasons.items() for part in item]
         return frozenset(map(NodeName, await self._connection.run("cordon", parts)))
-
-    async def capacity(self) -> int:
-        """Return the capacity number: it rises whenever something is freed or added."""
-        _, capacity, _ = await self._connection.run("query", "position")
-        return int(capacity)
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes that the API server has, and the position in the feed."""
-        start = await read_nodes(self._connection, [])
-        nodes = []
-        for batch in in_batches(sorted(start.names), PAGE_SIZE):
-            page = await read_nodes(self._connection, batch)
-            if page.generation != start.generation:
-                raise UnavailableError("the ledger was rebuilt while it was read; read it again")
-            nodes += [
-                decode_node_totals(row, page.leases).node for row in page.rows if is_known(row)
-            ]
-        return LedgerSnapshot(
-            position=f"{start.generation}:{start.feed_entry}",
-            capacity=start.capacity,
-            nodes=tuple(nodes),
-        )
-
-    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield every change after `position` as soon as it happens, without end.
-
-        Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
-        rebuilt.
-        """
-        generation, _, number = position.rpartition(":")
-        at = int(number)
-        while True:
-            entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
-            if not entries:
-                page = await read_nodes(self._connection, [])
-                if page.generation != generation or int(page.feed_entry) < at:
-                    raise FeedTruncatedError(position, "the ledger was rebuilt")
-                continue
-            changes = []
-            for entry, fields in entries:
-                if fields[b"e"].decode() != generation:
-                    raise FeedTruncatedError(position, "the ledger was rebuilt")
-                if entry != at + 1:
-                    raise FeedTruncatedError(position, f"it begins at {entry}")
-                at = entry
-                changes.append(decode_change(f"{generation}:{at}", fields))
-            self._connection.observe_version(
-                max((use.version for change in changes for use in change.used.values()), default=0)
-            )
-            yield changes
 
     # Rebuilds
 

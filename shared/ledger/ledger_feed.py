@@ -1,0 +1,68 @@
+"""The ledger as readers follow it: a snapshot, and every change after it."""
+
+from collections.abc import AsyncIterator
+
+from shared.ledger.connection import LedgerPart, in_batches
+from shared.ledger.ledger_totals import PAGE_SIZE, read_nodes
+from shared.ledger.rows.node_rows import decode_change, decode_node_totals, is_known
+from shared.model.errors import UnavailableError
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot
+
+FEED_BATCH = 200
+"""Feed entries per call."""
+FEED_WAIT_S = 1.0
+"""How long a reader of the feed waits before it checks that the ledger is still the same."""
+
+
+class LedgerFeed(LedgerPart):
+    """Reads nodes and the feed of their changes."""
+
+    async def capacity(self) -> int:
+        """Return the capacity number: it rises whenever something is freed or added."""
+        _, capacity, _ = await self._connection.run("query", "position")
+        return int(capacity)
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """Return all nodes that the API server has, and the position in the feed."""
+        start = await read_nodes(self._connection, [])
+        nodes = []
+        for batch in in_batches(sorted(start.names), PAGE_SIZE):
+            page = await read_nodes(self._connection, batch)
+            if page.generation != start.generation:
+                raise UnavailableError("the ledger was rebuilt while it was read; read it again")
+            nodes += [
+                decode_node_totals(row, page.leases).node for row in page.rows if is_known(row)
+            ]
+        return LedgerSnapshot(
+            position=f"{start.generation}:{start.feed_entry}",
+            capacity=start.capacity,
+            nodes=tuple(nodes),
+        )
+
+    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield every change after `position` as soon as it happens, without end.
+
+        Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
+        rebuilt.
+        """
+        generation, _, number = position.rpartition(":")
+        at = int(number)
+        while True:
+            entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
+            if not entries:
+                page = await read_nodes(self._connection, [])
+                if page.generation != generation or int(page.feed_entry) < at:
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
+                continue
+            changes = []
+            for entry, fields in entries:
+                if fields[b"e"].decode() != generation:
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
+                if entry != at + 1:
+                    raise FeedTruncatedError(position, f"it begins at {entry}")
+                at = entry
+                changes.append(decode_change(f"{generation}:{at}", fields))
+            self._connection.observe_version(
+                max((use.version for change in changes for use in change.used.values()), default=0)
+            )
+            yield changes
