@@ -18,7 +18,12 @@ CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY = "CUDA_TASK_PRIORITY"
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 """Path of the container's region file."""
+POLICY = "GPU_CORE_UTILIZATION_POLICY"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
+ERRORS_ONLY = "1"
+"""Without it the library writes notices to standard error, which breaks programs that parse it."""
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA lists faster models first otherwise, and limits are by its numbers."""
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Directory of the region file inside the container, in Volcano's plugin and ours."""
@@ -26,6 +31,10 @@ FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
 """The library's default path of the region, used in a process without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
 """Directory of the lock that the library holds while it looks up its process ID on the host."""
+OVERRIDES = "/overrideEnv"
+"""File inside containers from which the library sets variables, whatever the environment is."""
+_OVERRIDDEN = ("CUDA_", POLICY)
+"""Prefixes of the variables that decide about limits."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
@@ -44,8 +53,9 @@ def limited_setup(
     variable lists them; so devices and limits are in the order of their index. No other container
     can read what the container can write. Its region is also mounted where a process without
     environment looks for it, and the preload file makes such a process load the library. A limit of
-    cores is enforced regardless of the region's switch. Raises RequestError for a share without
-    memory, which would have no limit.
+    cores is enforced regardless of the region's switch. An image cannot change the variables by a
+    file of overrides: the container's own is mounted over it. Raises RequestError for a share
+    without memory, which would have no limit.
     """
     shares = required_shares(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
@@ -61,7 +71,9 @@ def limited_setup(
             **{f"{MEMORY_LIMIT}_{i}": _size(share) for i, share in enumerate(shares)},
             CORES_LIMIT: str(shares[0].cores_percent),
             CACHE: f"{regions}/{cache}",
-            **({"GPU_CORE_UTILIZATION_POLICY": "force"} if capped else {}),
+            **({POLICY: "force"} if capped else {}),
+            LOG_LEVEL: ERRORS_ONLY,
+            **DEVICE_ORDER,
             **(more or {}),
         },
         mounts=(
@@ -73,6 +85,7 @@ def limited_setup(
                 directory=False,
             ),
             lock_mount(own),
+            override_mount(own),
             _mount("/etc/ld.so.preload", paths.preload, read_only=True),
         ),
     )
@@ -84,6 +97,28 @@ def lock_mount(own: str) -> Mount:
     With one lock per node, any container could block all others.
     """
     return _mount(LOCKS, f"{own}.lock")
+
+
+def override_mount(own: str) -> Mount:
+    """Return the mount of a container's own overrides; `own` is its directory on the host.
+
+    The library sets the variables in `/overrideEnv` in each process, and an image may carry such a
+    file: it could lift a limit of cores, or give child processes a region without limits.
+    """
+    return _mount(OVERRIDES, f"{own}.env", read_only=True)
+
+
+def overrides(environment: Mapping[str, str]) -> str:
+    """Return the content of a container's file of overrides: its variables that set limits.
+
+    The library reads lines `NAME=VALUE` up to the first without `=`.
+    """
+    lines = (
+        f"{name}={value}\n"
+        for name, value in sorted(environment.items())
+        if name.startswith(_OVERRIDDEN)
+    )
+    return "".join(lines)
 
 
 def is_limited(setup: ContainerSetup) -> bool:

@@ -142,6 +142,8 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
         "CUDA_DEVICE_SM_LIMIT": "50",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
         "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0013
+        "LIBCUDA_LOG_LEVEL": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
@@ -151,6 +153,7 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
         "/tmp/vgpu": (str(own), False),
         "/tmp/cudevshr.cache": (str(own / Path(cache).name), False),  # ours, likewise
         "/tmp/vgpulock": (f"{own}.lock", False),
+        "/overrideEnv": (f"{own}.env", True),
         "/etc/ld.so.preload": (str(home / "ld.so.preload"), True),
     }
     assert dict(answer.envs).items() <= given["env"].items()

@@ -189,12 +189,15 @@ async def test_koordinator_26_half_a_card_gets_the_published_variables_and_mount
         "CUDA_DEVICE_SM_LIMIT": "50",
         "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+        "LIBCUDA_LOG_LEVEL": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     mounts = {mount.container_path: mount.read_only for mount in answer.mounts}
     assert mounts == {
         "/usr/local/vgpu": False,
         "/usr/local/vgpu/libvgpu.so": True,
         "/tmp/vgpulock": False,
+        "/overrideEnv": True,
     }
 
 

@@ -16,6 +16,7 @@ from services.node_agent.isolation.host_paths import (
     required_paths,
 )
 from services.node_agent.isolation.library import NodeLibrary
+from services.node_agent.isolation.override_file import write_overrides
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup
@@ -137,6 +138,7 @@ class ContainerFiles:
             if not Path(file).is_file():
                 raise UnavailableError(f"{file} does not exist, and the container mounts it")
         try:
+            write_overrides(setup)
             for directory in needed.directories:
                 _make_shared(Path(directory))
         except OSError as error:

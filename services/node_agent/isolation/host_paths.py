@@ -13,6 +13,7 @@ from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
 from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
 from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.hami_core import OVERRIDES
 from shared.model.names import PodUid
 
 ELF_HEAD = 20
@@ -54,14 +55,19 @@ class RequiredPaths:
 
 
 def required_paths(setup: ContainerSetup, region_path: RegionPath | None = None) -> RequiredPaths:
-    """Return what a container's mounts need besides its region, which has path `region_path`."""
+    """Return what a container's mounts need besides its region, which has path `region_path`.
+
+    The agent writes its file of overrides, as it does its region.
+    """
     region = None if region_path is None else f"{region_path.directory}/{region_path.name}"
     return RequiredPaths(
         directories=tuple(mount.host_path for mount in setup.mounts if mount.directory),
         files=tuple(
             mount.host_path
             for mount in setup.mounts
-            if not mount.directory and mount.host_path not in {region, NULL_DEVICE}
+            if not mount.directory
+            and mount.container_path != OVERRIDES
+            and mount.host_path not in {region, NULL_DEVICE}
         ),
     )
 
@@ -85,15 +91,17 @@ def orphaned_directories(directories: Iterable[str], live: Iterable[PodUid]) -> 
 def incompatible_region_layout(library: bytes) -> str:
     """Return which other region layout a library uses; empty: the one made for containers.
 
-    Its version cannot be read without a GPU; but the size of its layout is a number in its code.
-    A library without any known size (other processors encode numbers in parts) passes.
+    Its version cannot be read without a GPU; but the size of its layout is a number in its code,
+    which it has wherever it maps or resizes a region. Another size may be there by chance, as an
+    address in debug information, so the most frequent one counts. A library without any known size
+    (other processors encode numbers in parts) passes.
     """
-    sizes = {layout.size: layout.name for layout in LAYOUTS}
-    found = [size for size in sizes if struct.pack("<I", size) in library]
-    if not found or V1_2.size in found:
+    counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
+    found = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))
+    if counts[found] == 0 or found.size == V1_2.size:
         return ""
     return (
-        f"it uses regions of layout {sizes[found[0]]} ({found[0]} bytes), and limits are written "
+        f"it uses regions of layout {found.name} ({found.size} bytes), and limits are written "
         f"to regions of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi "
         "2.8.2 or newer"
     )

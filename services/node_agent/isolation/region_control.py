@@ -9,11 +9,11 @@ import os
 import struct
 from dataclasses import dataclass
 
-from services.node_agent.isolation.region import Region, RegionPath, Tampered, sums
+from services.node_agent.isolation.region import Region, RegionPath, Tampered
 from services.node_agent.isolation.region_image import SWITCH_ON, RegionSeed
 from services.node_agent.isolation.region_layouts import DEVICES, RegionLayout
 from services.node_agent.isolation.region_reader import open_region, read_region
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,15 @@ class RegionChanges:
     """-1 blocks launches of a container with core limits, 0 allows them."""
 
 
-def write_changes(path: RegionPath, changes: RegionChanges, *, forced: bool = False) -> None:
+def write_changes(path: RegionPath, changes: RegionChanges) -> None:
     """Change a region in use. Fields that already have their value are not written.
 
-    Raises RequestError, unless forced, if a limit would fall below what is in use: the container
-    could then not even query its memory. Raises UnavailableError if there is no region.
+    While a limit is below what is in use, the container cannot even query its memory.
+    Raises UnavailableError if there is no region.
     """
     region = read_region(path)
     if not isinstance(region, Region):
         raise UnavailableError(f"{_named(path)}: {_missing(region)}")
-    if changes.memory_limits is not None and not forced:
-        _check_use(region, changes.memory_limits)
     pieces = _pieces(region, changes)
     if not pieces:
         return
@@ -65,17 +63,7 @@ def restore_limits(path: RegionPath, seed: RegionSeed) -> None:
         core_limits=seed.core_limits,
         utilization_switch=SWITCH_ON,
     )
-    write_changes(path, changes, forced=True)
-
-
-def _check_use(region: Region, limits: tuple[int, ...]) -> None:
-    for position, limit in enumerate(limits):
-        used = sums(region, position).enforced
-        if 0 < limit < used:
-            raise RequestError(
-                f"device {position} of the container has {used} bytes in use, and the limit would "
-                f"be {limit}"
-            )
+    write_changes(path, changes)
 
 
 def _pieces(region: Region, changes: RegionChanges) -> dict[int, bytes]:

@@ -17,6 +17,7 @@ from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CACHE, CORES_LIMIT, MEMORY_LIMIT, PRIORITY
 from shared.model.errors import RequestError
 
+NO_CORE_LIMIT = 100
 SWITCH_ON = 1
 ACTIVE = 2
 """The activity counter of an unused region."""
@@ -32,7 +33,7 @@ class RegionSeed:
 
     memory_bytes: tuple[int, ...]
     cores_percent: tuple[int, ...]
-    """0, or 100 and more: not throttled."""
+    """0, or 100 and more: no limit."""
     other_cores_percent: int = 100
     """For positions without a device, as the library fills them."""
     priority: int = 1
@@ -44,9 +45,13 @@ class RegionSeed:
 
     @property
     def core_limits(self) -> tuple[int, ...]:
-        """The whole array."""
+        """The whole array; without a limit 100, as the library writes.
+
+        A process measures its own utilization only while some value is from 1 to 100.
+        """
         rest = DEVICES - len(self.cores_percent)
-        return self.cores_percent + (self.other_cores_percent,) * rest
+        given = self.cores_percent + (self.other_cores_percent,) * rest
+        return tuple(percent or NO_CORE_LIMIT for percent in given)
 
 
 def region_path_of(setup: ContainerSetup) -> RegionPath | None:
@@ -153,7 +158,7 @@ def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
     differences += [
         f"the core limit of device {n} is {found} % instead of {wanted}"
         for n, (found, wanted) in enumerate(zip(region.core_limits, seed.core_limits, strict=True))
-        if found != wanted
+        if (found or NO_CORE_LIMIT) != wanted
     ]
     if region.utilization_switch != SWITCH_ON:
         differences.append(f"the switch of its core limits is {region.utilization_switch}")

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.isolation.override_file import write_overrides
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_control import RegionChanges, write_changes
 from services.node_agent.isolation.region_image import region_path_of, seed_of
@@ -174,8 +175,8 @@ class LimitUpdater:
         seed = seed_of(entry.limits.environment)
         changes = RegionChanges(memory_limits=seed.memory_limits, core_limits=seed.core_limits)
         try:
-            await asyncio.to_thread(write_changes, path, changes, forced=True)
-        except UnavailableError as error:
+            await asyncio.to_thread(_write_limits, entry, path, changes)
+        except (OSError, UnavailableError) as error:
             logger.warning("limits follow when the container starts again: %s", error)
 
     # Leases that may become smaller
@@ -264,6 +265,12 @@ class LimitUpdater:
             if entry.lowered and lease.version <= entry.lowered.lease.version:
                 await self._raise_again(pod, entry.lowered.resize_id)
         await self._follow()
+
+
+def _write_limits(entry: CheckpointEntry, path: RegionPath, changes: RegionChanges) -> None:
+    """Write limits to a region and, for child processes of running ones, to the overrides."""
+    write_changes(path, changes)
+    write_overrides(entry.limits)
 
 
 def _region_path(entry: CheckpointEntry) -> RegionPath | None:

@@ -241,9 +241,10 @@ def container_setup(
     """Return the container's devices and, for parts of GPUs, what HAMi-core needs.
 
     Variables and mounts are those that Koordinator's node agent injects with its monitor on, except
-    that the library is mounted read-only and the lock's directory is the container's own: with a
-    shared one any container could block all others (libraries up to HAMi 2.8 hold the lock while
-    they look up their process ID on the host). As upstream, there is no `/etc/ld.so.preload`, so a
+    that the library is mounted read-only and logs errors only, that CUDA numbers GPUs by PCI
+    address, and that the file of overrides and the lock's directory are the container's own: with a
+    shared lock any container could block all others (libraries up to HAMi 2.8 hold it while they
+    look up their process ID on the host). As upstream, there is no `/etc/ld.so.preload`, so a
     process that clears its environment has no limit; the agent measures and reports it. There is
     one memory limit for all GPUs of the container: where a ratio gives different amounts, the
     smallest. Raises RequestError for a share without a memory limit.
@@ -263,6 +264,8 @@ def container_setup(
             **({hami_core.CORES_LIMIT: str(cores)} if cores else {}),
             "LD_PRELOAD": hami_core.LIBRARY,
             hami_core.CACHE: f"{LIBRARY_DIRECTORY}/{own}.cache",
+            hami_core.LOG_LEVEL: hami_core.ERRORS_ONLY,
+            **hami_core.DEVICE_ORDER,
         },
         mounts=(
             Mount(
@@ -278,6 +281,7 @@ def container_setup(
                 directory=False,
             ),
             hami_core.lock_mount(f"{paths.containers}/{own}"),
+            hami_core.override_mount(f"{paths.containers}/{own}"),
         ),
     )
 

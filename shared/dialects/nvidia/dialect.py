@@ -65,8 +65,6 @@ DEFAULT_GPUS = 1
 """HAMi's `defaultGPUNum`: GPUs of a container that gives no number."""
 REGIONS = LIBRARY_DIRECTORY
 """Directory of the region file inside HAMi's containers."""
-ERRORS_ONLY = "1"
-"""HAMi's `libCudaLogLevel`: the library logs errors only."""
 
 Amounts = Mapping[str, int]
 
@@ -179,10 +177,7 @@ def container_setup(
         container,
         paths,
         regions=REGIONS,
-        more={
-            hami_core.LOG_LEVEL: ERRORS_ONLY,
-            **({} if priority is None else {hami_core.PRIORITY: str(priority)}),
-        },
+        more={} if priority is None else {hami_core.PRIORITY: str(priority)},
     )
 
 

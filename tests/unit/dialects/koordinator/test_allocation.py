@@ -222,11 +222,14 @@ def test_koordinator_26_a_half_gpu_gets_exactly_koordinators_variables_and_mount
         "CUDA_DEVICE_SM_LIMIT": "50",
         "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/uid-1_main.cache",
+        "LIBCUDA_LOG_LEVEL": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
         ("/usr/local/vgpu", "/var/c/uid-1_main", False),
         ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
         ("/tmp/vgpulock", "/var/c/uid-1_main.lock", False),
+        ("/overrideEnv", "/var/c/uid-1_main.env", True),
     ]
 
 

@@ -186,6 +186,7 @@ def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
         "GPU_CORE_UTILIZATION_POLICY": "force",
         "LIBCUDA_LOG_LEVEL": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_TASK_PRIORITY": "0",
     }
     assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
@@ -193,6 +194,7 @@ def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
         ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
         ("/tmp/cudevshr.cache", f"/var/c/u1_c/{Path(cache).name}", False),
         ("/tmp/vgpulock", "/var/c/u1_c.lock", False),
+        ("/overrideEnv", "/var/c/u1_c.env", True),
         ("/etc/ld.so.preload", "/opt/l/preload", True),
     ]
 

@@ -192,6 +192,7 @@ def test_a_share_is_limited_to_its_cores_whatever_the_limit_annotation_allows() 
         "/tmp/vgpu",
         "/tmp/cudevshr.cache",
         "/tmp/vgpulock",
+        "/overrideEnv",
         "/etc/ld.so.preload",
     ]
 

@@ -359,6 +359,8 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
         "CUDA_DEVICE_SM_LIMIT": "50",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
         "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0013
+        "LIBCUDA_LOG_LEVEL": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
@@ -368,6 +370,7 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
         ("/tmp/vgpu", "/var/c/u1_c", False),
         ("/tmp/cudevshr.cache", f"/var/c/u1_c/{Path(cache).name}", False),  # ours, likewise
         ("/tmp/vgpulock", "/var/c/u1_c.lock", False),
+        ("/overrideEnv", "/var/c/u1_c.env", True),
         ("/etc/ld.so.preload", "/opt/l/preload", True),
     ]
 

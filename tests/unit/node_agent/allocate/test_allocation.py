@@ -123,6 +123,7 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
         "/tmp/vgpu",
         "/tmp/cudevshr.cache",
         "/tmp/vgpulock",
+        "/overrideEnv",
         "/etc/ld.so.preload",
     ]
 
@@ -231,6 +232,7 @@ def test_a_fence_older_than_the_last_honoured_one_is_refused() -> None:
 @pytest.mark.parametrize(
     "variable",
     [
+        "CONTAINER_VGPU_MOUNT",
         "CUDA_DEVICE_MEMORY_LIMIT_0",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE",
         "CUDA_DISABLE_CONTROL",

@@ -12,6 +12,7 @@ from services.node_agent.isolation.host_paths import orphaned_directories
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
+from shared.dialects.hami_core import override_mount
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import PodUid
 from tests.support.node_agent.regions import process
@@ -124,6 +125,29 @@ async def test_the_region_is_seeded_at_the_mounted_path_before_the_start(
 
     seeded = RegionSeed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
     assert (tmp_path / "state/containers/u1_main/r.cache").read_bytes() == image_of(seeded)
+
+
+async def test_the_overrides_have_the_limits_and_follow_them_in_the_mounted_file(
+    tmp_path: Path,
+) -> None:
+    files = host(tmp_path)
+    own = f"{files.layout.paths.containers}/u1_main"
+    setup = limited(files, NVIDIA_VISIBLE_DEVICES="GPU-a", LIBCUDA_LOG_LEVEL="1")
+    setup = replace(setup, mounts=(*setup.mounts, override_mount(own)))
+
+    await files.prepare(setup)
+    written, inode = Path(f"{own}.env").read_text(), Path(f"{own}.env").stat().st_ino
+    changed = {**setup.environment, "CUDA_DEVICE_MEMORY_LIMIT_0": "9m"}
+    await files.prepare(replace(setup, environment=changed))
+
+    assert written.splitlines() == [
+        "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/r.cache",
+        "CUDA_DEVICE_SM_LIMIT=50",
+    ]
+    assert Path(f"{own}.env").read_text().splitlines()[0] == "CUDA_DEVICE_MEMORY_LIMIT_0=9m"
+    assert Path(f"{own}.env").stat().st_ino == inode
+    assert not Path(f"{own}.env").stat().st_mode & 0o022
 
 
 @pytest.mark.parametrize("limit", ["0", "3000MB"])

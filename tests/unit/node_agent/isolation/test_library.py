@@ -17,7 +17,7 @@ from services.node_agent.isolation.library_store import (
     digest_of,
     remove_unused_versions,
 )
-from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
+from services.node_agent.isolation.region_layouts import LAYOUTS, V1_1_BAD, V1_2, RegionLayout
 from shared.dialects.hami_core import LIBRARY_NAME
 
 
@@ -258,6 +258,16 @@ async def test_a_library_with_another_region_layout_is_unusable(
     else:
         assert f"layout {layout.name} ({layout.size} bytes)" in why
         assert "HAMi 2.8.2 or newer" in why
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others write numbers in pieces")
+async def test_a_size_that_is_in_debug_information_by_chance_does_not_count(tmp_path: Path) -> None:
+    code = WITH_LAYOUT.format(size=V1_1_BAD.size)
+    chance = f"const unsigned chance = {V1_2.size};"
+    again = f"int again(int fd) {{ return ftruncate(fd, {V1_1_BAD.size}); }}"
+    library = built(tmp_path / LIBRARY_NAME, f"{code}\n{again}\n{chance}")
+
+    assert "layout 1.1-bad" in await unusable_reason(library)
 
 
 async def test_a_library_with_an_unknown_region_layout_is_accepted(source: Path) -> None:

@@ -256,23 +256,20 @@ def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
     assert (region.utilization_switch, region.recent_kernel) == (0, -1)
 
 
-def test_hami_core_12_a_limit_does_not_fall_below_what_is_in_use_unless_forced(
-    tmp_path: Path,
-) -> None:
-    place = at(tmp_path)
-    used(tmp_path)
-    lower = RegionChanges(memory_limits=(GIB, *SEED.memory_limits[1:]))
+def test_without_a_core_limit_the_seed_has_what_the_library_writes() -> None:
+    unlimited = seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "1g", "CUDA_DEVICE_SM_LIMIT": "0"})
 
-    with pytest.raises(RequestError, match=f"device 0 .* {2 * GIB} bytes in use"):
-        write_changes(place, lower)
-    kept = read_region(place)
-    write_changes(place, lower, forced=True)
-    changed = read_region(place)
+    region = decode(V1_2, image_of(unlimited))
 
-    assert isinstance(kept, Region)
-    assert kept.memory_limits[0] == 5 * GIB
-    assert isinstance(changed, Region)
-    assert changed.memory_limits[0] == GIB
+    assert region.core_limits == (100,) * 16
+
+
+def test_a_region_of_an_earlier_version_without_core_limits_is_not_altered(tmp_path: Path) -> None:
+    unlimited = seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "1g"})
+    image = bytearray(image_of(unlimited))
+    image[V1_2.core_limits : V1_2.core_limits + 128] = bytes(128)
+
+    assert altered_limits(decode(V1_2, image), unlimited) == ()
 
 
 def test_altered_limits_are_named_and_restored_in_place(tmp_path: Path) -> None:
