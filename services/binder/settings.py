@@ -39,7 +39,7 @@ class BinderSettings(LedgerSettings):
 
     evict_violators: tuple[str, ...] = setting(
         (), "violations for which a pod is evicted, separated by commas, of GpuUsedWithoutLease, "
-        "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost; default: none"
+        "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck; default: none"
     )  # fmt: skip
     evict_violators_spare: tuple[str, ...] = setting(
         ("kube-system", "leasehold-system"), "namespaces whose pods are not evicted for violations"

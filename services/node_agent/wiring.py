@@ -312,6 +312,7 @@ async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> Usag
         leases=base.leases,
         clock=base.clock,
         proc=settings.proc_dir,
+        processes_in_pods=not settings.simulated,
         scan_interval_s=base.timing.usage_look_s,
     )
     if settings.monitor_address is not None:

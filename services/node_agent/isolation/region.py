@@ -2,6 +2,13 @@
 
 A container may write anything into its region. So every count is clamped, every text checked, and
 impossible numbers are marked: the result is a value, never an exception.
+
+What a slot says of its process cannot be trusted either: a killed process leaves its slot as it
+was, and the library removes it only when another process joins or is out of memory. To fill the
+gap the library then moves the last slot down. A process whose slot is moved does not notice: it
+goes on writing to its old slot, above those that the library counts, while the copy below stays as
+it was. So the records of a region are those of processes that live, by the PIDs of the container's
+cgroup, and of two records of a process the later one.
 """
 
 import re
@@ -14,6 +21,8 @@ from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BY
 EXITED, RUNNING = 0, 1
 WRAPPED = 1 << 63
 """Amounts from here on have wrapped below zero."""
+_SEMAPHORE_VALUE = 0xFFFFFFFF
+"""The lower half of glibc's `sem_t`; the upper one counts waiters."""
 _UUID = re.compile(rb"(?:GPU|MIG)-[0-9A-Fa-f-]{1,91}")
 _WORDS = struct.Struct(f"<{DEVICES}Q")
 _CONTROL = struct.Struct("<iiii")
@@ -58,9 +67,9 @@ class Slot:
     """Each read found it being written: its amounts may belong to different moments."""
 
     @property
-    def live(self) -> bool:
-        """Whether the process has not marked itself as ended."""
-        return self.status != EXITED and self.pid != 0
+    def ended(self) -> bool:
+        """Whether the process has marked itself as ended; one that is killed does not."""
+        return self.status == EXITED or self.pid == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +85,12 @@ class Region:
     slots: tuple[Slot, ...]
     """All slots that the library counts, of ended processes too."""
     orphans: tuple[Slot, ...]
-    """Running processes that the library has lost: it counts none of their memory."""
+    """Slots above these of processes that have not marked themselves as ended; the library does not
+    count them."""
+    lock_owner: int
+    """PID in the container of the process that holds the lock on slots; 0: none, or not known."""
+    locked: bool
+    """Whether a process holds that lock; one that is killed does not release it."""
     utilization_switch: int
     recent_kernel: int
     priority: int
@@ -85,16 +99,26 @@ class Region:
     clamped: bool = False
     """Some count was out of range."""
 
-    @property
-    def pids(self) -> frozenset[int]:
-        """Pids, in the container's namespace, of all running processes."""
-        return frozenset(slot.pid for slot in (*self.slots, *self.orphans) if slot.live)
+    def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
+        """Return the record of each process.
 
-    @property
-    def host_pids(self) -> frozenset[int]:
-        """Pids, in the node's namespace, of running processes as far as the library knows them."""
-        live = (slot for slot in (*self.slots, *self.orphans) if slot.live)
-        return frozenset(slot.host_pid for slot in live if slot.host_pid > 0)
+        `living` has the PIDs, in the container's namespace, of its processes. None: they are not
+        known; then processes that have not marked themselves as ended count, and no orphans.
+        """
+        marked = [slot for slot in self.slots if not slot.ended]
+        if living is None:
+            return tuple(marked)
+        latest = {slot.pid: slot for slot in (*marked, *self.orphans)}
+        return tuple(slot for pid, slot in latest.items() if pid in living)
+
+    def holders(self) -> frozenset[int]:
+        """Return the PIDs for which slots, counted or not, have memory."""
+        slots = (*self.slots, *self.orphans)
+        return frozenset(slot.pid for slot in slots if not slot.ended and any(slot.total))
+
+    def lost(self, living: Set[int] | None) -> tuple[Slot, ...]:
+        """Return the orphans among the processes: no limit applies to what they allocate."""
+        return tuple(one for one in self.processes(living) if one.index >= len(self.slots))
 
     @property
     def torn(self) -> int:
@@ -118,9 +142,9 @@ class DeviceSums:
     """Amounts left out because they were counted down below zero."""
 
 
-def sums(region: Region, position: int) -> DeviceSums:
-    """Add up what the processes use of the device at a position."""
-    live = [slot for slot in region.slots if slot.live]
+def sums(region: Region, position: int, living: Set[int] | None = None) -> DeviceSums:
+    """Add up what the processes use of the device at a position; `living` as in `processes`."""
+    live = region.processes(living)
     return DeviceSums(
         context=_sum(slot.context[position] for slot in live),
         module=_sum(slot.module[position] for slot in live),
@@ -144,7 +168,6 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
     count = min(max(claimed_slots, 0), SLOTS)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))
-    there = {slot.pid for slot in slots if slot.live}
     last = _word(data, layout.last_kernel) if layout.last_kernel is not None else 0
     return Region(
         layout=layout,
@@ -156,8 +179,10 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
         orphans=tuple(
             read(index)
             for index in range(count, SLOTS)
-            if _is_orphan(layout, data, layout.slot_at(index), there)
+            if _is_orphan(layout, data, layout.slot_at(index))
         ),
+        lock_owner=_word(data, layout.owner),
+        locked=_word(data, layout.semaphore) & _SEMAPHORE_VALUE == 0,
         utilization_switch=switch,
         recent_kernel=recent,
         priority=priority,
@@ -171,11 +196,9 @@ def slot_count(layout: RegionLayout, data: bytes | bytearray) -> int:
     return min(max(int(_CONTROL.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
 
 
-def _is_orphan(layout: RegionLayout, data: bytes | bytearray, at: int, there: Set[int]) -> bool:
+def _is_orphan(layout: RegionLayout, data: bytes | bytearray, at: int) -> bool:
     (pid,) = _PID.unpack_from(data, at)
-    if pid == 0 or pid in there:
-        return False
-    return bool(_PID.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
+    return bool(pid and _PID.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
 
 
 def _slot_reader(

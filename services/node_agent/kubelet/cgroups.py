@@ -7,6 +7,7 @@ writes is trusted.
 
 import os
 import re
+from collections.abc import Container
 from pathlib import Path
 
 from services.node_agent.kubelet.pods import ProcessOrigin
@@ -68,6 +69,26 @@ def parse_start_time_s(stat: str) -> float:
     if len(fields) <= _START_TIME_FIELD or not fields[_START_TIME_FIELD].isdecimal():
         return 0.0
     return int(fields[_START_TIME_FIELD]) / _TICKS_PER_S
+
+
+def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin]:
+    """Return the processes of these pods below `proc`, by PID on the node.
+
+    Reads the cgroup of every process of the node, some 20 µs each.
+    """
+    found: dict[int, ProcessOrigin] = {}
+    for entry in os.scandir(proc):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            text = (proc / entry.name / "cgroup").read_text(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if parse_cgroup(text)[0] in pods:
+            origin = read_origin(int(entry.name), proc)
+            if origin is not None:
+                found[int(entry.name)] = origin
+    return found
 
 
 def read_origin(

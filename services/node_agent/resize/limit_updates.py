@@ -225,7 +225,9 @@ class LimitUpdater:
                 f"the memory in use by container {entry.allocation.container} is not known: its "
                 f"region {PurePosixPath(path.directory) / path.name}: {reason}"
             )
-        found = shortage(entry, region, seed_of(entry.limits.environment), self._use_of(entry))
+        living = await self.monitor.living_pids((entry.allocation.pod, entry.allocation.container))
+        seed = seed_of(entry.limits.environment)
+        found = shortage(entry, region, seed, self._use_of(entry), living)
         if found is not None:
             raise _ShortageError(shortage_text(entry, found), found.used_mib)
 

@@ -1,6 +1,6 @@
 """Limits of running containers from their leases, and checks against their usage; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -124,19 +124,26 @@ def _is_limit(name: str) -> bool:
 
 
 def shortage(
-    entry: CheckpointEntry, region: Region, seed: RegionSeed, use: MeasuredContainer | None
+    entry: CheckpointEntry,
+    region: Region,
+    seed: RegionSeed,
+    use: MeasuredContainer | None,
+    living: Set[int] | None,
 ) -> Shortage | None:
     """Return which limit would be below the memory in use; None: all of them fit.
 
-    The larger of the region's and the driver's amounts counts. The driver includes contexts and
-    code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
+    `living` has the PIDs of the container's processes in its own namespace; None: they are not
+    known. HAMi-core compares ended processes with the limit too, but without a process it compares
+    nothing. The larger of the region's and the driver's amounts counts. The driver includes
+    contexts and code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
     """
     shares = in_order(entry.allocation.lease.shares_of(entry.allocation.container))
     places = region_positions(region, shares)
     seen = {one.share.device: one for one in use.shares} if use else {}
     for number, share in enumerate(shares):
         limit = seed.memory_bytes[number]
-        counted = sums(region, places[number]).enforced
+        added = sums(region, places[number], living)
+        counted = max(added.enforced, added.total) if region.processes(living) else 0
         one = seen.get(share.device)
         by_driver = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
         used = max(counted, by_driver)

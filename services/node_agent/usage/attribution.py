@@ -1,11 +1,11 @@
 """Which container each GPU process belongs to; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
-from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
 from shared.model.names import DeviceUuid, PodUid
 
 
@@ -70,6 +70,30 @@ def attribute_processes(
         holds_lease = found.leased is not None and found.leased.leases_device(device)
         (leased if holds_lease else unleased).append(found)
     return Attribution(leased=tuple(leased), unleased=tuple(unleased), unattributed=unattributed)
+
+
+def living_pids(
+    containers: Iterable[ContainerKey],
+    origins: Iterable[ProcessOrigin],
+    pods: Mapping[PodUid, KubeletPod],
+) -> dict[ContainerKey, frozenset[int]]:
+    """Return the PIDs of each container's processes in its own namespace.
+
+    A process whose container is not known counts for each of its pod's.
+    """
+    names_by_pod: dict[PodUid, list[str]] = {}
+    for uid, name in containers:
+        names_by_pod.setdefault(uid, []).append(name)
+    found: dict[ContainerKey, set[int]] = {
+        (uid, name): set() for uid, names in names_by_pod.items() for name in names
+    }
+    for origin in origins:
+        if origin.pod is None or origin.pod not in names_by_pod:
+            continue
+        own = _container_name(origin, pods.get(origin.pod), names_by_pod)
+        for name in names_by_pod[origin.pod] if own is None else (own,):
+            found.get((origin.pod, name), set()).add(origin.inner_pid)
+    return {key: frozenset(pids) for key, pids in found.items()}
 
 
 def _container_name(

@@ -5,7 +5,7 @@ container can forge the first, and the second does not include memory held in re
 value counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from services.node_agent.gpus.device_samples import GpuProcess
@@ -54,12 +54,17 @@ class MeasuredContainer:
     shares: tuple[MeasuredShare, ...]
     uncounted_pids: tuple[int, ...] = ()
     """PIDs (of the node) of its processes on leased devices that HAMi-core does not count."""
+    lost_pids: tuple[int, ...] = ()
+    """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
+    stuck: str = ""
+    """Why its processes hang in HAMi-core; empty: they do not."""
 
     @property
     def isolation_lost(self) -> bool:
         """Whether HAMi-core should limit it and does not."""
+        unlimited = bool(self.uncounted_pids or self.lost_pids)
         limited = self.container.region_path is not None
-        return limited and (not isinstance(self.region, Region) or bool(self.uncounted_pids))
+        return limited and (not isinstance(self.region, Region) or unlimited)
 
 
 def measure_container(
@@ -68,8 +73,14 @@ def measure_container(
     processes: Sequence[AttributedProcess],
     sampled: set[DeviceUuid],
     instances: Mapping[str, MigInstance],
+    *,
+    living: Set[int] | None = None,
+    stuck: str = "",
 ) -> MeasuredContainer:
-    """Measure one container by its region and by its `processes` on `sampled` devices."""
+    """Measure one container by its region and by its `processes` on `sampled` devices.
+
+    `living` has the PIDs of its processes in its own namespace; None: they are not known.
+    """
     readable = region if isinstance(region, Region) else None
     shares = container.shares
     places = region_positions(readable, shares) if readable is not None else ()
@@ -84,12 +95,16 @@ def measure_container(
                 if share.device in sampled
                 else None,
                 limit_bytes=None if readable is None else readable.memory_limits[position],
-                region=None if readable is None else sums(readable, places[position]),
+                region=None if readable is None else sums(readable, places[position], living),
                 instance=instances.get(container.instance_of(share)),
             )
             for position, share in enumerate(shares)
         ),
-        uncounted_pids=_uncounted_pids(readable, processes),
+        uncounted_pids=_uncounted_pids(readable, processes, living),
+        lost_pids=()
+        if readable is None
+        else tuple(sorted(slot.pid for slot in readable.lost(living))),
+        stuck=stuck,
     )
 
 
@@ -130,12 +145,14 @@ def region_positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]
 
 
 def _uncounted_pids(
-    region: Region | None, processes: Sequence[AttributedProcess]
+    region: Region | None, processes: Sequence[AttributedProcess], living: Set[int] | None
 ) -> tuple[int, ...]:
+    slots = region.processes(living) if region is not None else ()
+    inner_pids = {slot.pid for slot in slots}
+    host_pids = {slot.host_pid for slot in slots if slot.host_pid > 0}
     pids = {
         one.process.pid
         for one in processes
-        if region is None
-        or not (one.origin.inner_pid in region.pids or one.process.pid in region.host_pids)
+        if not (one.origin.inner_pid in inner_pids or one.process.pid in host_pids)
     }
     return tuple(sorted(pids))

@@ -20,17 +20,19 @@ from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.kubelet.cgroups import read_origin
+from services.node_agent.kubelet.cgroups import processes_of, read_origin
 from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.usage.attribution import living_pids
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
     LeasedContainer,
     leased_containers,
 )
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
+from services.node_agent.usage.stuck_regions import StuckRegions
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.clock import Clock
@@ -69,6 +71,7 @@ class UsageMonitor(Collector):
         leases: KnownLeases,
         clock: Clock,
         proc: Path = Path("/proc"),
+        processes_in_pods: bool = True,
         scan_interval_s: float = SCAN_INTERVAL_S,
     ) -> None:
         self.node = node
@@ -79,6 +82,8 @@ class UsageMonitor(Collector):
         self.leases = leases
         self.clock = clock
         self.proc = proc
+        self.processes_in_pods = processes_in_pods
+        """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
         self.scan_interval_s = scan_interval_s
         self.snapshot = UsageSnapshot()
         self.restored = 0
@@ -87,6 +92,7 @@ class UsageMonitor(Collector):
         """When the violations of the latest scan were reported last."""
         self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
         self._last_error = ""
+        self._stuck = StuckRegions()
         self._unrestored: set[ContainerKey] = set()
         """Containers whose limits the latest scan could not restore."""
 
@@ -119,6 +125,7 @@ class UsageMonitor(Collector):
             regions, origins = await asyncio.to_thread(self._read_host, containers, pids)
         pods = await self._list_pods(origins.values())
         instances = await self._list_instances(containers)
+        living = await self._living_pids(containers, regions, origins, pods or {})
         snapshot = build_snapshot(
             containers,
             regions,
@@ -128,10 +135,59 @@ class UsageMonitor(Collector):
             complete=complete and pods is not None,
             scanned_at=began,
             instances=instances,
+            living=living,
+            stuck=self._stuck.observe(regions, self.clock.ticks()),
         )
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
         self._report(snapshot.violations)
+
+    async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
+        """Return the PIDs of a container's processes in its own namespace; None: not known."""
+        origins = await self._processes_of({container[0]})
+        if origins is None:
+            return None
+        pods = await self._list_pods(origins.values()) or {}
+        keys = {container, *(one.key for one in self._leased_containers(complete=False))}
+        return living_pids(keys, origins.values(), pods)[container]
+
+    async def _living_pids(
+        self,
+        containers: Sequence[LeasedContainer],
+        regions: Regions,
+        origins: Mapping[int, ProcessOrigin],
+        pods: Mapping[PodUid, KubeletPod],
+    ) -> dict[ContainerKey, frozenset[int]] | None:
+        """Return the PIDs of each container's processes in its own namespace; None: not known.
+
+        A process with memory is one that the driver lists. If a region counts memory of another,
+        which was killed or which the driver did not list, all processes of its pod are looked up.
+        """
+        if not self.processes_in_pods:
+            return None
+        keys = [one.key for one in containers]
+        living = living_pids(keys, origins.values(), pods)
+        doubtful = {
+            key[0]
+            for key, region in regions.items()
+            if isinstance(region, Region) and region.holders() - living[key]
+        }
+        if not doubtful:
+            return living
+        found = await self._processes_of(doubtful)
+        if found is None:
+            return None
+        return living_pids(keys, [*origins.values(), *found.values()], pods)
+
+    async def _processes_of(self, pods: Set[PodUid]) -> dict[int, ProcessOrigin] | None:
+        """Return the processes of pods by PID on the node; None: they are not known."""
+        if not self.processes_in_pods:
+            return None
+        try:
+            return await asyncio.to_thread(processes_of, pods, self.proc)
+        except OSError as error:
+            self._log_error(f"{self.proc}: {error.strerror}")
+            return None
 
     def _leased_containers(self, *, complete: bool) -> tuple[LeasedContainer, ...]:
         return leased_containers(self.checkpoint.entries, self.leases.leases, complete=complete)

@@ -1,7 +1,7 @@
 """Usage of one node's devices at one moment; pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from services.node_agent.gpus.device_samples import DeviceSample
@@ -45,12 +45,15 @@ def build_snapshot(
     complete: bool,
     scanned_at: float = 0.0,
     instances: Mapping[str, MigInstance] | None = None,
+    living: Mapping[ContainerKey, Set[int]] | None = None,
+    stuck: Mapping[ContainerKey, str] | None = None,
 ) -> UsageSnapshot:
     """Combine what regions, driver, /proc and kubelet show.
 
-    `instances` are MIG instances by UUID. `origins` has no entry for processes that ended since the
-    driver listed them. Unless `complete`, there may be more leases than those of `containers`, so
-    no process is reported as unleased.
+    `instances` are MIG instances by UUID, `living` the PIDs of each container's processes in its
+    own namespace, `stuck` why processes of a container hang. `origins` has no entry for processes
+    that ended since the driver listed them. Unless `complete`, there may be more leases than those
+    of `containers`, so no process is reported as unleased.
     """
     processes = attribute_processes(containers, devices, origins, pods)
     sampled = {sample.device for sample in devices}
@@ -61,6 +64,8 @@ def build_snapshot(
             [one for one in processes.leased if one.leased is container],
             sampled,
             instances or {},
+            living=None if living is None else living.get(container.key, frozenset()),
+            stuck=(stuck or {}).get(container.key, ""),
         )
         for container in containers
     )

@@ -159,8 +159,8 @@ _CONTAINER_METRICS: Sequence[tuple[str, str, Callable[[MeasuredContainer], float
     ),
     (
         "leasehold_container_region_orphan_slots",
-        "Processes whose memory HAMi-core no longer counts.",
-        lambda use: _of_region(use, lambda region: len(region.orphans)),
+        "Processes whose new allocations HAMi-core does not count.",
+        lambda use: _of_region(use, lambda _: len(use.lost_pids)),
     ),
     (
         "leasehold_container_uncounted_processes",

@@ -66,6 +66,21 @@ def _region_violations(
     if changed:
         message = f"has changed its limits: {'; '.join(changed)}"
         yield _violation(use.container, ViolationReason.TAMPERED, message)
+    if use.stuck:
+        message = (
+            f"hangs: {use.stuck}. Processes that start, end or allocate GPU memory wait for it: "
+            "restart the container"
+        )
+        yield _violation(use.container, ViolationReason.STUCK, message)
+    if use.lost_pids:
+        pids = ", ".join(map(str, use.lost_pids[:5]))
+        yield _violation(
+            use.container,
+            ViolationReason.ISOLATION_LOST,
+            f"has {len(use.lost_pids)} processes whose new allocations HAMi-core does not count "
+            f"(PIDs {pids} in the container), because another process was killed: restart the "
+            "container",
+        )
     if use.uncounted_pids:
         pids = ", ".join(map(str, use.uncounted_pids[:5]))
         yield _violation(

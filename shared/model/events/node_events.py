@@ -94,6 +94,7 @@ class ViolationReason(StrEnum):
     OVERRUN = "GpuMemoryOverLease"
     TAMPERED = "GpuLimitTampered"
     ISOLATION_LOST = "GpuIsolationLost"
+    STUCK = "GpuRegionStuck"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

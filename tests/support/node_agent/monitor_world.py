@@ -1,5 +1,6 @@
 """The GPUs, regions and pods of a fake node that a usage monitor scans."""
 
+import shutil
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,6 +182,13 @@ class MonitorWorld:
         one = GpuProcess(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
         self.driver.samples = (replace(before, processes=(*before.processes, one)),)
 
+    def end_process(self, pid: int) -> None:
+        """Remove a process; its slot stays as it was."""
+        shutil.rmtree(self.root / "proc" / str(pid))
+        (before,) = self.driver.samples
+        left = tuple(one for one in before.processes if one.pid != pid)
+        self.driver.samples = (replace(before, processes=left),)
+
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
         assert tenant.region_path is not None
         with path_of(tenant.region_path).open("r+b") as file:
@@ -208,6 +216,7 @@ def monitored(tmp_path: Path) -> MonitorWorld:
         FakeCheckpoint(),
         FakeClock(),
     )
+    (tmp_path / "proc").mkdir()
     known = KnownLeases(NodeName(NODE), synced=True)
     monitor = UsageMonitor(
         NodeName(NODE),

@@ -166,7 +166,7 @@ async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
         )
         region = read_region(place)
         assert isinstance(region, Region)
-        assert not region.pids
+        assert not region.slots
 
 
 async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down() -> None:

@@ -251,30 +251,59 @@ def test_hami_core_6_negative_amounts_are_left_out_and_counted() -> None:
     assert sums(region_of(image), 1).wrapped == 0
 
 
-def test_hami_core_7_processes_beyond_the_slot_count_are_found() -> None:
+def test_hami_core_7_processes_beyond_the_slot_count_are_found_while_they_live() -> None:
     image = fresh()
     process(image, 0, 10, totals=(GIB,))
-    process(image, 1, 11, totals=(GIB,), counted=False)
-    process(image, 2, 10, totals=(GIB,), counted=False)
-    process(image, 900, 12, totals=(GIB,), counted=False, status=0)
+    process(image, 1, 11, totals=(3 * GIB,), counted=False)
+    process(image, 2, 12, totals=(GIB,), counted=False)
+    process(image, 900, 13, totals=(GIB,), counted=False, status=0)
+
+    region = region_of(image)
+    living = frozenset({10, 11, 13})
+
+    assert [slot.pid for slot in region.lost(living)] == [11]
+    assert [slot.pid for slot in region.processes(living)] == [10, 11]
+    assert sums(region, 0, living).total == 4 * GIB
+    assert sums(region, 0).total == GIB, "nothing is known of processes beyond the count"
+
+
+def test_hami_core_7_of_two_records_of_a_process_the_later_one_is_true() -> None:
+    image = fresh()
+    process(image, 0, 10, totals=(GIB,))
+    process(image, 1, 11, totals=(GIB,))
+    process(image, 2, 11, totals=(5 * GIB,), counted=False)
 
     region = region_of(image)
 
-    assert [slot.pid for slot in region.orphans] == [11]
-    assert region.pids == {10, 11}
-    assert sums(region, 0).total == GIB
+    assert sums(region, 0, {10, 11}).total == 6 * GIB
+    assert [slot.index for slot in region.lost({10, 11})] == [2]
+    assert sums(region, 0, {10, 11}).enforced == 2 * GIB
+    assert not region.lost({10})
 
 
-def test_hami_core_8_ended_processes_count_only_in_the_enforced_usage() -> None:
+def test_hami_core_8_ended_and_killed_processes_count_only_in_the_enforced_usage() -> None:
     image = fresh()
     process(image, 0, 10, totals=(GIB,))
     process(image, 1, 11, totals=(2 * GIB,), status=0)
     process(image, 2, 0, totals=(4 * GIB,))
+    process(image, 3, 12, totals=(8 * GIB,))
 
-    added = sums(region_of(image), 0)
+    added = sums(region_of(image), 0, {10, 11})
 
-    assert (added.total, added.enforced) == (GIB, 7 * GIB)
-    assert region_of(image).pids == {10}
+    assert (added.total, added.enforced) == (GIB, 15 * GIB)
+    assert [slot.pid for slot in region_of(image).processes({10, 11})] == [10]
+    assert region_of(image).holders() == {10, 12}
+
+
+def test_the_holder_of_the_lock_is_read() -> None:
+    image = fresh()
+    free = region_of(image)
+    image[V1_2.owner] = 7
+    image[V1_2.semaphore : V1_2.semaphore + 8] = (3 << 32).to_bytes(8, "little")
+    held = region_of(image)
+
+    assert (free.locked, free.lock_owner) == (False, 0)
+    assert (held.locked, held.lock_owner) == (True, 7)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_region_in_use_keeps_its_file_and_processes_and_its_limits_are_restore
     region = read_region(place)
     assert isinstance(region, Region)
     assert path_of(place).stat().st_ino == inode
-    assert region.pids == {10}
+    assert [slot.pid for slot in region.slots] == [10]
     assert altered_limits(region, SEED) == ()
 
 
@@ -294,7 +294,7 @@ def test_altered_limits_are_named_and_restored_in_place(tmp_path: Path) -> None:
     )
     assert altered_limits(after, SEED) == ()
     assert path_of(place).stat().st_ino == inode
-    assert after.pids == {10}
+    assert [slot.pid for slot in after.slots] == [10]
 
 
 def test_a_change_without_a_region_is_refused(tmp_path: Path) -> None:

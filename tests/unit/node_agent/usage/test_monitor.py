@@ -35,7 +35,7 @@ from tests.support.node_agent.monitor_world import (
     read,
     scraped,
 )
-from tests.support.node_agent.regions import path_of
+from tests.support.node_agent.regions import path_of, process
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_altered_limits_are_reported_once_and_restored_in_place(world: Mon
     region = read_region(tenant.region_path)
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
-    assert region.pids == {7}
+    assert [slot.pid for slot in region.slots] == [7]
     assert (violation.reason, violation.pod) == (ViolationReason.TAMPERED, UID)
     found = read(render_metrics(world.monitor).decode())
     assert found["leasehold_limits_restored_total"] == {(): 1}
@@ -178,6 +178,69 @@ async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends(world: Monit
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await world.monitor.violations()
+
+
+async def test_a_killed_process_uses_nothing(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    world.end_process(70)
+
+    await world.monitor.scan()
+
+    (use,) = world.monitor.snapshot.containers
+    assert use.shares[0].region is not None
+    assert use.shares[0].region.total == 0
+    assert use.shares[0].region.enforced == 300 * MIB
+    assert await world.monitor.living_pids(tenant.key) == frozenset()
+
+
+async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.driver.broken = True
+
+    await world.monitor.scan()
+
+    (use,) = world.monitor.snapshot.containers
+    assert use.shares[0].region is not None
+    assert use.shares[0].region.total == 300 * MIB
+    assert await world.monitor.living_pids(tenant.key) == frozenset({7})
+
+
+async def test_a_process_that_hami_core_has_lost_is_reported(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    assert tenant.region_path is not None
+    world.add_process(tenant, 71, inner=8, mib=600)
+    image = bytearray(path_of(tenant.region_path).read_bytes())
+    process(image, 5, 8, totals=(600 * MIB,), counted=False)
+    path_of(tenant.region_path).write_bytes(bytes(image))
+
+    await world.monitor.scan()
+
+    (violation,) = await world.monitor.violations()
+    (use,) = world.monitor.snapshot.containers
+    assert use.lost_pids == (8,)
+    assert use.shares[0].region is not None
+    assert use.shares[0].region.total == 900 * MIB
+    assert violation.reason is ViolationReason.ISOLATION_LOST
+    assert "PIDs 8 in the container" in violation.message
+    found = read(render_metrics(world.monitor).decode())
+    assert list(found["leasehold_container_region_orphan_slots"].values()) == [1]
+
+
+async def test_a_region_that_stays_locked_is_reported(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.semaphore, bytes(4))
+    world.change(tenant, V1_2.owner, struct.pack("<Q", 7))
+
+    await world.monitor.scan()
+    assert not world.monitor.snapshot.violations
+    world.clock.advance(30)
+    await world.monitor.scan()
+
+    (violation,) = await world.monitor.violations()
+    assert violation.reason is ViolationReason.STUCK
+    assert "by PID 7 in the container" in violation.message
 
 
 async def test_a_reused_pid_causes_no_violation(
