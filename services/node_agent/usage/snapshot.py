@@ -18,6 +18,8 @@ from services.node_agent.usage.violations import (
 )
 from shared.model.names import DeviceUuid, PodUid
 
+_NONE_STUCK: Mapping[ContainerKey, str] = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSnapshot:
@@ -46,7 +48,7 @@ def build_snapshot(
     scanned_at: float = 0.0,
     instances: Mapping[str, MigInstance] | None = None,
     living: Mapping[ContainerKey, Set[int]] | None = None,
-    stuck: Mapping[ContainerKey, str] | None = None,
+    stuck: Mapping[ContainerKey, str] = _NONE_STUCK,
 ) -> UsageSnapshot:
     """Combine what regions, driver, /proc and kubelet show.
 
@@ -65,7 +67,7 @@ def build_snapshot(
             sampled,
             instances or {},
             living=None if living is None else living.get(container.key, frozenset()),
-            stuck=(stuck or {}).get(container.key, ""),
+            stuck=stuck.get(container.key, ""),
         )
         for container in containers
     )
