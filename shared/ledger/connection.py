@@ -23,10 +23,13 @@ from shared.ledger.server_errors import is_served, translate
 
 T = TypeVar("T")
 
+_Call = tuple[str, tuple[object, ...]]
+"""A script, and its first argument: some scripts have several questions, not all of which write."""
+
 BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
 REFUSED_S = 5.0
-"""For this time after a refusal, only the same script shows that writes are accepted again."""
+"""For this time after a refusal, only the same call shows that writes are accepted again."""
 unpack = msgspec.msgpack.Decoder().decode
 """Decodes a script's reply."""
 
@@ -52,7 +55,7 @@ class LedgerConnection:
         self.clock = clock
         self.unready_reason: str | None = None
         """Why the server does not serve calls, or refuses some; None: it serves them."""
-        self._refused: tuple[str, float] = ("", 0.0)
+        self._refused: tuple[_Call | None, float] = (None, 0.0)
         """The script that the server refused last, and until when only that script counts."""
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
@@ -102,8 +105,8 @@ class LedgerConnection:
                 except NoScriptError:
                     answer = await self._redis.eval(source, *sent)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error, script) from error
-        self._note_served(script)
+            raise self._translated(error, (script, args[:1])) from error
+        self._note_served((script, args[:1]))
         return answer
 
     async def _read_clock(self) -> None:
@@ -122,8 +125,8 @@ class LedgerConnection:
             async with asyncio.timeout(self.timeout_s):
                 found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error, "") from error
-        self._note_served("")
+            raise self._translated(error, ("", ())) from error
+        self._note_served(("", ()))
         entries = found[0][1] if found else []
         return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
 
@@ -134,20 +137,20 @@ class LedgerConnection:
             self._scripts[name] = (sha, source)
         return self._scripts[name]
 
-    def _note_served(self, script: str) -> None:
+    def _note_served(self, call: _Call) -> None:
         """Note that a call was served: a server that refuses writes still serves reads."""
         refused, until_s = self._refused
-        if script == refused or time.monotonic() > until_s:
+        if call == refused or time.monotonic() > until_s:
             self.unready_reason = None
 
-    def _translated(self, error: Exception, script: str) -> Exception:
+    def _translated(self, error: Exception, call: _Call) -> Exception:
         translated = translate(error, where=self._where, hint=self._hint)
         if is_served(error, translated):
-            self._note_served(script)
+            self._note_served(call)
             return translated
         self.unready_reason = str(translated)
         if isinstance(error, ResponseError):
-            self._refused = (script, time.monotonic() + REFUSED_S)
+            self._refused = (call, time.monotonic() + REFUSED_S)
         return translated
 
 

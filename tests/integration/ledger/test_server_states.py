@@ -159,6 +159,7 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
             await ledger.run("gated_pods", "save", [("ns", "pod", "text")], state="any")
 
         await ledger.read_feed(0, count=1, block_s=0.01)
+        await ledger.run("gated_pods", "list", "ns", state="any")
 
         assert ledger.unready_reason is not None
 
