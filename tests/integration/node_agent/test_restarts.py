@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -144,6 +145,36 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
     assert (running.terminated, gone.terminated) == (False, True)
     assert kept == 1, "the lease had not ended yet"
     assert there
+
+
+async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its node was cut off when the pod was deleted by force: only its processes are left."""
+    timing = AgentTiming(cleanup_s=0.05, records_retry_s=0.1)
+    async with (
+        one_node_cluster(timing=timing, proc_dir=tmp_path) as cluster,
+        cluster.running() as agent,
+    ):
+        old = cluster.bind(pod("old", limits={NUMBER: 1}), share(0, 10_000))
+        await cluster.node.phase("old", "Running")
+        process = tmp_path / "17"
+        process.mkdir()
+        (process / "cgroup").write_text(f"0::/kubepods/pod{old.pod}/{64 * 'a'}\n")
+        cluster.node.store.delete("pods", "default", "old", grace_s=0)
+        await until(lambda: not cluster.node.exists("old"))
+        await cluster.push_lease(structs.replace(old, state=LeaseState.RELEASED, version=9))
+        cleanups = count_cleanups(agent, monkeypatch)
+        await until(lambda: len(cleanups) >= 3)
+
+        cluster.bind(pod("new", limits={NUMBER: 1}), share(0, 10_000, slot=1, fence=2))
+        await cluster.node.phase("new", "Failed")
+
+        assert "default/old" in cluster.message("new")
+        assert "default/new" in cluster.message("new")
+        shutil.rmtree(process)
+        cluster.bind(pod("next", limits={NUMBER: 1}), share(0, 10_000, slot=2, fence=3))
+        await cluster.node.phase("next", "Running")
 
 
 async def test_a_second_agent_waits_until_the_first_has_stopped(
