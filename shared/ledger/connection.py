@@ -20,16 +20,14 @@ from shared.ledger.connection_pool import connection_pool
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.script_sources import script_source
 from shared.ledger.server_errors import is_served, translate
+from shared.model.errors import PermissionDeniedError
 
 T = TypeVar("T")
 
-_Call = tuple[str, tuple[object, ...]]
-"""A script, and its first argument: some scripts have several questions, not all of which write."""
-
 BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
-REFUSED_S = 5.0
-"""For this time after a refusal, only the same call shows that writes are accepted again."""
+TRY_WRITE_S = 1.0
+"""The interval at which a write is tried after the server has refused a call."""
 unpack = msgspec.msgpack.Decoder().decode
 """Decodes a script's reply."""
 
@@ -55,8 +53,9 @@ class LedgerConnection:
         self.clock = clock
         self.unready_reason: str | None = None
         """Why the server does not serve calls, or refuses some; None: it serves them."""
-        self._refused: tuple[_Call | None, float] = (None, 0.0)
-        """The script that the server refused last, and until when only that script counts."""
+        self._refuses = False
+        """Whether the server refused a call, and has accepted no write since."""
+        self._tried_at = 0.0
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
         self._redis = redis.asyncio.Redis.from_pool(
@@ -94,20 +93,25 @@ class LedgerConnection:
         (ready or being rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the
         server does not respond or refuses to write.
         """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._read_clock()
+                answer = await self._evaluate(script, args, state, tail)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise await self._translated(error) from error
+        await self._note_served()
+        return answer
+
+    async def _evaluate(
+        self, script: str, args: tuple[object, ...], state: str, tail: bytes
+    ) -> Any:
         sha, source = self._script(script)
         packed: bytes = msgpack.packb(args)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._read_clock()
-                try:
-                    answer = await self._redis.evalsha(sha, *sent)
-                except NoScriptError:
-                    answer = await self._redis.eval(source, *sent)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error, (script, args[:1])) from error
-        self._note_served((script, args[:1]))
-        return answer
+            return await self._redis.evalsha(sha, *sent)
+        except NoScriptError:
+            return await self._redis.eval(source, *sent)
 
     async def _read_clock(self) -> None:
         if self.clock and self.clock.is_due:
@@ -125,8 +129,8 @@ class LedgerConnection:
             async with asyncio.timeout(self.timeout_s):
                 found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._translated(error, ("", ())) from error
-        self._note_served(("", ()))
+            raise await self._translated(error) from error
+        await self._note_served()
         entries = found[0][1] if found else []
         return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
 
@@ -137,21 +141,36 @@ class LedgerConnection:
             self._scripts[name] = (sha, source)
         return self._scripts[name]
 
-    def _note_served(self, call: _Call) -> None:
+    async def _note_served(self) -> None:
         """Note that a call was served: a server that refuses writes still serves reads."""
-        refused, until_s = self._refused
-        if call == refused or time.monotonic() > until_s:
+        if self._refuses:
+            if time.monotonic() < self._tried_at + TRY_WRITE_S:
+                return
+            self._tried_at = time.monotonic()
+            self._refuses = not await self._accepts_writes()
+        if not self._refuses:
             self.unready_reason = None
 
-    def _translated(self, error: Exception, call: _Call) -> Exception:
-        translated = translate(error, where=self._where, hint=self._hint)
+    async def _accepts_writes(self) -> bool:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._evaluate("try_write", (), "any", b"")
+        except (RedisError, OSError, TimeoutError) as error:
+            # A user who may not write was refused a read.
+            return isinstance(self._translate(error), PermissionDeniedError)
+        return True
+
+    async def _translated(self, error: Exception) -> Exception:
+        translated = self._translate(error)
         if is_served(error, translated):
-            self._note_served(call)
+            await self._note_served()
             return translated
         self.unready_reason = str(translated)
-        if isinstance(error, ResponseError):
-            self._refused = (call, time.monotonic() + REFUSED_S)
+        self._refuses |= isinstance(error, ResponseError)
         return translated
+
+    def _translate(self, error: Exception) -> Exception:
+        return translate(error, where=self._where, hint=self._hint)
 
 
 class LedgerPart:

@@ -162,6 +162,13 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
         await ledger.run("gated_pods", "list", "ns", state="any")
 
         assert ledger.unready_reason is not None
+        await refusal.end_readonly()
+        await until(lambda: _is_ready_after_read(ledger), limit_s=10)
+
+
+async def _is_ready_after_read(ledger: LedgerConnection) -> bool:
+    await ledger.read_feed(0, count=1, block_s=0.01)
+    return ledger.unready_reason is None
 
 
 @pytest.mark.parametrize("code", ["TRYAGAIN", "CLUSTERDOWN", "UNKILLABLE", "UNHEARDOF"])
