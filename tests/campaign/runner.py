@@ -147,8 +147,12 @@ class CampaignRunner:
         return True
 
     async def _resize(self, pod: PodPlan | None) -> None:
-        """Make a pod's share smaller; from now on it counts as no more than that."""
+        """Make a bound pod's share smaller; from now on it counts as no more than that."""
         assert pod is not None
+        if not json.loads(await self.cluster.kube.read(f"{PODS}/{pod.name}"))["spec"].get(
+            "nodeName"
+        ):
+            return
         annotations = manifest(pod)["metadata"]["annotations"] | {RESIZED_ANNOTATION: "1"}
         patch = {"metadata": {"annotations": annotations}}
         await self.cluster.kube.patch_merge(f"{PODS}/{pod.name}", patch)
