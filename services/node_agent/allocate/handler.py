@@ -114,7 +114,7 @@ class AllocationHandler:
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
         began = self.clock.ticks()
-        outcome = "refused"
+        outcome = "cancelled"  # by a kubelet that restarts
         try:
             async with self._locks.setdefault(resource, asyncio.Lock()):
                 setup = await self._allocate(resource, device_ids)

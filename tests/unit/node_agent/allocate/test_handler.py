@@ -215,6 +215,19 @@ async def test_allocate_fails_with_the_error_of_the_pod_resources_api(
         await under_test.handler.allocate(NUMBER, [SLOT])
 
 
+async def test_a_call_that_the_kubelet_cancels_does_not_count_as_refused(
+    under_test: HandlerUnderTest,
+) -> None:
+    for name in ("a", "b"):
+        under_test.kubelet.add(name)
+        under_test.lease(name, share(0, 1000))
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(under_test.handler.allocate(NUMBER, [SLOT]), 0.05)
+
+    assert under_test.effects.calls == ["cancelled"]
+
+
 async def test_equal_pods_are_listed_again_and_then_refused_by_name(
     under_test: HandlerUnderTest,
 ) -> None:
