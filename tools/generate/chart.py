@@ -74,14 +74,14 @@ def parts() -> tuple[str, ...]:
 
 
 def kustomized(chosen: Parts) -> Mapping[Key, Any]:
-    """Return kustomize's objects for these parts, by kind and name, without the Namespace."""
+    """Return kustomize's objects for these parts, by kind and name."""
     added = added_files()
     files = [path for part, paths in added.items() if part in chosen for path in paths]
     made = [
         *_built(chosen.difference(added)),
         *(it for path in files for it in objects(path.read_text())),
     ]
-    return {(it["kind"], it["metadata"]["name"]): it for it in made if it["kind"] != "Namespace"}
+    return {(it["kind"], it["metadata"]["name"]): it for it in made}
 
 
 @cache
@@ -105,7 +105,7 @@ def _built(chosen: Parts) -> list[Any]:
     wanted = [directory for part, directory in components().items() if part in chosen]
     with tempfile.TemporaryDirectory() as made:
         kustomization = {
-            "resources": [os.path.relpath(K8S / root, made)],
+            "resources": [os.path.relpath(K8S / path, made) for path in (root, "base/crds")],
             "components": [os.path.relpath(K8S / "components" / name, made) for name in wanted],
         }
         (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))

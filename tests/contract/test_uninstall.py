@@ -1,0 +1,65 @@
+"""What `kubectl delete -k` deletes: no objects of users, and no page tells otherwise."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_overlays import COMPONENTS, K8S, OVERLAYS, built, with_component
+
+ROOT = K8S.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("k8s/**/*.md")])
+WITH_USERS_OBJECTS = {"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"}
+"""Kinds of objects whose deletion deletes objects or data of users."""
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_deleting_an_overlay_deletes_no_objects_of_users(name: str) -> None:
+    assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in built(K8S / "overlays" / name))
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_deleting_a_component_deletes_no_objects_of_users(name: str, tmp_path: Path) -> None:
+    assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in with_component(name, tmp_path))
+
+
+def test_volumes_outlive_their_stateful_sets() -> None:
+    sets = [it for it in built(K8S / "base") if it["kind"] == "StatefulSet"]
+    policies = [it["spec"].get("persistentVolumeClaimRetentionPolicy") for it in sets]
+
+    assert [it["metadata"]["name"] for it in sets] == ["nats", "redis"]
+    assert policies == [None, None], "the default is Retain"
+
+
+def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> None:
+    kept = {(it["kind"], it["metadata"]["name"]) for it in built(K8S / "persistent")}
+    install = (ROOT / "docs" / "install.md").read_text()
+
+    assert kept == {
+        ("Namespace", "leasehold-system"),
+        ("CustomResourceDefinition", "gpubudgets.leasehold.dev"),
+        ("CustomResourceDefinition", "gpuquotas.leasehold.dev"),
+    }
+    assert install.index("apply -k k8s/persistent") < install.index("apply -k k8s/overlays/dev")
+
+
+def test_pages_delete_what_users_made_only_in_the_step_that_says_so() -> None:
+    deleted = {
+        (page.name, directory)
+        for page in PAGES
+        for directory in re.findall(r"delete -k (k8s/\S+?)[`\s,]", page.read_text())
+    }
+    uninstall = (ROOT / "docs" / "uninstall.md").read_text()
+    last_step = uninstall.partition("3. **Only if you want to delete budgets, quotas")[2]
+
+    assert {it for it in deleted if "overlays" not in it[1]} == {
+        ("uninstall.md", "k8s/persistent"),
+        ("uninstall.md", "k8s/base/crds"),
+    }
+    assert last_step.count("delete -k") == uninstall.count("delete -k") - 1
