@@ -87,6 +87,10 @@ class StateDir:
         """Return the directory of a node's simulated kubelet."""
         return self.root / "nodes" / node
 
+    def gpus(self, node: str) -> Path:
+        """Return the directory of a node's simulated GPUs and their driver."""
+        return self.node(node) / "gpus"
+
     def make(self) -> None:
         """Make the directories. Raises RequestError if they cannot be made."""
         try:

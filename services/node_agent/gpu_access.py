@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.driver import GpuDriver, GpuLister, open_gpu_driver
-from services.node_agent.gpus.simulated.gpus import NoUsage
+from services.node_agent.gpus.simulated.driver import DriverUsage, describe
+from services.node_agent.gpus.simulated.gpus import NoUsage, parse_layout
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import LayoutPartitioner
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
@@ -19,7 +20,9 @@ logger = logging.getLogger(__name__)
 def open_gpus(
     settings: AgentSettings, timing: AgentTiming = DEFAULT_TIMING
 ) -> GpuDriver | RemoteMigGpus:
-    """Return the node's GPUs."""
+    """Return the node's GPUs; describe simulated ones to their driver."""
+    if settings.simulated and settings.gpu_driver_dir is not None:
+        describe(settings.node_name, parse_layout(settings.gpus), settings.gpu_driver_dir)
     gpus = open_gpu_driver(
         settings.node_name,
         settings.gpus,
@@ -59,7 +62,9 @@ def read_xid_rules(environ: Mapping[str, str]) -> XidRules:
 def usage_source_of(settings: AgentSettings, gpus: GpuLister) -> UsageSource:
     """Return the source of the processes on the node's GPUs."""
     if settings.simulated:
-        return NoUsage(gpus.discover)
+        idle = NoUsage(gpus.discover)
+        folder = settings.gpu_driver_dir
+        return idle if folder is None else DriverUsage(idle, folder)
     from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - needs NVML
 
     return NvmlProcesses()

@@ -79,6 +79,10 @@ class AgentSettings(ServiceSettings):
     mig_file: Path | None = setting(
         None, "MIG instances of simulated GPUs; default: STATE_DIR/simulated-mig.json"
     )
+    gpu_driver_dir: Path | None = setting(
+        None, "directory of the driver of simulated GPUs, through which programs use them: the "
+        "agent describes the GPUs there, and measures with its libnvidia-ml"
+    )  # fmt: skip
     state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
     library_source: Path | None = setting(
         None, "HAMi-core's libvgpu.so, or a directory that has it, also as libvgpu.so.VERSION: "

@@ -13,10 +13,11 @@ SOURCES = Path(__file__).parent
 _LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
 _FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 _PRODUCTS = {
-    "libcuda.so.1": ("libcuda.c", "cuda_memory.c", "cuda_kernels.c", "state.c"),
-    "libnvidia-ml.so.1": ("libnvidia-ml.c", "nvml_mig.c", "state.c"),
+    "libcuda.so.1": ("libcuda.c", "cuda_memory.c", "cuda_kernels.c", "limits.c", "state.c"),
+    "libnvidia-ml.so.1": ("libnvidia-ml.c", "nvml_mig.c", "limits.c", "state.c"),
     "gpu-control": ("gpu-control.c", "state.c"),
     "gpu-load": ("gpu-load.c",),
+    "nvidia-smi": ("nvidia-smi.c",),
 }
 """What each file of the driver is compiled from."""
 

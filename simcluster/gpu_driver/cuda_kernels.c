@@ -3,10 +3,11 @@
  * A kernel is named `us_<n>`: it keeps its GPU busy for n microseconds, whatever its grid. Kernels
  * of all processes on a GPU, or on an instance of one, run one after the other. */
 #include "cuda.h"
+#include "limits.h"
 
 #define MOST_QUEUED_NS 10000000ull /* a launch waits while so much is queued */
 
-static _Atomic uint64_t last_end;
+static _Atomic uint64_t last_end, not_before[GPUS];
 
 static void sleep_ns(uint64_t ns) {
     struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -38,6 +39,8 @@ static result launch(void *function) {
     struct gpu *gpu = &state->gpus[place->gpu];
     _Atomic uint64_t *busy_until = place->instance < 0 ? &gpu->busy_until : &gpu->instances[place->instance].busy_until;
     uint64_t cost = (uint64_t)(uintptr_t)function * 1000, busy, from;
+    int device = current_device();
+    for (uint64_t now; (now = now_ns()) < atomic_load(&not_before[device]);) sleep_ns(not_before[device] - now);
     for (;;) {
         uint64_t now = now_ns();
         busy = atomic_load(busy_until);
@@ -45,7 +48,9 @@ static result launch(void *function) {
         if (from - now > MOST_QUEUED_NS) sleep_ns(MOST_QUEUED_NS / 5);
         else if (atomic_compare_exchange_weak(busy_until, &busy, from + cost)) break;
     }
+    if (core_limit(device) < 100) atomic_store(&not_before[device], from + cost * 100 / core_limit(device));
     note_busy(process, place->gpu, from, from + cost);
+    note_launch(device, busy_percent(process, place->gpu, TICKS_PER_S));
     atomic_store(&last_end, from + cost);
     return CUDA_SUCCESS;
 }

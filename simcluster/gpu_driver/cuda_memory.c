@@ -2,6 +2,7 @@
  *
  * An allocation is a private mapping: it takes no memory of the node until somebody writes to it. */
 #include "cuda.h"
+#include "limits.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -18,6 +19,13 @@ static struct pool {
     _Atomic uint64_t used, most_used;
 } pools[GPUS]; /* of stream-ordered allocations, one per device */
 
+static void give_back(int device, size_t size) {
+    lock_state();
+    atomic_fetch_sub(&own_process()->used[place_of(device)->gpu], size);
+    discharge(device, DATA_MEMORY, size);
+    unlock_state();
+}
+
 static result allocate(pointer *at, size_t size, int device, int from_pool) {
     const struct place *place = place_of(device);
     result error = place ? check(place) : CUDA_INVALID_CONTEXT;
@@ -26,14 +34,19 @@ static result allocate(pointer *at, size_t size, int device, int from_pool) {
     struct process *process = own_process();
     if (!process) return CUDA_UNKNOWN;
     lock_state();
-    int full = used_bytes(place->gpu, place->instance) + size > total_bytes(place->gpu, place->instance);
-    if (!full) atomic_fetch_add(&process->used[place->gpu], size);
+    uint64_t limit = memory_limit(device);
+    int full = used_bytes(place->gpu, place->instance) + size > total_bytes(place->gpu, place->instance) ||
+               (limit && container_bytes(device) + size > limit);
+    if (!full) {
+        atomic_fetch_add(&process->used[place->gpu], size);
+        charge(device, DATA_MEMORY, size);
+    }
     unlock_state();
     if (full) return CUDA_OUT_OF_MEMORY;
     void *mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct allocation *made = malloc(sizeof *made);
     if (mapped == MAP_FAILED || !made) {
-        atomic_fetch_sub(&process->used[place->gpu], size);
+        give_back(device, size);
         return CUDA_OUT_OF_MEMORY;
     }
     *at = (pointer)(uintptr_t)mapped;
@@ -46,7 +59,7 @@ static result allocate(pointer *at, size_t size, int device, int from_pool) {
 
 static void release(struct allocation *gone) {
     munmap((void *)(uintptr_t)gone->at, gone->size);
-    atomic_fetch_sub(&own_process()->used[place_of(gone->device)->gpu], gone->size);
+    give_back(gone->device, gone->size);
     if (gone->from_pool) atomic_fetch_sub(&pools[gone->device].used, gone->size);
     free(gone);
 }
@@ -139,8 +152,9 @@ API result cuMemSetAccess(pointer at, size_t size, const void *access, size_t co
 API result cuMemGetInfo_v2(size_t *unused, size_t *total) {
     const struct place *place = place_of(current_device());
     if (!place) return CUDA_INVALID_CONTEXT;
-    uint64_t used = used_bytes(place->gpu, place->instance);
-    *total = total_bytes(place->gpu, place->instance);
+    uint64_t limit = memory_limit(current_device());
+    uint64_t used = limit ? container_bytes(current_device()) : used_bytes(place->gpu, place->instance);
+    *total = limit ? limit : total_bytes(place->gpu, place->instance);
     *unused = used > *total ? 0 : *total - used;
     return CUDA_SUCCESS;
 }

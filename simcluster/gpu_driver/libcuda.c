@@ -3,6 +3,7 @@
  * Signatures are those of CUDA's public driver API. Not there: graphs, peers, textures, export
  * tables (so no libcudart), IPC. */
 #include "cuda.h"
+#include "limits.h"
 
 #include <pthread.h>
 
@@ -86,7 +87,7 @@ API result cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDevice
 API result cuDeviceTotalMem_v2(size_t *bytes, int device) {
     const struct place *place = place_of(device);
     if (!place) return CUDA_INVALID_DEVICE;
-    *bytes = total_bytes(place->gpu, place->instance);
+    *bytes = memory_limit(device) ? memory_limit(device) : total_bytes(place->gpu, place->instance);
     return CUDA_SUCCESS;
 }
 API result cuDeviceGetPCIBusId(char *text, int length, int device) {
@@ -121,7 +122,9 @@ static result add_contexts(int device, int change) {
     int full = first && used_bytes(g, place->instance) + CONTEXT_BYTES > total_bytes(g, place->instance);
     if (!full) {
         atomic_store(&process->instance[g], place->instance + 1);
-        atomic_fetch_add(&process->contexts[g], change);
+        int before = atomic_fetch_add(&process->contexts[g], change);
+        if (before == 0) charge(device, CONTEXT_MEMORY, CONTEXT_BYTES);
+        if (before + change == 0) discharge(device, CONTEXT_MEMORY, CONTEXT_BYTES);
     }
     unlock_state();
     return full ? CUDA_OUT_OF_MEMORY : CUDA_SUCCESS;

@@ -1,6 +1,7 @@
 /* libnvidia-ml.so.1 of the simulated GPUs: devices, memory, processes, faults and XID events.
  *
  * Structures are those of NVML's public header, written as arrays or structs of the same layout. */
+#include "limits.h"
 #include "nvml.h"
 
 static struct place gpus[GPUS];
@@ -109,19 +110,29 @@ API result nvmlDeviceGetTopologyCommonAncestor(device one, device other, unsigne
     return NVML_SUCCESS;
 }
 
+static uint64_t shown_total(device d) {
+    unsigned number = 0;
+    uint64_t limit = d->instance < 0 && !nvmlDeviceGetIndex(d, &number) ? memory_limit((int)number) : 0;
+    return limit ? limit : total_bytes(d->gpu, d->instance);
+}
+static uint64_t shown_used(device d) {
+    unsigned number = 0;
+    int limited = d->instance < 0 && !nvmlDeviceGetIndex(d, &number) && memory_limit((int)number);
+    return limited ? container_bytes((int)number) : used_bytes(d->gpu, d->instance);
+}
 API result nvmlDeviceGetMemoryInfo(device d, unsigned long long *memory) { /* total, free, used */
     CHECK(d);
-    memory[0] = total_bytes(d->gpu, d->instance);
-    memory[2] = used_bytes(d->gpu, d->instance);
-    memory[1] = memory[0] - memory[2];
+    memory[0] = shown_total(d);
+    memory[2] = shown_used(d);
+    memory[1] = memory[0] > memory[2] ? memory[0] - memory[2] : 0;
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *memory) { /* version, total, reserved, free, used */
     CHECK(d);
-    memory[1] = total_bytes(d->gpu, d->instance);
+    memory[1] = shown_total(d);
     memory[2] = 0;
-    memory[4] = used_bytes(d->gpu, d->instance);
-    memory[3] = memory[1] - memory[4];
+    memory[4] = shown_used(d);
+    memory[3] = memory[1] > memory[4] ? memory[1] - memory[4] : 0;
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* gpu, memory */

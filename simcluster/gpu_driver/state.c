@@ -180,7 +180,7 @@ int create_state(void) {
 }
 
 /* The PID of this process on the node: /proc there names it, whatever PID it has in a container. */
-static int node_pid(void) {
+int node_pid(void) {
     const char *proc = getenv("GPU_DRIVER_PROC");
     char path[PATH_MAX], text[32];
     snprintf(path, sizeof path, "%s/self", proc ? proc : "/proc");

@@ -7,6 +7,7 @@
  *   GPU_DRIVER_STATE        path of the file; without it there is no driver
  *   GPU_DRIVER_PROC         /proc of the node, if the process has another one (/proc): a driver
  *                           reports a process by its PID on the node, also inside a container
+ *   GPU_DRIVER_LIMITS       path of the region file with the container's limits: limits.c
  *   NVIDIA_VISIBLE_DEVICES  UUIDs or numbers, all, none or void: what a container runtime gives
  *   CUDA_VISIBLE_DEVICES    UUIDs or numbers among these; read by libcuda only
  *   CUDA_DEVICE_ORDER       PCI_BUS_ID, or libcuda lists GPUs with more SMs first, as CUDA does
@@ -107,6 +108,8 @@ void unlock_state(void);
 uint64_t now_ns(void);
 /* This process's record, made at the first call; NULL if there is no room. */
 struct process *own_process(void);
+/* This process's PID on the node. */
+int node_pid(void);
 /* Whether a record is of a living process; the record of another is cleared. */
 int lives(int record);
 /* Bytes that a process holds of a GPU, with its context. */

@@ -2,15 +2,17 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import at_path
 from simcluster.kubelet.containers.container_commands import LogReader, exec_command
-from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState
+from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.kubelet import SimKubelet
+from simcluster.kubelet.programs.gpu_programs import PROGRAMS, GpuPrograms
+from simcluster.kubelet.programs.terminal import TerminalStreams
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import ClusterStore, ExecStreams, LogOptions
 
@@ -38,9 +40,15 @@ class KubeletFleet:
             for index, name in enumerate(names)
         }
 
+        self._programs = {
+            name: GpuPrograms(kubelet.files, directory.absolute() / "gpu-driver")
+            for name, kubelet in self.kubelets.items()
+        }
+
     async def __aenter__(self) -> Self:
         try:
-            for kubelet in self.kubelets.values():
+            for name, kubelet in self.kubelets.items():
+                self._programs[name].start()
                 await self._stack.enter_async_context(kubelet)
         except BaseException:
             await self._stack.aclose()
@@ -65,14 +73,18 @@ class KubeletFleet:
         tty: bool,
         streams: ExecStreams,
     ) -> int:
-        """Run a built-in command in a running container and return its exit code."""
-        state = self._state(namespace, pod, container)
-        if state is None or state.phase is not ContainerPhase.RUNNING:
+        """Run a command in a running container and return its exit code."""
+        node, found = self._pod(namespace, pod)
+        state = None if found is None else found.containers.get(container)
+        if found is None or state is None or state.phase is not ContainerPhase.RUNNING:
             raise ApiError(
                 500,
                 "InternalError",
                 f'unable to upgrade connection: container not found ("{container}")',
             )
+        if PurePosixPath(command[0]).name in PROGRAMS:
+            output = TerminalStreams(streams) if tty else streams
+            return await self._programs[node].run(found.uid, state, command, output)
         return await exec_command(state, command, tty=tty, streams=streams)
 
     def log(
@@ -86,7 +98,11 @@ class KubeletFleet:
         return LogReader(state, options).chunks()
 
     def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
+        _, found = self._pod(namespace, pod)
+        return None if found is None else found.containers.get(container)
+
+    def _pod(self, namespace: str, pod: str) -> tuple[str, PodState | None]:
+        """Return a pod's node, and its state there."""
         node = at_path(self._store.read("pods", namespace, pod), "spec.nodeName")
         kubelet = self.kubelets.get(node)
-        found = None if kubelet is None else kubelet.state_of(namespace, pod)
-        return None if found is None else found.containers.get(container)
+        return str(node), None if kubelet is None else kubelet.state_of(namespace, pod)

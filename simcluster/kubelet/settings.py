@@ -56,6 +56,31 @@ class NodeFiles:
         return self.root / "pods"
 
     @property
+    def proc(self) -> Path:
+        """The node's /proc, with the processes of its containers."""
+        return self.root / "proc"
+
+    @property
+    def gpu_description(self) -> Path:
+        """The node's simulated GPUs, which its node agent has written for `gpu-control create`."""
+        return self.root / "gpus" / "description"
+
+    @property
+    def gpu_made(self) -> Path:
+        """The description by which the GPUs were made."""
+        return self.root / "gpus" / "made"
+
+    @property
+    def gpu_state(self) -> Path:
+        """The simulated GPUs themselves, which their driver maps."""
+        return self.root / "gpus" / "state"
+
+    @property
+    def gpu_library(self) -> Path:
+        """Their libnvidia-ml, once it is compiled."""
+        return self.root / "gpus" / "libnvidia-ml.so.1"
+
+    @property
     def token(self) -> Path:
         """The bearer token of the HTTPS endpoint."""
         return self.root / "token"

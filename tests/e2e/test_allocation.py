@@ -6,11 +6,19 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
+from shared.model.device import MIB
+from simcluster.gpu_driver.build import compiler
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
+
+CONTEXT_MIB = 256
+"""What a program takes of a simulated GPU beside its allocations."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,6 +97,46 @@ async def test_a_pod_that_sets_a_reserved_variable_is_refused_with_its_name(up: 
     assert "CUDA_DEVICE_MEMORY_LIMIT_0" in failed["status"]["message"]
     await up.clear()
     await up.audit()
+
+
+@pytest.mark.skipif(compiler() is None, reason="the driver of simulated GPUs needs a C compiler")
+async def test_a_program_gets_the_share_of_its_pod_and_no_more(up: Stack) -> None:
+    await up.create(gpu_pod("load", vgpu(memory=3000, cores=50)))
+    await up.until("load", running)
+
+    seen = await up.exec("load", "nvidia-smi")
+    command = up.exec("load", "gpu-load", "alloc 2g", "alloc 1g", "burn 600s")
+    load = asyncio.create_task(command)
+    try:
+        measured = await until(lambda: usage_of(up, "load"), lambda found: found[1] > 0)
+        seen_meanwhile = await up.exec("load", "nvidia-smi")
+    finally:
+        await up.clear()
+        done = await load
+
+    assert "0MiB /    3000MiB" in seen.out
+    assert measured[0] == 2048 + CONTEXT_MIB
+    assert f"{2048 + CONTEXT_MIB}MiB /    3000MiB" in seen_meanwhile.out
+    assert done.out.splitlines()[:2] == ["alloc 2g: ok", "alloc 1g: out of memory"]
+    assert done.code == 137, "a program ends with its container"
+
+
+async def usage_of(up: Stack, pod: str) -> tuple[float, float]:
+    """Return the memory, in MiB, and the part of the cores that a pod is measured to use."""
+    port = up.state()["ports"]["usage-node-0"]
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        families = text_string_to_metric_families(await response.text())
+        values = {
+            sample.name: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels.get("pod") == pod
+        }
+    memory = values.get("leasehold_container_memory_measured_bytes", 0.0)
+    return memory / MIB, values.get("leasehold_container_cores_measured_ratio", 0.0)
 
 
 async def test_s5_a_pod_bound_by_another_scheduler_gets_no_device(up: Stack) -> None:

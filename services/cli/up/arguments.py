@@ -30,6 +30,12 @@ def add_up_commands(add: AddCommand) -> None:
     option("--placers", type=int, default=2, help="placer replicas (default: 2)")
     option("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to apply")
     option("--quotas", default="", metavar="FILE", help="YAML of GPUQuota objects to apply")
+    option(
+        "--library-source",
+        default="",
+        metavar="PATH",
+        help="HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver",
+    )
     option("--headless", action="store_true", help="return when ready; `leasehold down` stops it")
     option("--fresh", action="store_true", help="empty the state directory first")
     option("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
@@ -129,6 +130,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
 
 
 def _agents(plan: Plan, directory: StateDir) -> list[Component]:
+    library = ("--library-source", str(plan.library_source)) if plan.library_source else ()
     return [
         _service(
             f"agent-{node}",
@@ -141,7 +143,12 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
                 *("--kubelet-dir", str(directory.node(node))),
                 *("--gpus", layout),
                 *("--state-dir", str(directory.agent(node))),
+                *("--gpu-driver-dir", str(directory.gpus(node))),
+                *("--proc-dir", str(directory.node(node) / "proc")),
+                *("--monitor-http", plan.usage_address(node)),
+                *library,
             ),
+            environment={"GPU_DRIVER_STATE": str(directory.gpus(node) / "state")},
         )
         for node, layout in plan.nodes.items()
     ]
@@ -156,6 +163,7 @@ def _service(
     *,
     after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
     address: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Component:
     run_file = directory.run_file(name)
     tracing = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
@@ -175,6 +183,7 @@ def _service(
         after=after,
         checks=(RunFileCheck(path=run_file),),
         address=address,
+        environment=environment,
     )
 
 

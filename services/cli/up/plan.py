@@ -25,6 +25,7 @@ class UpSettings:
     placers: int
     budgets: Path | None
     quotas: Path | None
+    library_source: Path | None
     headless: bool
     fresh: bool
     nats_url: str
@@ -46,6 +47,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
         "state": Path(flags.state),
         "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
         "quotas": Path(flags.quotas).absolute() if flags.quotas else None,
+        "library_source": Path(flags.library_source).absolute() if flags.library_source else None,
     }
     if not 1 <= flags.placers <= MAX_PLACERS:
         raise RequestError(f"--placers must be 1 to {MAX_PLACERS}, got {flags.placers}")
@@ -60,7 +62,7 @@ class Plan:
     """GPU layout of each node, by name."""
     placers: int
     ports: Mapping[str, int]
-    """Of `nats`, `redis`, `api` and `page`."""
+    """Of `nats`, `redis`, `api` and `page`, and of each node's usage metrics, `usage-<node>`."""
     nats_program: str
     redis_program: str
     nats_url: str
@@ -73,13 +75,24 @@ class Plan:
     """A file of GPUBudget objects."""
     quotas: Path | None = None
     """A file of GPUQuota objects."""
+    library_source: Path | None = None
+    """HAMi-core's library; None: the driver of the simulated GPUs enforces limits."""
     scheduler_metrics: str = ""
     """HOST:PORT of the old schedulers' metrics; empty: not served."""
+
+    def usage_address(self, node: str) -> str:
+        """Return HOST:PORT of a node's usage metrics."""
+        return f"{servers.HOST}:{self.ports[usage_port(node)]}"
 
     @property
     def page_url(self) -> str:
         """The URL of the dashboard's page."""
         return f"http://{servers.HOST}:{self.ports['page']}"
+
+
+def usage_port(node: str) -> str:
+    """Return the name of the port of a node's usage metrics in the plan."""
+    return f"usage-{node}"
 
 
 def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None) -> Plan:
@@ -90,6 +103,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         ("redis", settings.redis_port),
         ("api", settings.api_port),
         ("page", settings.page_port),
+        *((usage_port(node), 0) for node in nodes),
     ):
         if requested and not servers.is_free(requested):
             raise RequestError(
@@ -110,6 +124,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         otlp_endpoint=settings.otlp_endpoint,
         budgets=settings.budgets,
         quotas=settings.quotas,
+        library_source=settings.library_source,
         scheduler_metrics=settings.scheduler_metrics,
     )
 

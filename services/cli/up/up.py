@@ -177,6 +177,15 @@ def _print(text: str) -> None:
         print(text, flush=True)
 
 
+def load_line() -> str:
+    """Return a command that uses the share of the first pod."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "  # no C compiler is on PATH: with one, programs can use the simulated GPUs"
+    return (
+        "  kubectl exec first -- gpu-load 'alloc 2g' 'alloc 1g' 'burn 9s'   # 3g exceed its share"
+    )
+
+
 def next_steps(directory: StateDir, page: str = "") -> str:
     """Return commands for a first pod, as they can be pasted into a shell."""
     page_line = f"\n  open {page}   # all of this, live" if page else ""
@@ -189,6 +198,7 @@ def next_steps(directory: StateDir, page: str = "") -> str:
 {EXAMPLE}
 EOF
   kubectl exec first -- env       # the limits of its share
+{load_line()}
   leasehold gpus{flag}            # every device and its leases
   leasehold explain first{flag}   # why it runs where it runs
   leasehold trace first{flag}     # how long each step took{page_line}

@@ -2,6 +2,7 @@
 
 import asyncio
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,23 +37,28 @@ async def load_error(path: Path) -> str:
     Missing libraries of the driver do not count: containers have them.
     """
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _LOAD, str(path)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={LOG_LEVEL: "0"},
-        )
+        process = await asyncio.to_thread(_load, path)
     except OSError as error:
         return f"no process can be started: {error.strerror}"
-    try:
-        async with asyncio.timeout(LOAD_S):
-            _, stderr = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    except subprocess.TimeoutExpired:
         return f"it did not load within {LOAD_S:g} s"
     if process.returncode == 0:
         return ""
-    lines = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in process.stderr.decode(errors="replace").splitlines() if line.strip()]
     reason = lines[-1] if lines else f"its process ended with {process.returncode}"
     return "" if any(name in reason for name in _IN_CONTAINERS) else reason
+
+
+def _load(path: Path) -> subprocess.CompletedProcess[bytes]:
+    """Load the library in a process.
+
+    Not a process of asyncio: gRPC's handlers of fork, which that would run, can crash the child.
+    """
+    return subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", _LOAD, str(path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={LOG_LEVEL: "0"},
+        timeout=LOAD_S,
+        check=False,
+    )

@@ -25,7 +25,7 @@ from services.cli import credentials
 from services.cli.state_dir import ComponentState, State, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, RunFileCheck, components_of, with_credentials
-from services.cli.up.plan import Plan
+from services.cli.up.plan import Plan, usage_port
 from services.cli.up.supervisor import Supervisor
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -107,7 +107,7 @@ class CampaignCluster:
 
 def _plan() -> Plan:
     ports: dict[str, int] = {}
-    for name in ("nats", "redis", "api", "page"):
+    for name in ("nats", "redis", "api", "page", *map(usage_port, NODES)):
         ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
     return Plan(
         nodes=dict.fromkeys(NODES, LAYOUT),

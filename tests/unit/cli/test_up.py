@@ -84,7 +84,8 @@ def plan(**changes: object) -> Plan:
     values: dict[str, object] = {
         "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
         "placers": 3,
-        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4},
+        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4}
+        | {"usage-node-0": 5, "usage-node-1": 6},
         "nats_program": "/bin/nats-server",
         "redis_program": "/bin/valkey-server",
         "nats_url": "nats://127.0.0.1:1",

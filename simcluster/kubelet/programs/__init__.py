@@ -1,0 +1,1 @@
+"""Programs of containers that use the simulated GPUs, as processes of this machine."""

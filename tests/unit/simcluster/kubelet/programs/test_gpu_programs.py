@@ -1,0 +1,95 @@
+"""What a container's program gets: variables, limits, and a cgroup by which the agent finds it."""
+
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.kubelet.cgroups import parse_cgroup
+from shared.model.errors import UnavailableError
+from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
+from simcluster.kubelet.programs.gpu_programs import CANNOT_RUN, GpuPrograms, environment
+from simcluster.kubelet.programs.process_table import cgroup
+from simcluster.kubelet.settings import NodeFiles
+
+GPU = "GPU-00000001-0000-4000-8000-000000000000"
+POD = "6f1f0a7f-5c11-4f58-9a39-0d1e2f3a4b5c"
+DRIVER, GPUS = Path("/driver"), Path("/gpus")
+
+
+def limited(root: Path, *, preload: str) -> ContainerState:
+    """Return a container with a share, as the node agent sets it up."""
+    (root / "ld.so.preload").write_text(preload)
+    (root / "libvgpu.so").write_bytes(b"library")
+    mounts = {
+        "/tmp/vgpu": root / "region",
+        "/etc/ld.so.preload": root / "ld.so.preload",
+        "/usr/local/vgpu/libvgpu.so": root / "libvgpu.so",
+    }
+    return ContainerState(
+        env={
+            "NVIDIA_VISIBLE_DEVICES": GPU,
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/r.cache",
+            "CUDA_DEVICE_SM_LIMIT": "30",
+            "LD_PRELOAD": "/mine.so",
+            "SECRET": "x",
+        },
+        mounts=[MountPoint(path, str(host), read_only=True) for path, host in mounts.items()],
+    )
+
+
+def test_without_a_library_the_driver_enforces_the_limits_of_the_region(tmp_path: Path) -> None:
+    found = environment(limited(tmp_path, preload=""), DRIVER, GPUS)
+
+    assert found["GPU_DRIVER_LIMITS"] == str(tmp_path / "region" / "r.cache")
+    assert found["GPU_DRIVER_STATE"] == "/gpus"
+    assert found["LD_LIBRARY_PATH"] == "/driver"
+    assert found["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert not {"LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE", "SECRET"} & found.keys()
+
+
+def test_a_library_that_is_preloaded_in_the_container_is_preloaded_here(tmp_path: Path) -> None:
+    found = environment(limited(tmp_path, preload="/usr/local/vgpu/libvgpu.so"), DRIVER, GPUS)
+
+    assert found["LD_PRELOAD"] == found["CUDA_REDIRECT"] == str(tmp_path / "libvgpu.so")
+    assert found["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
+    assert "GPU_DRIVER_LIMITS" not in found
+
+
+def test_a_container_without_a_gpu_sees_none() -> None:
+    assert environment(ContainerState(), DRIVER, GPUS)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_a_container_with_mig_instances_is_refused() -> None:
+    state = ContainerState(env={"NVIDIA_VISIBLE_DEVICES": "MIG-1"})
+
+    with pytest.raises(UnavailableError, match="cannot use simulated MIG instances"):
+        environment(state, DRIVER, GPUS)
+
+
+def test_the_node_agent_reads_pod_and_container_from_the_cgroup() -> None:
+    assert parse_cgroup(cgroup(POD, f"containerd://{'ab' * 32}")) == (POD, "ab" * 32)
+
+
+async def test_without_a_compiler_the_program_says_so_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Streams:
+        errors = b""
+
+        async def read_stdin(self) -> bytes:
+            return b""
+
+        async def write_stdout(self, data: bytes) -> None:
+            raise AssertionError(data)
+
+        async def write_stderr(self, data: bytes) -> None:
+            self.errors += data
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    programs, streams = GpuPrograms(NodeFiles(tmp_path / "node"), tmp_path / "builds"), Streams()
+
+    code = await programs.run(POD, ContainerState(), ["gpu-load", "info"], streams)
+
+    assert code == CANNOT_RUN
+    assert streams.errors.count(b"\n") == 1
+    assert streams.errors.endswith(b"a C compiler: install gcc or clang\n")
