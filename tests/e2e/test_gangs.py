@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.stack import KUBECTL, PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import NEEDS_KUBECTL, PODS, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: PodGroups are made with it"),
+    *NEEDS_KUBECTL,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

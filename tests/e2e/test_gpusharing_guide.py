@@ -24,12 +24,11 @@ from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
 from tests.support.dialects import guides
 from tests.support.dialects.checklist import node_allocatable
-from tests.support.stack import KUBECTL, Stack, stack, succeeded
+from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guide's commands need one"),
+    *NEEDS_KUBECTL,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -8,12 +8,11 @@ import pytest
 import pytest_asyncio
 
 from tests.support.dialects import guides
-from tests.support.stack import KUBECTL, Stack, running, stack
+from tests.support.stack import NEEDS_KUBECTL, Stack, running, stack
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guides' commands need one"),
+    *NEEDS_KUBECTL,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -23,11 +23,10 @@ from tests.support.dialects.checklist import (
     node_allocatable,
     uuid,
 )
-from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guides' commands need one"),
+    *NEEDS_KUBECTL,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

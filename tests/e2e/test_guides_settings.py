@@ -22,12 +22,11 @@ from tests.support.dialects.checklist import (
     refused,
     uuid,
 )
-from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guides' commands need one"),
+    *NEEDS_KUBECTL,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

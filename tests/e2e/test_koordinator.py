@@ -14,6 +14,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from tests.support.dialects import guides
+from tests.support.dialects.builders import koord
 from tests.support.dialects.checklist import (
     NODE,
     SPARE,
@@ -43,53 +45,6 @@ ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 ISOLATION = "koordinator.sh/gpu-isolation-provider"
 T4_MIB = 15360
 MIB = 1 << 20
-
-GUIDE = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: pod-example
-  namespace: default
-  labels:
-    koordinator.sh/gpu-isolation-provider: hami-core
-spec:
-  schedulerName: koord-scheduler
-  containers:
-  - command:
-    - sleep
-    - 365d
-    image: busybox
-    imagePullPolicy: IfNotPresent
-    name: curlimage
-    resources:
-      limits:
-        cpu: 40m
-        memory: 40Mi
-        koordinator.sh/gpu.shared: 1
-        koordinator.sh/gpu-core: 50
-        koordinator.sh/gpu-memory-ratio: 50
-      requests:
-        cpu: 40m
-        memory: 40Mi
-        koordinator.sh/gpu.shared: 1
-        koordinator.sh/gpu-core: 50
-        koordinator.sh/gpu-memory-ratio: 50
-    terminationMessagePath: /dev/termination-log
-    terminationMessagePolicy: File
-  restartPolicy: Always
-"""
-
-
-def koord(**amounts: int | str) -> dict[str, int | str]:
-    """Limits: `shared=1, core=50, ratio=50, memory="8Gi"` or `gpu=50`."""
-    names = {
-        "gpu": "gpu",
-        "shared": "gpu.shared",
-        "core": "gpu-core",
-        "ratio": "gpu-memory-ratio",
-        "memory": "gpu-memory",
-    }
-    return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
 
 
 def requesting(
@@ -147,7 +102,7 @@ async def up(whole: Stack) -> AsyncIterator[Stack]:
 @pytest.mark.kubectl
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guide's commands need one")
 async def test_koordinator_10_the_guides_pod_runs_and_shows_its_allocation(up: Stack) -> None:
-    applied = await up.kubectl("apply", "-f", "-", stdin=GUIDE)
+    applied = await up.kubectl("apply", "-f", "-", stdin=guides.KOORDINATOR_POD)
     assert applied.code == 0, applied.err
     pod = await up.until("pod-example", running)
     shown = await up.kubectl("get", "pod", "-n", "default", "pod-example", "-o", "yaml")

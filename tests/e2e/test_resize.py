@@ -12,8 +12,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from services.node_agent.isolation.region import Region, RegionPath
-from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region import RegionPath
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
@@ -22,7 +21,7 @@ from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from shared.nats.bus import Bus
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import limit_mib, use_memory
 from tests.support.stack import Done, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
 
@@ -43,20 +42,6 @@ def region_at(up: Stack, pod: dict[str, Any]) -> RegionPath:
     node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
     (file,) = (up.root / "agents" / node / "containers" / f"{uid}_cuda").glob("*.cache")
     return RegionPath(directory=str(file.parent), name=file.name)
-
-
-def limit_mib(place: RegionPath) -> int:
-    region = read_region(place)
-    assert isinstance(region, Region)
-    return region.memory_limits[0] // MIB
-
-
-def use(place: RegionPath, mib: int) -> None:
-    """Have a process of the container use memory."""
-    image = bytearray(path_of(place).read_bytes())
-    process(image, 0, 7, totals=(mib * MIB,))
-    with path_of(place).open("r+b") as file:
-        file.write(image)
 
 
 def copy_of(pod: dict[str, Any]) -> Lease:
@@ -105,7 +90,7 @@ async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_li
     again = await resize(up, "one", "--memory", "6000Mi", "--json")
     assert json.loads(again.out)["outcome"] == "unchanged"
 
-    use(place, 3_000)
+    use_memory(place, 3_000)
     refused = await resize(up, "one", "--memory", "2Gi")
     least = await resize(up, "one", "--memory", "3000Mi", "--json")
 

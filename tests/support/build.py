@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shared.model.device import Device, DeviceUse
+from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -129,6 +130,25 @@ def lease(pod: str = "uid-1", node: str = "n1", *shares: Share, **fields: Any) -
         node=NodeName(node),
         shares=shares,
         **fields,
+    )
+
+
+def allocation_of(
+    lease: Lease,
+    *,
+    container: str = "main",
+    resource: str = "r",
+    device_ids: tuple[str, ...] = ("x",),
+) -> Allocation:
+    """The allocation of one container of the lease's pod."""
+    return Allocation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        container=container,
+        resource=resource,
+        device_ids=device_ids,
+        lease=lease,
     )
 
 

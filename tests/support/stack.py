@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from tests.support.simcluster.websocket_exec import websocket_exec
@@ -21,6 +23,10 @@ from tests.support.waiting import until
 
 LEASEHOLD = (sys.executable, "-P", "-m", "services.cli")
 KUBECTL = shutil.which("kubectl")
+NEEDS_KUBECTL = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH"),
+]
 WEBSOCKET_MINOR = 31
 """kubectl speaks WebSocket to `exec` from this minor version on."""
 PODS = "/api/v1/namespaces/default/pods"

@@ -43,7 +43,7 @@ from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.world import NoPreemptor, PermissiveAgents
-from tests.support.build import devices, facts
+from tests.support.build import allocation_of, devices, facts
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -293,17 +293,7 @@ async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage)
     await until(all_bound)
     held = [each for each in await stage.ledger.load([lease.pod for lease in leases]) if each]
     active = held[0]
-    stage.allocations = (
-        Allocation(
-            pod=active.pod,
-            namespace=active.namespace,
-            name=active.name,
-            container="c",
-            resource="r",
-            device_ids=("x",),
-            lease=active,
-        ),
-    )
+    stage.allocations = (allocation_of(active, container="c"),)
     epoch = await stage.ledger.generation()
     await stage.ledger._connection._redis.flushall()
 

@@ -21,6 +21,7 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
 from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
+from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, share
 
@@ -28,16 +29,8 @@ NODE = NodeName("a")
 GPU: Device = device(NODE, 0, memory_mib=81_920)
 
 
-def allocation_of(lease: Lease) -> Allocation:
-    return Allocation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container="main",
-        resource="volcano.sh/vgpu-number",
-        device_ids=(f"{GPU.uuid}-0",),
-        lease=lease,
-    )
+def activation(lease: Lease) -> Allocation:
+    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=(f"{GPU.uuid}-0",))
 
 
 class Cluster:
@@ -67,9 +60,7 @@ class Cluster:
         return bound
 
     async def allocate(self, lease: Lease) -> None:
-        entry = CheckpointEntry(
-            allocation=allocation_of(lease), setup=ContainerSetup(environment={})
-        )
+        entry = CheckpointEntry(allocation=activation(lease), setup=ContainerSetup(environment={}))
         await self.checkpoint.save(entry, devices={GPU.uuid: GPU})
 
     async def report_devices(self) -> None:

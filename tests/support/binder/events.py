@@ -8,6 +8,7 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from shared.model.names import NodeName
 from tests.support.binder.world import NOW, lease
+from tests.support.build import allocation_of
 
 
 def terminated(name: str = "p1", phase: str = "") -> PodTerminated:
@@ -20,14 +21,8 @@ def in_state(state: LeaseState, name: str = "p1") -> Lease:
 
 
 def activation(of: Lease) -> Allocation:
-    return Allocation(
-        pod=of.pod,
-        namespace=of.namespace,
-        name=of.name,
-        container="c",
-        resource="volcano.sh/vgpu-number",
-        device_ids=("GPU-n1-0-0",),
-        lease=of,
+    return allocation_of(
+        of, container="c", resource="volcano.sh/vgpu-number", device_ids=("GPU-n1-0-0",)
     )
 
 

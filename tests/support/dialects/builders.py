@@ -1,7 +1,7 @@
 """Pods, devices and leases for the tests of dialects, with defaults for everything."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -10,8 +10,21 @@ from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest
 
+Amount = TypeVar("Amount", int, int | str)
 PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 RULES = Rules()
+
+
+def koord(**amounts: Amount) -> dict[str, Amount]:
+    """Limits: `shared=1, core=50, ratio=50, memory="8Gi"` or `gpu=50`."""
+    names = {
+        "gpu": "gpu",
+        "shared": "gpu.shared",
+        "core": "gpu-core",
+        "ratio": "gpu-memory-ratio",
+        "memory": "gpu-memory",
+    }
+    return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
 
 
 def container_with(name: str = "c", /, **facts: Any) -> ContainerManifest:

@@ -21,10 +21,10 @@ from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import metrics_app
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.health import served
+from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.checkpoint import CheckpointOf
@@ -151,15 +151,7 @@ class MonitorWorld:
         """Add a container with a lease, a checkpoint entry and a seeded region."""
         layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
-        activation = Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container="main",
-            resource=NUMBER,
-            device_ids=("x",),
-            lease=lease,
-        )
+        activation = allocation_of(lease, resource=NUMBER)
         self.record.recorded.append(CheckpointEntry(allocation=activation, setup=setup))
         self.known.observe([lease])
         (tenant,) = leased_containers(self.record.recorded[-1:], self.known.leases, complete=True)

@@ -7,10 +7,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from services.node_agent.isolation.region import RegionPath
+from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2, RegionLayout
+from services.node_agent.isolation.region_reader import read_region
 
+MIB = 1 << 20
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 SEED = RegionSeed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 40))
 
@@ -90,3 +92,18 @@ def fresh(seed: RegionSeed = SEED) -> bytearray:
 def write(place: RegionPath, image: bytes | bytearray) -> None:
     """Put an image at its place."""
     path_of(place).write_bytes(bytes(image))
+
+
+def limit_mib(place: RegionPath) -> int:
+    """Return the memory limit of the container's first device."""
+    region = read_region(place)
+    assert isinstance(region, Region)
+    return region.memory_limits[0] // MIB
+
+
+def use_memory(place: RegionPath, mib: int) -> None:
+    """Use memory as process 7 of the container."""
+    image = bytearray(path_of(place).read_bytes())
+    process(image, 0, 7, totals=(mib * MIB,))
+    with path_of(place).open("r+b") as file:
+        file.write(image)

@@ -27,6 +27,7 @@ from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaLimits, QuotaTotals
 from shared.model.request import Gang, PodRequest, SharingPolicy
+from tests.support.build import allocation_of
 from tests.support.placer.quotas import charge_of
 
 NODE = NodeName("node-0")
@@ -227,15 +228,7 @@ def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
 
 
 def allocation(lease: Lease) -> Allocation:
-    return Allocation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container="main",
-        resource="volcano.sh/vgpu-number",
-        device_ids=("GPU-0-0",),
-        lease=lease,
-    )
+    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=("GPU-0-0",))
 
 
 def test_an_allocation_larger_than_its_lease_is_found() -> None:

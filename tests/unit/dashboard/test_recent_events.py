@@ -8,7 +8,7 @@ from services.dashboard.api_responses import HISTORY_POINTS, budget_history
 from services.dashboard.projection import EVENTS, Projection
 from services.dashboard.recent_events import RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
-from shared.model.events.node_events import Allocation, ShareActivated
+from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
     LeaseResized,
     PlacementChosen,
@@ -20,20 +20,13 @@ from shared.model.lease import ShareSize
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from tests.support import build
+from tests.support.build import allocation_of
 from tests.support.dashboard.board import budget, lease
 
 
 def steps(pod: str = "uid-1") -> list[Any]:
     held = lease(pod)
-    allocation = Allocation(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        container="main",
-        resource="r",
-        device_ids=(),
-        lease=held,
-    )
+    allocation = allocation_of(held, device_ids=())
     return [
         build.pod_queued(pod),
         PlacementChosen(lease=held),

@@ -22,7 +22,7 @@ from shared.model.lease import Lease, LeaseState, RequestedUnits, ShareSize
 from shared.model.ledger import LedgerNode
 from shared.model.node import NodeFacts
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import limit_mib, path_of, use_memory
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
@@ -54,20 +54,6 @@ def region_of(cluster: OneNodeCluster, lease: Lease) -> RegionPath:
     )
 
 
-def limit_mib(place: RegionPath) -> int:
-    region = read_region(place)
-    assert isinstance(region, Region)
-    return region.memory_limits[0] // MIB
-
-
-def use(place: RegionPath, mib: int) -> None:
-    """Have a process of the container use memory."""
-    image = bytearray(path_of(place).read_bytes())
-    process(image, 0, 7, totals=(mib * MIB,))
-    with path_of(place).open("r+b") as file:
-        file.write(image)
-
-
 @asynccontextmanager
 async def running(
     cluster: OneNodeCluster, *, mib: int = 4_000
@@ -91,7 +77,7 @@ async def update_limits_of(
 async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_container() -> None:
     async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
-        use(place, 3_000)
+        use_memory(place, 3_000)
         before = path_of(place).read_bytes()
         await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, 30)))
         await until(lambda: limit_mib(place) == 6_000)
@@ -185,7 +171,7 @@ async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down() -> No
 async def test_a_limit_below_the_memory_in_use_is_refused() -> None:
     async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
-        use(place, 3_000)
+        use_memory(place, 3_000)
 
         refused = await update_limits_of(agent, sized(lease, 2_999, later=0), "resize")
         done = await update_limits_of(agent, sized(lease, 3_000, later=0), "resize")
@@ -210,7 +196,7 @@ async def test_memory_allocated_while_a_limit_is_lowered_restores_the_limit() ->
             update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
         )
         await until(lambda: limit_mib(place) == 1_000)
-        use(place, 3_500)  # a call from before the change
+        use_memory(place, 3_500)  # a call from before the change
         image = bytearray(path_of(place).read_bytes())
         image[V1_2.memory_limits : V1_2.memory_limits + 8] = (1_000 * MIB).to_bytes(8, "little")
         path_of(place).write_bytes(image)

@@ -8,29 +8,13 @@ from pathlib import Path
 import pytest
 
 from simcluster.apimachinery.objects import Json
+from tests.support.dialects import guides
 from tests.support.kubernetes.kubectl import BINARIES, Kubectl
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
-
-POD = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: gpu-pod1
-spec:
-  schedulerName: volcano
-  containers:
-    - name: cuda-container
-      image: nvidia/cuda:9.0-devel
-      command: ["sleep"]
-      args: ["100000"]
-      resources:
-        limits:
-          volcano.sh/gpu-memory: 1024 # requesting 1024MB GPU memory
-"""
 
 
 @pytest.fixture(params=BINARIES)
@@ -49,9 +33,9 @@ def bind(api: ApiUnderTest, name: str) -> None:
 
 
 async def test_the_guides_pod_is_applied_read_and_deleted(kubectl: Kubectl) -> None:
-    assert "pod/gpu-pod1 created" in await kubectl.run("apply -f -", POD)
+    assert "pod/gpu-pod1 created" in await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
     version = kubectl.api.store.version
-    await kubectl.run("apply -f -", POD)
+    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
     assert kubectl.api.store.version == version
 
     shown = await kubectl.run("get pod gpu-pod1 -oyaml")
@@ -66,7 +50,7 @@ async def test_the_guides_pod_is_applied_read_and_deleted(kubectl: Kubectl) -> N
 
 
 async def test_a_pod_is_described_with_its_events(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", POD)
+    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
     pod = kubectl.api.store.read("pods", "default", "gpu-pod1")
     involved = {"kind": "Pod", "namespace": "default", "name": "gpu-pod1",
                 "uid": pod["metadata"]["uid"], "apiVersion": "v1"}  # fmt: skip
@@ -94,7 +78,7 @@ async def test_a_pod_is_described_with_its_events(kubectl: Kubectl) -> None:
 
 
 async def test_labels_annotations_and_patches_arrive(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", POD)
+    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
 
     await kubectl.run("label pod gpu-pod1 tier=front")
     await kubectl.run("annotate pod gpu-pod1 note=here")
@@ -108,7 +92,7 @@ async def test_labels_annotations_and_patches_arrive(kubectl: Kubectl) -> None:
 
 
 async def test_a_wait_ends_when_its_condition_holds(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", POD)
+    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
     async with asyncio.TaskGroup() as tasks:
@@ -136,7 +120,9 @@ async def test_generated_objects_are_created(kubectl: Kubectl) -> None:
 
 
 async def test_a_mistyped_manifest_is_refused_with_its_fields(kubectl: Kubectl) -> None:
-    output = await kubectl.run("apply -f -", POD.replace("image: nvidia", "args: [a] #"), code=1)
+    mistyped = guides.VOLCANO_GPU_POD_1.replace("image: nvidia", "args: [a] #")
+
+    output = await kubectl.run("apply -f -", mistyped, code=1)
 
     assert "spec.containers[0].image" in output
 
@@ -155,7 +141,7 @@ async def test_a_node_is_shown_and_described(kubectl: Kubectl) -> None:
 
 
 async def test_exec_and_logs_reach_the_container(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", POD)
+    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
     bind(kubectl.api, "gpu-pod1")
 
     assert "default/gpu-pod1/cuda-container" in await kubectl.run("logs gpu-pod1")

@@ -8,7 +8,8 @@ from shared.dialects.dialect import ContainerManifest
 from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest, TopologyScope
-from tests.unit.dialects.koordinator.test_requests import container, koord, read
+from tests.support.dialects.builders import koord
+from tests.unit.dialects.koordinator.test_requests import container, read
 
 
 def hinted(hint: object, **amounts: int) -> PodRequest:

@@ -18,22 +18,11 @@ from shared.dialects.koordinator.amounts import (
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
+from tests.support.dialects.builders import koord
 
 GI = 1 << 30
 LABEL = "koordinator.sh/gpu-isolation-provider"
 CARDS = {"nvidia.com/gpu": 2}
-
-
-def koord(**amounts: int) -> dict[str, int]:
-    """Limits: `shared=1, core=50, ratio=50, memory=...` or `gpu=50`."""
-    names = {
-        "gpu": "gpu",
-        "shared": "gpu.shared",
-        "core": "gpu-core",
-        "ratio": "gpu-memory-ratio",
-        "memory": "gpu-memory",
-    }
-    return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
 
 
 def container(name: str = "main", /, **amounts: int) -> ContainerManifest:

@@ -23,9 +23,9 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.simcluster.kubelet import NODE
 
@@ -65,15 +65,7 @@ class WindowUnderTest:
         return bound
 
     def allocate(self, lease: Lease, container: str = "main") -> None:
-        allocation = Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container=container,
-            resource=NUMBER,
-            device_ids=("x",),
-            lease=lease,
-        )
+        allocation = allocation_of(lease, container=container, resource=NUMBER)
         self.entries += (
             CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={})),
         )

@@ -21,8 +21,8 @@ from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.node_events import Allocation
 from shared.model.names import DeviceUuid
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
 from tests.support.node_agent.checkpoint import CheckpointOf
@@ -107,10 +107,7 @@ class FakeNode:
 
     def record(self, setup: ContainerSetup) -> None:
         lease = lease_of("u1")
-        allocation = Allocation(
-            pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
-            resource="r", device_ids=("x",), lease=lease,
-        )  # fmt: skip
+        allocation = allocation_of(lease)
         self.entries = (CheckpointEntry(allocation=allocation, setup=setup),)
 
 

@@ -2,24 +2,14 @@
 
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.reconcile.checkpoint_rebuild import ended_pods
-from shared.model.events.node_events import Allocation
 from shared.model.names import Namespace, PodUid
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
 
 
 def test_a_pod_is_terminated_once_kubelet_and_ledger_no_longer_list_it() -> None:
     lease = lease_of("u1", share())
-    allocations = [
-        Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container="main",
-            resource="r",
-            device_ids=("x",),
-            lease=lease,
-        )
-    ]
+    allocations = [allocation_of(lease)]
     pod = KubeletPod(uid=PodUid("u1"), namespace=Namespace("default"), name="pod")
     nothing = PodResources()
 

@@ -11,10 +11,10 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError, check_fits
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import Device, DeviceMode
-from shared.model.events.node_events import Allocation
 from shared.model.lease import MigPlacement, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
 
 GPU = DeviceUuid("GPU-1")
@@ -26,15 +26,7 @@ def entry_of(
 ) -> CheckpointEntry:
     lease = lease_of(pod, *shares, name=f"pod-{pod}")
     return CheckpointEntry(
-        allocation=Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container=container,
-            resource=resource,
-            device_ids=("x",),
-            lease=lease,
-        ),
+        allocation=allocation_of(lease, container=container, resource=resource),
         setup=ContainerSetup(environment={}),
     )
 

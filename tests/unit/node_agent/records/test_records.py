@@ -11,23 +11,15 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Allocation
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
 
 
 def entry(uid: str = "u1", **changes: Any) -> CheckpointEntry:
     held = lease_of(uid, share(**changes))
-    activation = Allocation(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        container="main",
-        resource="r",
-        device_ids=("x",),
-        lease=held,
-    )
+    activation = allocation_of(held)
     return CheckpointEntry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
 
 

@@ -18,8 +18,9 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.monitor import REPORT_AGAIN_S
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Allocation, ViolationReason
+from shared.model.events.node_events import ViolationReason
 from shared.model.lease import MigPlacement
+from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
     HAMI,
@@ -65,10 +66,7 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(
 async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
     place = MigPlacement(layout="all-1g", position=0, profile="1g.10gb")
     lease = lease_of(UID, share(0, 9728, mig=place))
-    activation = Allocation(
-        pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
-        resource=NUMBER, device_ids=("x",), lease=lease,
-    )  # fmt: skip
+    activation = allocation_of(lease, resource=NUMBER)
     setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
     world.record.recorded.append(
         CheckpointEntry(allocation=activation, setup=setup, instances=("MIG-a",))

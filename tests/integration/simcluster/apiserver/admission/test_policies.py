@@ -1,29 +1,15 @@
 """ValidatingAdmissionPolicies: what expressions refuse, in which words, and where they apply."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 PODS = "/api/v1/namespaces/default/pods"
 CONFIGS = "/apis/admissionregistration.k8s.io/v1"
 LIMIT = "object.spec.containers.all(c, has(c.resources.limits))"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 def a_pod(name: str = "web", limits: Json | None = None) -> Json:

@@ -20,7 +20,7 @@ from tests.support.simcluster.admission_webhook import (
     patch,
     webhook_server,
 )
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.simcluster.definitions import POD_GROUPS, pod_group
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -32,18 +32,6 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 async def hooks() -> AsyncIterator[WebhookUnderTest]:
     async with webhook_server() as started:
         yield started
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 def a_pod(name: str = "web", **labels: str) -> Json:

@@ -1,7 +1,6 @@
 """Custom kinds over HTTP: what a definition serves, how its objects are checked and written."""
 
 import json
-from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -16,21 +15,8 @@ from tests.support.simcluster.custom_kinds import (
     MERGE,
     TABLE,
     assert_status,
-    custom_kinds,
 )
 from tests.support.simcluster.definitions import definition, device, pod_group
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with custom_kinds() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) -> None:

@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
@@ -18,21 +16,8 @@ from tests.support.simcluster.custom_kinds import (
     GROUPS,
     MERGE,
     assert_status,
-    custom_kinds,
 )
 from tests.support.simcluster.definitions import POD_GROUPS, definition, pod_group
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with custom_kinds() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 async def test_a_kind_is_served_as_soon_as_it_is_defined(client: aiohttp.ClientSession) -> None:

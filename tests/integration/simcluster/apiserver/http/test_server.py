@@ -2,28 +2,15 @@
 
 import io
 import ssl
-from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.apiserver import ApiUnderTest
 
 PODS = "/api/v1/namespaces/default/pods"
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 def a_pod(name: str, **labels: str) -> dict[str, object]:

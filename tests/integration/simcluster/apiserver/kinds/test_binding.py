@@ -1,27 +1,14 @@
 """Bindings: the one write on a pod's way to its node."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.apiserver import ApiUnderTest
 
 PODS = "/api/v1/namespaces/default/pods"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 @pytest.fixture

@@ -1,18 +1,8 @@
 """Events over HTTP."""
 
-from collections.abc import AsyncIterator
-
 import aiohttp
-import pytest
 
-from tests.support.simcluster.apiserver import api_server
 from tests.support.simcluster.custom_kinds import MERGE, TABLE, assert_status
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with api_server() as api, api.client() as session:
-        yield session
 
 
 async def test_an_event_is_the_same_object_in_both_api_groups(

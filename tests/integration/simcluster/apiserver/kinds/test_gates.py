@@ -3,29 +3,14 @@
 https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/
 """
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
-
 PODS = "/api/v1/namespaces/default/pods"
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 JSON_PATCH = {"Content-Type": "application/json-patch+json"}
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 def pod(*gates: str, **spec: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Quotas and priorities over HTTP: what is refused, in which words, and what is shown."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,6 @@ from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 PODS = "/api/v1/namespaces/default/pods"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        yield started
-
-
-@pytest.fixture
-async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
-    async with api.client() as session:
-        yield session
 
 
 def a_pod(name: str, limits: Json | None = None, **spec: Any) -> Json:
