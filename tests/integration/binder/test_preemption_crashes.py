@@ -1,7 +1,6 @@
 """Preemption continues exactly where a binder was killed, and never twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,17 +11,8 @@ from shared.model.ledger import Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.preemption import EvictionOutcome, Victim
-from tests.support.binder.preemption import Scene, scene
+from tests.support.binder.preemption import Scene
 from tests.support.placer.ledger import share
-from tests.support.servers.valkey import ValkeyServer
-
-
-@pytest.fixture
-async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
-    await server.ready()
-    await server.command("FLUSHALL")
-    async with scene(server.url) as made:
-        yield made
 
 
 class KilledError(Exception):

@@ -1,4 +1,4 @@
-"""The audit: every kind of difference is found, with its numbers, and nothing else."""
+"""The audit of devices and leases, and its output."""
 
 from dataclasses import replace
 from io import StringIO
@@ -6,107 +6,33 @@ from io import StringIO
 from msgspec import structs
 from rich.console import Console
 
-from services.cli.audit.account_checks import window_totals
 from services.cli.audit.audit import render as render_audit
 from services.cli.audit.audit import shape as audit_shape
 from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
-from services.timekeeper.accounts.accrual import RESTORED
-from shared.model.budget import BudgetWindow, ChargeEntry
-from shared.model.device import Device, DeviceUse
+from services.cli.snapshot.snapshot import Snapshot
+from shared.model.device import DeviceUse
 from shared.model.events.node_events import Allocation
-from shared.model.events.pod_events import PodQueued
-from shared.model.fair_share import fair_share_of
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.names import NodeName
 from shared.model.node import NodeFacts
-from shared.model.placement import Refusal
-from shared.model.quota import Quota, QuotaLimits, QuotaTotals
-from shared.model.request import Gang, PodRequest, SharingPolicy
-from tests.support.build import allocation_of
-from tests.support.placer.quotas import charge_of
-
-NODE = NodeName("node-0")
-GPU = DeviceUuid("GPU-0")
-DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15_000, slots=4)
-NOW = 1_000.0
-
-
-def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int = 1) -> Share:
-    return Share(
-        container="main",
-        device=GPU,
-        index=0,
-        memory_mib=memory_mib,
-        cores_percent=cores,
-        sharing=SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED,
-        slot=slot,
-        fence=fence,
-    )
-
-
-def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
-    return Lease(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace("default"),
-        name=name,
-        node=node,
-        shares=shares or (share(),),
-        resources={"cpu": 500, "pods": 1},
-        state=LeaseState.BOUND,
-        created_at=900.0,
-    )
-
-
-def account(*leases: Lease, node: NodeName = NODE) -> NodeTotals:
-    """Make the account whose totals are what the leases add up to."""
-    devices, nodes = counted_use(leases)
-    use = devices.get(GPU, DeviceUse())
-    return NodeTotals(
-        node=LedgerNode(
-            facts=NodeFacts(name=node), used=nodes.get(node, {}), devices=((DEVICE, use),)
-        ),
-        leases=leases,
-    )
-
-
-def with_use(sound: NodeTotals, use: DeviceUse) -> NodeTotals:
-    return replace(sound, node=replace(sound.node, devices=((DEVICE, use),)))
-
-
-def pod(name: str, **changes: object) -> PodSummary:
-    seen = PodSummary(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace("default"),
-        name=name,
-        node=NODE,
-        phase="Running",
-        scheduler="volcano",
-        annotations={ANNOTATION: dump_lease(lease(name))},
-    )
-    return replace(seen, **changes)  # type: ignore[arg-type]
-
-
-def facts(
-    *accounts: NodeTotals, pods: tuple[PodSummary, ...] | None = None, **more: object
-) -> Snapshot:
-    held = {
-        found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
-        for a in accounts
-        for found in a.leases
-    }
-    seen = tuple(held.values()) if pods is None else pods
-    turns = fair_share_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
-    known: dict[str, object] = {"fair_share": turns, **more}
-    return Snapshot(read_at=NOW, nodes=accounts, pods=seen, **known)  # type: ignore[arg-type]
-
-
-def found(facts: Snapshot) -> list[tuple[str, str]]:
-    return [(difference.invariant, difference.text) for difference in differences(facts)]
+from tests.support.audit import (
+    DEVICE,
+    GPU,
+    NODE,
+    NOW,
+    account,
+    allocation,
+    facts,
+    found,
+    lease,
+    pod,
+    share,
+    with_use,
+)
 
 
 def test_a_sound_ledger_has_no_differences() -> None:
@@ -227,10 +153,6 @@ def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
     ]
 
 
-def allocation(lease: Lease) -> Allocation:
-    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=("GPU-0-0",))
-
-
 def test_an_allocation_larger_than_its_lease_is_found() -> None:
     reported = allocation(lease("a", share(memory_mib=5_000)))
 
@@ -331,87 +253,6 @@ def test_the_json_form_counts_what_was_checked() -> None:
     assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
 
 
-GANG = Gang(name="default/g", min_member=2)
-
-
-def waits(name: str, gang: Gang | None = None) -> WaitingPod:
-    queued = PodQueued(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace("default"),
-        name=name,
-        resource_version="1",
-        request=PodRequest(containers=(), gang=gang),
-        created_at=NOW,
-    )
-    return WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=0)
-
-
-def test_a_gang_counted_with_other_pods_than_its_leases_is_found() -> None:
-    member = structs.replace(lease("a"), gang=GANG.name)
-    sound = facts(account(member), gangs={GANG.name: frozenset({member.pod})})
-    wrong = replace(sound, gangs={"default/other": frozenset({member.pod})})
-
-    assert found(sound) == []
-    assert found(wrong) == [
-        ("P5", "1 of its pods hold a lease and are not counted"),
-        ("P5", "1 pods are counted that do not hold a lease"),
-    ]
-
-
-def test_a_gang_that_counts_a_pod_that_is_gone_is_found() -> None:
-    member = structs.replace(lease("a"), gang=GANG.name)
-    uncounted = facts(account(member), pods=())
-    counted = replace(uncounted, gangs={GANG.name: frozenset({member.pod})})
-
-    assert [text for invariant, text in found(uncounted) if invariant == "P5"] == []
-    assert [text for invariant, text in found(counted) if invariant == "P5"] == [
-        "1 pods are counted that are gone, as if they hold a lease"
-    ]
-
-
-def test_a_gang_counted_with_other_pods_than_wait_is_found() -> None:
-    pods = (pod("a", node="", phase="Pending"), pod("b", node="", phase="Pending"))
-    members = tuple(waits(name, GANG) for name in ("a", "b"))
-    uids = frozenset(each.pod for each in pods)
-    sound = facts(pods=pods, waiting=members, waiting_gangs={GANG.name: uids})
-
-    assert found(sound) == []
-    assert found(
-        replace(sound, waiting_gangs={GANG.name: frozenset({PodUid("uid-a"), PodUid("x")})})
-    ) == [
-        ("P5", "1 of its pods wait and are not counted"),
-        ("P5", "1 pods are counted that do not wait"),
-    ]
-
-
-def test_a_waiting_pod_that_is_gone_bound_or_terminated_is_found() -> None:
-    pods = (
-        pod("waits", node="", phase="Pending"),
-        pod("bound", annotations={}),
-        pod("ended", node="", phase="Failed"),
-    )
-    waiting = tuple(map(waits, ("waits", "bound", "ended", "gone")))
-
-    assert found(facts(pods=pods, waiting=waiting)) == [
-        ("P2", f"the pod is bound to {NODE} and the ledger has it as waiting"),
-        ("P2", "the pod has failed and the ledger has it as waiting"),
-        ("P2", "the pod is gone and the ledger has it as waiting"),
-    ]
-
-
-def test_nodes_that_only_the_ledger_or_only_the_api_server_has_are_found() -> None:
-    ledger = account()
-    other = NodeName("node-1")
-
-    assert found(facts(ledger, api_nodes=None)) == []
-    assert found(facts(ledger, api_nodes=frozenset({NODE}))) == []
-    assert found(facts(ledger, api_nodes=frozenset({other}))) == [
-        ("O2", "the ledger has it, the API server does not"),
-        ("O2", "the API server has it, the ledger does not"),
-    ]
-    assert found(facts(replace(ledger, known=False), api_nodes=frozenset())) == []
-
-
 def test_a_device_that_two_nodes_report_is_found() -> None:
     one = replace(account(), reported=(GPU,))
     other = NodeTotals(
@@ -435,63 +276,6 @@ def test_an_agent_that_has_given_out_more_than_the_device_has_is_found() -> None
     assert over_allocated(whole) == [
         "the agent of node-0 has given it to 2 pods, to one exclusively"
     ]
-
-
-def test_a_quota_whose_usage_and_charges_differ_is_found() -> None:
-    one = lease("one")
-    team = one.namespace
-    charge = charge_of(one, {GPU: DEVICE.memory_mib})
-    sound = QuotaTotals(
-        quotas={team: Quota(namespace=team, limits=QuotaLimits(cards=1))},
-        used={team: {"": charge}},
-        charges={one.pod: (team, {"": charge})},
-    )
-    turns = fair_share_of([DEVICE], [one], {})
-    facts = Snapshot(
-        read_at=NOW, nodes=(account(one),), pods=(pod("one"),), quotas=sound, fair_share=turns
-    )
-
-    uncharged = replace(facts, quotas=replace(sound, charges={}))
-    orphaned = replace(facts, nodes=(account(),), fair_share=replace(turns, used={}))
-
-    assert not differences(facts)
-    assert [found.text for found in differences(uncharged)] == [
-        "its lease is not charged to its quota",
-        "the ledger counts 300 milli-GPU, 1 devices as used, charges add up to 0 on 0",
-    ]
-    assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
-
-
-def test_a_fair_share_usage_that_no_lease_has_is_found_with_both_numbers() -> None:
-    sound = facts(account(lease("a")))
-    wrong = replace(sound, fair_share=replace(sound.fair_share, used={}))
-
-    [difference] = differences(wrong)
-
-    assert difference.subject == "namespace default"
-    assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text
-
-
-def test_a_budget_whose_usage_differs_from_its_entries_is_found_with_both_numbers() -> None:
-    window = BudgetWindow(id="2031-04", start_ms=1, used_units=30)
-    entries = [
-        ChargeEntry(
-            window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"
-        ),
-        ChargeEntry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
-        ChargeEntry(window="2031-04", kind="charge", units=20),
-        ChargeEntry(window="2031-04", kind="grant", units=7),
-        ChargeEntry(window="2031-03", kind="charge", units=50),
-    ]
-    team = Namespace("team-a")
-    sound = replace(facts(account()), budget_windows=(window_totals(team, window, entries),))
-    wrong = replace(facts(account()), budget_windows=(window_totals(team, window, entries[1:]),))
-
-    assert differences(sound) == ()
-    [difference] = differences(wrong)
-    assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
-    assert "has 30" in difference.text
-    assert "add up to 20" in difference.text
 
 
 def test_a_device_that_its_node_has_not_reported_since_a_rebuild_is_not_judged_yet() -> None:

@@ -6,9 +6,9 @@ from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.cdi import FILE
 from shared.model.lease import Lease
 from simcluster.kubelet.devices.checkpoint import load_checkpoint
-from tests.integration.node_agent.mig.test_mig import mig_share
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.cdi import cdi_devices
+from tests.support.node_agent.mig import mig_share
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 

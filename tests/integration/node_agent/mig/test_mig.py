@@ -1,91 +1,34 @@
 """The agent and devices in MIG mode, beside a simulated kubelet and simulated NVML."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 from msgspec import structs
-from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.mig.instances import MigInstance
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
-from shared.model.names import NodeName, PodUid
+from shared.model.lease import MigPlacement
+from shared.model.names import PodUid
 from simcluster.kubelet.containers.container_spec import RUN_FOR
 from tests.support.node_agent.agent import (
     NUMBER,
-    OneNodeCluster,
     handler_of,
     one_node_cluster,
     share,
 )
-from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.node_agent.mig import (
+    GPU,
+    PHASE,
+    end_pod,
+    hardware,
+    instances_by_start,
+    mig_share,
+    plugin_variables,
+)
+from tests.support.simcluster.kubelet import container, pod
 from tests.support.waiting import until
 
-GPU = uuid_of(NodeName(NODE), 0)
-PROFILES = {
-    "group1": ("1g.5gb", 5120, 7),
-    "group2": ("2g.10gb", 10240, 3),
-    "group3": ("3g.20gb", 20480, 2),
-    "group4": ("7g.40gb", 40960, 1),
-}
 SWITCHES = {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"}
 REGISTER = "volcano.sh/node-vgpu-register"
-PHASE = "volcano.sh/bind-phase"
-
-
-def mig_share(group: str, position: int = 0, requested_mib: int = 3000, **changes: Any) -> Share:
-    """Return a share that is an instance of the node's first device."""
-    profile, memory_mib, count = PROFILES[group]
-    if position >= count:
-        profile, memory_mib = "1g.5gb", 5120
-    facts: dict[str, Any] = {
-        "slot": position,
-        "fence": 1,
-        "cores_percent": 0,
-        "mig": MigPlacement(layout=group, position=position, profile=profile),
-        "requested_units": RequestedUnits(memory_mib=requested_mib, device_mib=40960),
-    }
-    return share(changes.pop("index", 0), memory_mib, **(facts | changes))
-
-
-def plugin_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that do not come from the kubelet."""
-    usual = ("PATH", "HOSTNAME", "HOME", "KUBERNETES_")
-    return {name: value for name, value in env.items() if not name.startswith(usual)}
-
-
-def partitions(outcome: str) -> float:
-    found = REGISTRY.get_sample_value("leasehold_mig_partitions_total", {"outcome": outcome})
-    return found or 0.0
-
-
-def hardware(cluster: OneNodeCluster) -> SimulatedGpus:
-    settings = cluster.settings
-    return SimulatedGpus(
-        NodeName(NODE), cluster.gpus, settings.fault_file, settings.state_dir / "simulated-mig.json"
-    )
-
-
-async def instances_by_start(cluster: OneNodeCluster) -> dict[int, MigInstance]:
-    """Return the device's instances by their first slice."""
-    return {one.start: one for one in await hardware(cluster).instances(GPU)}
-
-
-def inject_faults(cluster: OneNodeCluster, *names: str) -> None:
-    (cluster.root / "faults.json").write_text(json.dumps(dict(enumerate(names))))
-
-
-async def end_pod(cluster: OneNodeCluster, lease: Lease) -> None:
-    """End a pod and its lease."""
-    cluster.node.store.delete("pods", "default", lease.name, grace_s=0)
-    await until(lambda: not cluster.node.exists(lease.name))
-    cluster.ledger.leases.pop(lease.pod, None)
-    await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
 
 
 async def test_item_45_a_container_gets_only_its_instance_and_the_switches() -> None:
@@ -231,164 +174,6 @@ async def test_an_instance_is_reused_only_after_the_containers_of_a_deleted_pod_
 
         assert not cluster.refused
         assert not stale
-
-
-async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
-        await cluster.node.phase("one", "Running")
-        await end_pod(cluster, first)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Running")
-        instances = await instances_by_start(cluster)
-
-        assert [one.profile for one in instances.values()] == ["7g.40gb"]
-        assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[0].uuid
-
-
-async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_another_layout() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as cluster,
-        cluster.running(),
-    ):
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1", 4))
-        await cluster.node.phase("one", "Running")
-        before = await instances_by_start(cluster)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Failed")
-        message = cluster.message("two")
-        after = await instances_by_start(cluster)
-        phase = cluster.node.pod("one")["status"]["phase"]
-        await end_pod(cluster, first)
-        cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
-        await cluster.node.phase("three", "Running")
-
-    assert "1g.5gb at slice 4 of the device is in use" in message
-    assert after == before
-    assert phase == "Running"
-
-
-async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=2.0)) as cluster,
-        cluster.running() as agent,
-    ):
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
-        await cluster.node.phase("one", "Running")
-        await end_pod(cluster, first)
-        inject_faults(cluster, "busy")
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Failed")
-        message, kept = cluster.message("two"), len(await instances_by_start(cluster))
-        agent.mig.timing = AgentTiming(instances_ready_s=10.0)
-        agent.mig._blocked_by.clear()
-        cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
-        await until(lambda: agent.mig._blocked_by)
-        inject_faults(cluster)
-        await cluster.node.phase("three", "Running")
-
-    assert "are in use" in message
-    assert kept == 7
-
-
-@pytest.mark.parametrize(
-    ("fault_name", "reason"),
-    [
-        ("create-fails", "the driver did not create 3g.20gb at slice 0 of device"),
-        ("compute-fails", "NVML: Insufficient Resources"),
-        ("create-nothing", "has no instance instead of layout group3"),
-    ],
-)
-async def test_item_47_a_failed_partition_fails_only_its_pod_with_the_reason(
-    fault_name: str, reason: str
-) -> None:
-    before = partitions("failed"), partitions("done")
-    async with one_node_cluster("2xA100-40GB:mig") as cluster, cluster.running() as agent:
-        cluster.bind(pod("well", limits={NUMBER: 1}), mig_share("group1", index=1))
-        await cluster.node.phase("well", "Running")
-        inject_faults(cluster, fault_name)
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
-        await cluster.node.phase("one", "Failed")
-        message = cluster.message("one")
-        await until(lambda: cluster.annotation("one", PHASE) == "failed")
-        refused = await until(lambda: cluster.refused)
-        inject_faults(cluster)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group3", 1, fence=2))
-        await cluster.node.phase("two", "Running")
-        instances = await instances_by_start(cluster)
-
-        assert partitions("failed") > before[0]
-        assert partitions("done") == before[1] + 2
-        assert reason in message
-        assert reason in refused[0].reason
-        assert cluster.node.pod("well")["status"]["phase"] == "Running"
-        assert [one.profile for one in instances.values()] == ["3g.20gb", "3g.20gb"]
-        assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[4].uuid
-        assert agent.watcher.unready_reason() is None
-
-
-async def test_item_47_a_hanging_driver_call_times_out() -> None:
-    async with (
-        one_node_cluster(
-            "1xA100-40GB:mig+1xT4", timing=AgentTiming(partition_step_s=0.3)
-        ) as cluster,
-        cluster.running(),
-    ):
-        inject_faults(cluster, "create-hangs")
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
-        cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
-        await cluster.node.phase("one", "Failed")
-        await cluster.node.phase("share", "Running")
-
-        assert "did not create 3g.20gb at slice 0" in cluster.message("one")
-        assert "within 0.3 s" in cluster.message("one")
-
-
-async def test_a_restarted_agent_keeps_instances_in_use_and_completes_the_layout() -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster:
-        async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-            await cluster.node.phase("one", "Running")
-            before = await instances_by_start(cluster)
-        mig = hardware(cluster).mig
-        for start in (0, 6):
-            mig.destroy_compute(GPU, before[start].gi, 0)
-        mig.destroy_instance(GPU, before[0].gi)
-        async with cluster.running():
-            cluster.bind(
-                pod("two", limits={NUMBER: 1}), mig_share("group2", 0, fence=2), lease_known=False
-            )
-            await cluster.node.phase("two", "Running")
-            after = await instances_by_start(cluster)
-
-            assert after == before
-            assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == before[0].uuid
-            assert cluster.env("one")["NVIDIA_VISIBLE_DEVICES"] == before[2].uuid
-
-
-async def test_a_lost_checkpoint_is_rebuilt_with_the_instances() -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster:
-        async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-            await cluster.node.phase("one", "Running")
-        (cluster.root / "agent" / "checkpoint.json").unlink()
-        async with cluster.running() as agent:
-            await until(lambda: agent.checkpoint.allocations)
-            (entry,) = agent.checkpoint.of_resource(NUMBER)
-
-            assert entry.instances == ((await instances_by_start(cluster))[2].uuid,)
-            assert entry.setup.environment == plugin_variables(cluster.env("one"))
-
-
-async def test_instances_lost_in_a_reset_are_created_again_before_a_container_starts() -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-        await cluster.node.phase("one", "Running")
-        before = await instances_by_start(cluster)
-        (cluster.root / "agent" / "simulated-mig.json").unlink()
-        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}-1"])
-
-        assert await instances_by_start(cluster) == before
 
 
 async def test_a_lease_with_a_removed_layout_is_refused() -> None:

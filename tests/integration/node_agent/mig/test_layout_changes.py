@@ -1,0 +1,187 @@
+"""An agent changes the MIG layout of its devices, and its driver fails."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.node_agent.agent_timing import AgentTiming
+from tests.support.node_agent.agent import (
+    NUMBER,
+    handler_of,
+    one_node_cluster,
+    share,
+)
+from tests.support.node_agent.mig import (
+    GPU,
+    PHASE,
+    end_pod,
+    hardware,
+    inject_faults,
+    instances_by_start,
+    mig_share,
+    plugin_variables,
+)
+from tests.support.simcluster.kubelet import pod
+from tests.support.waiting import until
+
+
+def partitions(outcome: str) -> float:
+    found = REGISTRY.get_sample_value("leasehold_mig_partitions_total", {"outcome": outcome})
+    return found or 0.0
+
+
+async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
+        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
+        await cluster.node.phase("one", "Running")
+        await end_pod(cluster, first)
+        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
+        await cluster.node.phase("two", "Running")
+        instances = await instances_by_start(cluster)
+
+        assert [one.profile for one in instances.values()] == ["7g.40gb"]
+        assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[0].uuid
+
+
+async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_another_layout() -> None:
+    async with (
+        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as cluster,
+        cluster.running(),
+    ):
+        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1", 4))
+        await cluster.node.phase("one", "Running")
+        before = await instances_by_start(cluster)
+        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
+        await cluster.node.phase("two", "Failed")
+        message = cluster.message("two")
+        after = await instances_by_start(cluster)
+        phase = cluster.node.pod("one")["status"]["phase"]
+        await end_pod(cluster, first)
+        cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
+        await cluster.node.phase("three", "Running")
+
+    assert "1g.5gb at slice 4 of the device is in use" in message
+    assert after == before
+    assert phase == "Running"
+
+
+async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends() -> None:
+    async with (
+        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=2.0)) as cluster,
+        cluster.running() as agent,
+    ):
+        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
+        await cluster.node.phase("one", "Running")
+        await end_pod(cluster, first)
+        inject_faults(cluster, "busy")
+        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
+        await cluster.node.phase("two", "Failed")
+        message, kept = cluster.message("two"), len(await instances_by_start(cluster))
+        agent.mig.timing = AgentTiming(instances_ready_s=10.0)
+        agent.mig._blocked_by.clear()
+        cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
+        await until(lambda: agent.mig._blocked_by)
+        inject_faults(cluster)
+        await cluster.node.phase("three", "Running")
+
+    assert "are in use" in message
+    assert kept == 7
+
+
+@pytest.mark.parametrize(
+    ("fault_name", "reason"),
+    [
+        ("create-fails", "the driver did not create 3g.20gb at slice 0 of device"),
+        ("compute-fails", "NVML: Insufficient Resources"),
+        ("create-nothing", "has no instance instead of layout group3"),
+    ],
+)
+async def test_item_47_a_failed_partition_fails_only_its_pod_with_the_reason(
+    fault_name: str, reason: str
+) -> None:
+    before = partitions("failed"), partitions("done")
+    async with one_node_cluster("2xA100-40GB:mig") as cluster, cluster.running() as agent:
+        cluster.bind(pod("well", limits={NUMBER: 1}), mig_share("group1", index=1))
+        await cluster.node.phase("well", "Running")
+        inject_faults(cluster, fault_name)
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
+        await cluster.node.phase("one", "Failed")
+        message = cluster.message("one")
+        await until(lambda: cluster.annotation("one", PHASE) == "failed")
+        refused = await until(lambda: cluster.refused)
+        inject_faults(cluster)
+        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group3", 1, fence=2))
+        await cluster.node.phase("two", "Running")
+        instances = await instances_by_start(cluster)
+
+        assert partitions("failed") > before[0]
+        assert partitions("done") == before[1] + 2
+        assert reason in message
+        assert reason in refused[0].reason
+        assert cluster.node.pod("well")["status"]["phase"] == "Running"
+        assert [one.profile for one in instances.values()] == ["3g.20gb", "3g.20gb"]
+        assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[4].uuid
+        assert agent.watcher.unready_reason() is None
+
+
+async def test_item_47_a_hanging_driver_call_times_out() -> None:
+    async with (
+        one_node_cluster(
+            "1xA100-40GB:mig+1xT4", timing=AgentTiming(partition_step_s=0.3)
+        ) as cluster,
+        cluster.running(),
+    ):
+        inject_faults(cluster, "create-hangs")
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
+        cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
+        await cluster.node.phase("one", "Failed")
+        await cluster.node.phase("share", "Running")
+
+        assert "did not create 3g.20gb at slice 0" in cluster.message("one")
+        assert "within 0.3 s" in cluster.message("one")
+
+
+async def test_a_restarted_agent_keeps_instances_in_use_and_completes_the_layout() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
+            await cluster.node.phase("one", "Running")
+            before = await instances_by_start(cluster)
+        mig = hardware(cluster).mig
+        for start in (0, 6):
+            mig.destroy_compute(GPU, before[start].gi, 0)
+        mig.destroy_instance(GPU, before[0].gi)
+        async with cluster.running():
+            cluster.bind(
+                pod("two", limits={NUMBER: 1}), mig_share("group2", 0, fence=2), lease_known=False
+            )
+            await cluster.node.phase("two", "Running")
+            after = await instances_by_start(cluster)
+
+            assert after == before
+            assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == before[0].uuid
+            assert cluster.env("one")["NVIDIA_VISIBLE_DEVICES"] == before[2].uuid
+
+
+async def test_a_lost_checkpoint_is_rebuilt_with_the_instances() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster:
+        async with cluster.running():
+            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
+            await cluster.node.phase("one", "Running")
+        (cluster.root / "agent" / "checkpoint.json").unlink()
+        async with cluster.running() as agent:
+            await until(lambda: agent.checkpoint.allocations)
+            (entry,) = agent.checkpoint.of_resource(NUMBER)
+
+            assert entry.instances == ((await instances_by_start(cluster))[2].uuid,)
+            assert entry.setup.environment == plugin_variables(cluster.env("one"))
+
+
+async def test_instances_lost_in_a_reset_are_created_again_before_a_container_starts() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
+        await cluster.node.phase("one", "Running")
+        before = await instances_by_start(cluster)
+        (cluster.root / "agent" / "simulated-mig.json").unlink()
+        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}-1"])
+
+        assert await instances_by_start(cluster) == before

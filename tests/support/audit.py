@@ -1,0 +1,115 @@
+"""Sound snapshots for the tests of the audit, and what it finds in them."""
+
+from dataclasses import replace
+
+from services.cli.audit.invariants import differences
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from shared.model.device import Device, DeviceUse
+from shared.model.events.node_events import Allocation
+from shared.model.events.pod_events import PodQueued
+from shared.model.fair_share import fair_share_of
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import ANNOTATION, dump_lease
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
+from shared.model.request import Gang, PodRequest, SharingPolicy
+from tests.support.build import allocation_of
+
+NODE = NodeName("node-0")
+GPU = DeviceUuid("GPU-0")
+DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15_000, slots=4)
+NOW = 1_000.0
+
+
+def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int = 1) -> Share:
+    return Share(
+        container="main",
+        device=GPU,
+        index=0,
+        memory_mib=memory_mib,
+        cores_percent=cores,
+        sharing=SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED,
+        slot=slot,
+        fence=fence,
+    )
+
+
+def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
+    return Lease(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=node,
+        shares=shares or (share(),),
+        resources={"cpu": 500, "pods": 1},
+        state=LeaseState.BOUND,
+        created_at=900.0,
+    )
+
+
+def account(*leases: Lease, node: NodeName = NODE) -> NodeTotals:
+    """Make the account whose totals are what the leases add up to."""
+    devices, nodes = counted_use(leases)
+    use = devices.get(GPU, DeviceUse())
+    return NodeTotals(
+        node=LedgerNode(
+            facts=NodeFacts(name=node), used=nodes.get(node, {}), devices=((DEVICE, use),)
+        ),
+        leases=leases,
+    )
+
+
+def with_use(sound: NodeTotals, use: DeviceUse) -> NodeTotals:
+    return replace(sound, node=replace(sound.node, devices=((DEVICE, use),)))
+
+
+def pod(name: str, **changes: object) -> PodSummary:
+    seen = PodSummary(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=NODE,
+        phase="Running",
+        scheduler="volcano",
+        annotations={ANNOTATION: dump_lease(lease(name))},
+    )
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def facts(
+    *accounts: NodeTotals, pods: tuple[PodSummary, ...] | None = None, **more: object
+) -> Snapshot:
+    held = {
+        found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
+        for a in accounts
+        for found in a.leases
+    }
+    seen = tuple(held.values()) if pods is None else pods
+    turns = fair_share_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
+    known: dict[str, object] = {"fair_share": turns, **more}
+    return Snapshot(read_at=NOW, nodes=accounts, pods=seen, **known)  # type: ignore[arg-type]
+
+
+def found(facts: Snapshot) -> list[tuple[str, str]]:
+    return [(difference.invariant, difference.text) for difference in differences(facts)]
+
+
+def allocation(lease: Lease) -> Allocation:
+    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=("GPU-0-0",))
+
+
+GANG = Gang(name="default/g", min_member=2)
+
+
+def waits(name: str, gang: Gang | None = None) -> WaitingPod:
+    queued = PodQueued(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        resource_version="1",
+        request=PodRequest(containers=(), gang=gang),
+        created_at=NOW,
+    )
+    return WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=0)

@@ -1,0 +1,214 @@
+"""The ledger as the binder uses it: leases in a dictionary."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from shared.model.events.node_events import Allocation, DeviceReported
+from shared.model.events.pod_events import (
+    ListedPods,
+    PodQueued,
+    PodsListed,
+)
+from shared.model.lease import Lease, LeaseState, StaleLeaseError
+from shared.model.ledger import OfferedPods, WaitingPod
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node import NodeFacts, NodeRevision
+from shared.model.quota import Quota
+from tests.support.binder.resizing import FakeResizes
+
+
+class FakeQuotas:
+    def __init__(self) -> None:
+        self.saved: tuple[Quota, ...] = ()
+
+    async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
+        self.saved = tuple(quotas)
+        return True
+
+
+class FakeWaitingPods:
+    """Pods that wait; each is offered once."""
+
+    def __init__(self, ledger: "FakeLedger") -> None:
+        self.ledger = ledger
+        self.queued: list[PodQueued] = []
+        self.scans = 0
+
+    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
+        return []
+
+    async def uids(self) -> list[PodUid]:
+        return []
+
+    async def choose_offers(self, *, now: float) -> OfferedPods:
+        self.scans += 1
+        offered = tuple(replace(pod, requeue_number=self.ledger.number) for pod in self.queued)
+        self.queued = []
+        return OfferedPods(pods=offered, complete=not offered)
+
+    async def remove(self, pods: Sequence[PodUid]) -> None:
+        self.queued = [pod for pod in self.queued if pod.pod not in pods]
+        self.ledger.vanished.update(pods)
+
+    async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
+        return self.ledger.vanished.intersection(pods)
+
+
+class FakeLedger(FakeResizes):
+    """Leases in a dictionary, with the ledger's rules for moving on."""
+
+    def __init__(self, *leases: Lease) -> None:
+        super().__init__(*leases)
+        self.released: list[tuple[PodUid, str]] = []
+        self.expiring: list[Lease] = []
+        self.waiting_pods = FakeWaitingPods(self)
+        self.number = 0
+        self.vanished: set[PodUid] = set()
+        self.is_ready = True
+        self.rebuilding = False
+        self.restored: list[Lease] = []
+        self.misfits: set[PodUid] = set()
+        self.pieces: dict[str, dict[int, PodsListed]] = {}
+        self.stored_reports: dict[NodeName, tuple[Allocation, ...]] = {}
+        self.nodes: dict[NodeName, NodeFacts] = {}
+        self.devices: dict[NodeName, DeviceReported] = {}
+        self.quotas = FakeQuotas()
+        self.cordoned: dict[NodeName, str] = {}
+
+    async def generation(self) -> str | None:
+        return "epoch" if self.is_ready else None
+
+    async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
+        answers: list[Lease | StaleLeaseError] = []
+        for given in leases:
+            stored = self.leases.get(given.pod)
+            if stored is None:
+                answers.append(StaleLeaseError(given.pod, read=given.version, stored=None))
+                continue
+            if stored.state is LeaseState.RESERVED:
+                stored = structs.replace(
+                    stored, state=LeaseState.BOUND, version=stored.version + 1, expires_at=0.0
+                )
+                self.leases[given.pod] = stored
+            answers.append(stored)
+        return answers
+
+    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        for pod in pods:
+            if pod in self.leases:
+                self.leases[pod] = structs.replace(self.leases[pod], state=LeaseState.ACTIVE)
+        return [self.leases.get(pod) for pod in pods]
+
+    async def release(
+        self, pods: Sequence[PodUid], *, reason: str, version: int | None = None
+    ) -> list[Lease]:
+        ended = []
+        for pod in pods:
+            stored = self.leases.get(pod)
+            if stored is not None and version in {None, stored.version}:
+                ended.append(structs.replace(self.leases.pop(pod), state=LeaseState.RELEASED))
+                self.released.append((pod, reason))
+                self.number += 1
+        return ended
+
+    async def expire(self, now: float) -> list[Lease]:
+        ended, self.expiring = self.expiring, []
+        self.number += len(ended)
+        return ended
+
+    async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        return [self.leases.get(pod) for pod in pods]
+
+    async def load_node(self, node: NodeName) -> list[Lease]:
+        return [each for each in self.leases.values() if each.node == node]
+
+    async def load_vanished(self) -> list[Lease]:
+        return [
+            each
+            for each in self.leases.values()
+            if each.pod in self.vanished and each.state is not LeaseState.RESERVED
+        ]
+
+    async def load_gang(self, gang: str) -> list[Lease]:
+        return [each for each in self.leases.values() if each.gang == gang]
+
+    async def load_all(self) -> AsyncIterator[list[Lease]]:
+        yield list(self.leases.values())
+
+    async def save_devices(
+        self, reports: Sequence[DeviceReported]
+    ) -> Mapping[DeviceUuid, frozenset[NodeName]]:
+        self.devices |= {report.node: report for report in reports}
+        return {}
+
+    async def save_nodes(
+        self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
+    ) -> bool:
+        self.nodes |= {facts.name: facts for facts in nodes}
+        return True
+
+    async def remove_node(self, name: NodeName, *, revision: NodeRevision | None = None) -> bool:
+        return self.nodes.pop(name, None) is not None
+
+    async def node_names(self) -> frozenset[NodeName]:
+        return frozenset(self.nodes)
+
+    async def reported_by_agent(self, node: NodeName) -> bool:
+        return node in self.devices and not self.devices[node].other_plugin
+
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        self.cordoned = {node: why for node, why in {**self.cordoned, **reasons}.items() if why}
+        return frozenset(self.cordoned)
+
+    async def capacity(self) -> int:
+        return self.number
+
+    async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
+        if self.is_ready or self.rebuilding:
+            return None
+        self.rebuilding = True
+        return "token"
+
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+    ) -> list[tuple[Lease, str]]:
+        self.restored = list(leases)
+        return [(each, "memory") for each in leases if each.pod in self.misfits]
+
+    async def finish_rebuild(self, token: str) -> bool:
+        self.is_ready = True
+        return True
+
+    async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+        return True
+
+    async def save_chunk(self, piece: PodsListed) -> ListedPods | None:
+        pieces = self.pieces.setdefault(piece.listing_id, {})
+        pieces[piece.chunk] = piece
+        if len(pieces) < piece.chunks:
+            return None
+        return _joined(pieces.values())
+
+    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
+        for report in reports:
+            self.stored_reports[report.node] = report.allocations
+
+    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
+        return dict(self.stored_reports)
+
+    async def complete_listing(self, request_id: str) -> ListedPods | None:
+        for pieces in self.pieces.values():
+            first = next(iter(pieces.values()))
+            if request_id in first.request_ids and len(pieces) == first.chunks:
+                return _joined(pieces.values())
+        return None
+
+    async def clear(self) -> None:
+        self.pieces.clear()
+        self.stored_reports.clear()
+
+
+def _joined(pieces: Iterable[PodsListed]) -> ListedPods:
+    return ListedPods(bound=tuple(pod for each in pieces for pod in each.pods.bound))
