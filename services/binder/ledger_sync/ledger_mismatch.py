@@ -1,4 +1,4 @@
-"""Where the ledger and a complete listing of bound pods differ; pure.
+"""Differences between the ledger and a complete listing of bound pods; pure.
 
 Kubernetes wins: a lease whose pod is gone ends. The reverse creates nothing: a pod with a lease in
 its annotation that is not in the ledger is reported.

@@ -1,4 +1,4 @@
-"""Which versions of Redis and Valkey have known vulnerabilities; pure."""
+"""Versions of Redis and Valkey with known vulnerabilities; pure."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""How GPUs of a node are linked: PCI addresses, NVLinks and HAMi's score of a pair; pure.
+"""Links between the GPUs of a node: PCI addresses, NVLinks and HAMi's score of a pair; pure.
 
 The score of a pair is that of the nearest component above both, plus 100 for each NVLink between
 them.

@@ -1,4 +1,4 @@
-"""Whether a file is a library of HAMi-core that loads, and whose regions have our layout."""
+"""Checks that a file is a library of HAMi-core that loads, and whose regions have our layout."""
 
 import asyncio
 import platform

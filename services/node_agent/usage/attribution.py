@@ -1,4 +1,4 @@
-"""Which container each GPU process belongs to; pure."""
+"""Attribution of GPU processes to containers; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

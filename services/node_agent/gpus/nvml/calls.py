@@ -1,4 +1,4 @@
-"""How NVML is called: initialised for each call, with defaults for what a driver does not report.
+"""Calls of NVML: initialised for each call, with defaults for what a driver does not report.
 
 NVML blocks, and a faulty driver blocks forever. So every function of this folder that blocks runs
 in a worker thread with a time limit.
