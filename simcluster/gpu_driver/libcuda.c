@@ -214,6 +214,12 @@ API result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
+API result cuGetExportTable(const void **table, const void *id) {
+    (void)id;
+    *table = NULL;
+    return CUDA_NOT_FOUND;
+}
+
 /* A name without a version means the newest function, as in the real table. */
 API result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 API result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {

@@ -150,6 +150,11 @@ class GpuDriver:
         """Make a GPU lost, hung, remap-failed, or give it a number of ecc-errors."""
         self._control("set", one.uuid, what, str(value))
 
+    def used(self, one: DriverGpu) -> int:
+        """Return the bytes in use of a GPU."""
+        words = next(line.split() for line in self._show() if one.uuid in line)
+        return int(words[words.index("used") + 1])
+
     def report_xid(self, one: DriverGpu, number: int) -> None:
         """Report an XID event."""
         self._control("xid", one.uuid, str(number))
@@ -172,17 +177,14 @@ class GpuDriver:
 
     def close(self) -> None:
         """End all programs."""
-        for gpu_number in self._uuids():
-            self._control("set", gpu_number, "hung", "0")
+        for uuid in (line.split()[1] for line in self._show() if line.startswith("gpu ")):
+            self._control("set", uuid, "hung", "0")
         for load in self.loads:
             if load.process.returncode is None:
                 load.kill()
 
-    def _uuids(self) -> list[str]:
-        if not self.state.exists():
-            return []
-        shown = self._control("show").splitlines()
-        return [line.split()[1] for line in shown if line.startswith("gpu ")]
+    def _show(self) -> list[str]:
+        return self._control("show").splitlines() if self.state.exists() else []
 
     def _control(self, *arguments: str, stdin: str = "") -> str:
         done = subprocess.run(

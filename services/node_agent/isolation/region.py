@@ -5,10 +5,11 @@ impossible numbers are marked: the result is a value, never an exception.
 
 What a slot says of its process cannot be trusted either: a killed process leaves its slot as it
 was, and the library removes it only when another process joins or is out of memory. To fill the
-gap the library then moves the last slot down. A process whose slot is moved does not notice: it
-goes on writing to its old slot, above those that the library counts, while the copy below stays as
-it was. So the records of a region are those of processes that live, by the PIDs of the container's
-cgroup, and of two records of a process the later one.
+gap the library then moves the last slot down, and its old place, above the slots that the library
+counts, keeps its content. A process of a library with sequence locks (1.1-bad, 1.2) goes on writing
+to the old place; one of an older library looks up its slot by PID each time, so it writes to the
+new one. The records of a region are therefore those of processes that live, by the PIDs of the
+container's cgroup, and of two records of a process the one that was written last.
 """
 
 import re
@@ -63,6 +64,8 @@ class Slot:
     total: tuple[int, ...]
     monitored: tuple[int, ...]
     sm_percent: tuple[int, ...]
+    writes: int = 0
+    """The counter of its sequence lock; 0: the library has none."""
     torn: bool = False
     """Each read found it being written: its amounts may belong to different moments."""
 
@@ -108,7 +111,11 @@ class Region:
         marked = [slot for slot in self.slots if not slot.ended]
         if living is None:
             return tuple(marked)
-        latest = {slot.pid: slot for slot in (*marked, *self.orphans)}
+        latest = {slot.pid: slot for slot in marked}
+        for orphan in self.orphans:
+            counted = latest.get(orphan.pid)
+            if counted is None or 0 < orphan.writes >= counted.writes:
+                latest[orphan.pid] = orphan
         return tuple(slot for pid, slot in latest.items() if pid in living)
 
     def holders(self) -> frozenset[int]:
@@ -226,6 +233,7 @@ def _slot_reader(
             sm_percent=_NOTHING
             if slot.utilization is None
             else utilization.unpack_from(data, at + slot.utilization),
+            writes=0 if slot.seqlock is None else _word(data, at + slot.seqlock),
             torn=index in torn,
         )
 

@@ -267,16 +267,21 @@ def test_hami_core_7_processes_beyond_the_slot_count_are_found_while_they_live()
     assert sums(region, 0).total == GIB, "nothing is known of processes beyond the count"
 
 
-def test_hami_core_7_of_two_records_of_a_process_the_later_one_is_true() -> None:
+@pytest.mark.parametrize(
+    ("below", "above", "true_gib"), [(4, 8, 5), (4, 4, 5), (0, 0, 1), (8, 4, 1)]
+)
+def test_hami_core_7_of_two_records_of_a_process_the_one_that_was_written_last_is_true(
+    below: int, above: int, true_gib: int
+) -> None:
     image = fresh()
     process(image, 0, 10, totals=(GIB,))
-    process(image, 1, 11, totals=(GIB,))
-    process(image, 2, 11, totals=(5 * GIB,), counted=False)
+    process(image, 1, 11, totals=(GIB,), seqlock=below)
+    process(image, 2, 11, totals=(5 * GIB,), seqlock=above, counted=False)
 
     region = region_of(image)
 
-    assert sums(region, 0, {10, 11}).total == 6 * GIB
-    assert [slot.index for slot in region.lost({10, 11})] == [2]
+    assert sums(region, 0, {10, 11}).total == (1 + true_gib) * GIB
+    assert [slot.index for slot in region.lost({10, 11})] == ([2] if true_gib == 5 else [])
     assert sums(region, 0, {10, 11}).enforced == 2 * GIB
     assert not region.lost({10})
 

@@ -1,0 +1,70 @@
+"""HAMi-core's real library on the simulated GPUs: containers as the agent prepares them.
+
+`LEASEHOLD_LIBVGPU` names one library, or several with commas between them.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_image import RegionSeed
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region_seed import seed_region
+from tests.support.gpu_driver import GIB, GpuDriver, GpuLoad
+
+LIBRARIES = [Path(name) for name in os.environ.get("LEASEHOLD_LIBVGPU", "").split(",") if name]
+
+
+@dataclass(kw_only=True)
+class HamiContainer:
+    """A container that the library limits; its processes run in the namespaces of the test."""
+
+    driver: GpuDriver
+    library: Path
+    directory: Path
+    loads: list[GpuLoad] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.path = RegionPath(directory=str(self.directory), name="r.cache")
+
+    def seed(self, *gib: float, cores: int = 0) -> RegionSeed:
+        """Set its limits, as before a start: memory in GiB by device."""
+        seed = RegionSeed(
+            memory_bytes=tuple(int(one * GIB) for one in gib),
+            cores_percent=(cores,) * len(gib),
+            other_cores_percent=cores,
+        )
+        seed_region(self.path, seed, starting=True)
+        return seed
+
+    def load(self, *prefix: str | Path, **environment: str) -> GpuLoad:
+        """Start a process with the library preloaded."""
+        given = {
+            "LD_PRELOAD": str(self.library),
+            "CUDA_REDIRECT": str(self.library),
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self.path.directory}/{self.path.name}",
+            "LIBCUDA_LOG_LEVEL": "1",
+        }
+        load = self.driver.load(*prefix, **given | environment)
+        self.loads.append(load)
+        return load
+
+    @property
+    def region(self) -> Region:
+        """Its region now."""
+        found = read_region(self.path)
+        assert isinstance(found, Region), found
+        return found
+
+    @property
+    def living(self) -> frozenset[int]:
+        """PIDs of its processes that run."""
+        return frozenset(one.pid for one in self.loads if one.process.returncode is None)
+
+
+def can_unshare() -> bool:
+    """Whether this machine lets a test make namespaces."""
+    return os.geteuid() == 0 and shutil.which("unshare") is not None
