@@ -155,6 +155,10 @@ class GpuDriver:
         words = next(line.split() for line in self._show() if one.uuid in line)
         return int(words[words.index("used") + 1])
 
+    def pids(self) -> list[int]:
+        """Return the PIDs on the node of all processes on GPUs."""
+        return [int(line.split()[1]) for line in self._show() if line.startswith("process ")]
+
     def report_xid(self, one: DriverGpu, number: int) -> None:
         """Report an XID event."""
         self._control("xid", one.uuid, str(number))
@@ -168,10 +172,10 @@ class GpuDriver:
             "GPU_DRIVER_STATE": str(self.state),
         }
 
-    def load(self, *prefix: str | Path, **environment: str) -> GpuLoad:
-        """Start a program that uses the GPUs, by way of the command `prefix`."""
-        command = [*prefix, self.folder / "gpu-load"]
-        load = GpuLoad(command, self.environment | environment)
+    def load(self, *command: str | Path, **environment: str) -> GpuLoad:
+        """Start a program that uses the GPUs; `command` starts it in another way."""
+        line = command or [self.folder / "gpu-load"]
+        load = GpuLoad(line, self.environment | environment)
         self.loads.append(load)
         return load
 
