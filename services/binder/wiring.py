@@ -211,7 +211,11 @@ async def serve_binder(settings: BinderSettings) -> None:
         async def request_resync() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        probes = {"redis": ledger.unready_reason}
+        def unready_reason() -> str | None:
+            parts = (ledger, staging, preemptions, gated_pods)
+            return next((why for part in parts if (why := part.unready_reason())), None)
+
+        probes = {"redis": unready_reason}
         await serve(
             "binder", binder, bus=bus, settings=settings, probes=probes, begin=request_resync
         )
