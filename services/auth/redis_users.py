@@ -16,7 +16,7 @@ TENURES = "lh:tenures"
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname")
 CLIENT_COMMANDS = ("evalsha", "eval", "xread")
 """Commands that clients send; all others run inside scripts."""
-BUDGET_COMMANDS = ("hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
+BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
 """Commands that the script `budget_write` runs for the budgets' client."""
 
 

@@ -8,7 +8,7 @@ tenures:NS   hash    tenure -> JSON;   charged:NS, ended:NS  hashes  tenure -> m
 windows:NS   hash    window -> JSON;   starts:NS  zset  window -> start
 open         hash    namespace -> its open window
 entries:NS   stream  append only; ids are instants of the server's clock
-grants:NS    hash    the caller's name of a grant -> its window
+grant:NS:KEY hash    window -> that of a grant with this idempotency key; for a month
 done:TENURE  string  for a day: until when a tenure that ended was charged
 """
 
@@ -36,6 +36,8 @@ R = TypeVar("R")
 
 DONE_TTL_S = 86_400
 """A released lease may return from the copy on its pod; it is not charged twice."""
+GRANT_TTL_S = 30 * 86_400
+"""A request for a grant that is repeated within this time adds it once."""
 _STORED_APART = ("id", "charged_ms", "ended_ms")
 """Fields of a tenure that have hashes of their own."""
 
@@ -117,9 +119,10 @@ def update_write(
         text = msgspec.json.encode(update.budget).decode()
         write.commands.append(("HSET", keys.budgets, name, text))
     if update.grant_key:
-        grants = keys.of("grants", name)
-        write.guards.append((grants, update.grant_key, ""))
-        write.commands.append(("HSET", grants, update.grant_key, update.windows[-1].id))
+        grant = keys.of("grant", f"{name}:{update.grant_key}")
+        write.guards.append((grant, "window", ""))
+        write.commands.append(("HSET", grant, "window", update.windows[-1].id))
+        write.commands.append(("EXPIRE", grant, str(GRANT_TTL_S)))
     write.commands.append(("HINCRBY", keys.revisions, name, "1"))
     return write
 

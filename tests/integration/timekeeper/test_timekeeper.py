@@ -15,6 +15,7 @@ from services.timekeeper.report.budget_reports import budget_status, minutes
 from services.timekeeper.report.showback import EntryRange, add_up, as_csv
 from services.timekeeper.rest.grants import add_grant
 from services.timekeeper.service import Timekeeper
+from shared.ledger.rows.account_rows import GRANT_TTL_S
 from shared.model.budget import HOUR_MS, Account, Period, PolicyType
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
@@ -284,6 +285,8 @@ async def test_a_grant_is_made_once_per_key_and_improves_the_state(
     assert [(e.state, e.lease_class) for e in events] == [("ok", "guaranteed")]
     kinds = [(e.kind, e.actor, e.reason) for e in await opened.ledger()]
     assert kinds.count(("grant", "me", "deadline")) == 1
+    key = opened.store._keys.of("grant", f"{TEAM}:one")
+    assert 0 < await opened.leases._connection._redis.ttl(key) <= GRANT_TTL_S
 
 
 @pytest.mark.parametrize(("amount", "reason"), [(0, "why"), (1, " ")])

@@ -27,7 +27,6 @@ from services.node_agent.isolation.library_store import StoredLibrary
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings
-from services.node_agent.views.advertisement import MAX_LIST_BYTES
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
@@ -85,7 +84,7 @@ def sample(*pids: int) -> DeviceSample:
     return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
 
 
-LONG = {str(n): PluginDeviceId(id=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 85)}
+LONG = [(str(n), PluginDeviceId(id=str(n), healthy=True)) for n in range(2001)]
 IDS = frozenset(SERVED[COUNT])
 
 CASES: list[tuple[Finding, Outcome, str]] = [
@@ -102,8 +101,8 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.node_resources({}, SERVED, {}), FAIL, f"{COUNT} 0 instead of 2"),
     (node_checks.list_sizes(SERVED), OK, COUNT),
     (node_checks.list_sizes({}), WARN, "nothing"),
-    (node_checks.list_sizes({COUNT: LONG}), WARN, "bytes"),
-    (node_checks.list_sizes({COUNT: LONG | {f"a{k}": v for k, v in LONG.items()}}), FAIL, ""),
+    (node_checks.list_sizes({COUNT: dict(LONG[:2000])}), OK, "2000 device IDs"),
+    (node_checks.list_sizes({COUNT: dict(LONG)}), WARN, "2001 device IDs"),
     (node_checks.device_health([DEVICE]), OK, "1 devices"),
     (node_checks.device_health([]), FAIL, "no device"),
     (node_checks.driver([gpu(driver="550.1")], {}), OK, "550.1"),
