@@ -213,7 +213,7 @@ class OurPodLister:
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
         """Yield one complete list in chunks, with the IDs of the requests that it answers."""
-        list_id, began_at = uuid.uuid4().hex, time.monotonic()
+        list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
         unbound: list[PodUid] = []
         token = ""
@@ -238,7 +238,6 @@ class OurPodLister:
                 chunks=len(chunks),
                 pods=chunk,
                 request_ids=request_ids,
-                age_s=time.monotonic() - began_at,
             )
 
     def _is_ours(self, pod: ApiPod) -> bool:

@@ -189,7 +189,6 @@ SAMPLES: tuple[Event, ...] = (
         chunks=1,
         pods=ListedPods(bound=(BOUND,), unbound=(PodUid("u2"),)),
         request_ids=("t1",),
-        age_s=2.5,
     ),
     PlacementChosen(lease=LEASE, trace=TRACE),
     PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),

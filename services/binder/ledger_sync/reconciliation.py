@@ -62,22 +62,20 @@ class Reconciler:
         for chunk in chunks:
             pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
             if pods is not None and ready:
-                listed_at = self.clock.now() - chunk.age_s
-                corrections += await self._compare(pods.bound, listed_at=listed_at)
-                corrections += await self.waiting_records.find_gone(
-                    pods.unbound, listed_at=listed_at
-                )
+                now = self.clock.now()
+                corrections += await self._compare(pods.bound, now=now)
+                corrections += await self.waiting_records.find_gone(pods.unbound, now=now)
         return corrections
 
     async def _compare(
-        self, pods: Sequence[BoundPod], *, listed_at: float
+        self, pods: Sequence[BoundPod], *, now: float
     ) -> list[PodTerminated | PlacementChosen]:
         """Return events for leases without pods; report pods without leases."""
         leases = [lease async for page in self.ledger.load_all() for lease in page]
         mismatch = compare(leases, pods)
         self._report(mismatch)
         suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
-        found = await asyncio.gather(*(self._check(lease, listed_at) for lease in suspects))
+        found = await asyncio.gather(*(self._check(lease, now) for lease in suspects))
         errors = [each for each in found if isinstance(each, LeaseholdError)]
         events = [each for each in found if isinstance(each, PodTerminated | PlacementChosen)]
         if errors:
@@ -86,14 +84,14 @@ class Reconciler:
         return events
 
     async def _check(
-        self, lease: Lease, listed_at: float
+        self, lease: Lease, now: float
     ) -> PodTerminated | PlacementChosen | LeaseholdError | None:
         async with self._reads:
             try:
                 pod = await self.pods.get(lease.namespace, lease.name)
             except LeaseholdError as error:
                 return error
-        return correction_for(lease, pod, listed_at=listed_at)
+        return correction_for(lease, pod, now=now)
 
     def _report(self, mismatch: LedgerMismatch) -> None:
         texts = [
@@ -119,7 +117,7 @@ def _without_leases(chunk: PodsListed) -> PodsListed:
 
 
 def correction_for(
-    lease: Lease, pod: PodSnapshot | None, *, listed_at: float
+    lease: Lease, pod: PodSnapshot | None, *, now: float
 ) -> PodTerminated | PlacementChosen | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
@@ -130,7 +128,7 @@ def correction_for(
         if pod.node == lease.node:
             return None
         if not pod.node:
-            unsent = _is_unsent(lease, listed_at) and not pod.deleting
+            unsent = _is_unsent(lease, now) and not pod.deleting
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
     terminal = pod is not None and same_pod and pod.terminal
     return PodTerminated(
@@ -140,10 +138,10 @@ def correction_for(
         node=lease.node,
         phase="Failed" if terminal else "",
         trace=lease.trace,
-        noticed_at=listed_at,
+        noticed_at=now,
     )
 
 
-def _is_unsent(lease: Lease, listed_at: float) -> bool:
+def _is_unsent(lease: Lease, now: float) -> bool:
     """Return whether the Binding of a lease whose pod is not bound must have been lost."""
-    return lease.state is LeaseState.BOUND and lease.created_at < listed_at - BINDING_S
+    return lease.state is LeaseState.BOUND and lease.created_at < now - BINDING_S

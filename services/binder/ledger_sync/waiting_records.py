@@ -23,9 +23,7 @@ class WaitingRecords:
         self.pods = pods
         self._reads = asyncio.Semaphore(MAX_READS)
 
-    async def find_gone(
-        self, unbound: Collection[PodUid], *, listed_at: float
-    ) -> list[PodTerminated]:
+    async def find_gone(self, unbound: Collection[PodUid], *, now: float) -> list[PodTerminated]:
         """Return events for recorded pods that are gone; `unbound` are the pods without a node.
 
         Records of pods that are bound by now, without a lease of ours, are removed.
@@ -41,7 +39,7 @@ class WaitingRecords:
                 name=each.name,
                 node=None,
                 phase="",
-                noticed_at=listed_at,
+                noticed_at=now,
             )
             for each, pod in found
             if pod is None or (pod.node is None and (pod.deleting or pod.terminal))

@@ -107,7 +107,7 @@ class PodTerminated(Event):
     """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
     trace: str = ""
     noticed_at: float = 0.0
-    """0 from the watcher; otherwise the start of the list that had no pod for a lease."""
+    """0 from the watcher; otherwise when a binder found that no list has the pod."""
 
     @property
     def event_id(self) -> str:
@@ -176,8 +176,6 @@ class PodsListed(Event):
     pods: ListedPods
     request_ids: tuple[str, ...] = ()
     """Those of the `ResyncRequested` that had arrived when the list began."""
-    age_s: float = 0.0
-    """Seconds from the beginning of the list to this event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
