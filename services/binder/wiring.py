@@ -1,7 +1,8 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
@@ -32,6 +33,7 @@ from services.binder.service import Binder, Bindings, LedgerSync, Reports
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.connection import LedgerPart
 from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions
@@ -155,6 +157,11 @@ def _binding(
     return Bindings(pods=pods, sender=sender, presence=presence, cordons=cordons)
 
 
+def _unready_reason(parts: Iterable[LedgerPart]) -> str | None:
+    """Return why the server does not serve the calls of some part, or None."""
+    return next((why for part in parts if (why := part.unready_reason())), None)
+
+
 async def serve_binder(settings: BinderSettings) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     api_server = load_credentials(settings.kubeconfig)
@@ -211,11 +218,8 @@ async def serve_binder(settings: BinderSettings) -> None:
         async def request_resync() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        def unready_reason() -> str | None:
-            parts = (ledger, staging, preemptions, gated_pods)
-            return next((why for part in parts if (why := part.unready_reason())), None)
-
-        probes = {"redis": unready_reason}
+        parts = (ledger, staging, preemptions, gated_pods)
+        probes = {"redis": partial(_unready_reason, parts)}
         await serve(
             "binder", binder, bus=bus, settings=settings, probes=probes, begin=request_resync
         )

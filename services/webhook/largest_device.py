@@ -13,7 +13,7 @@ from shared.model.device import MIB
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
 
-STALE_S = 120.0
+STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
 
 
