@@ -1,6 +1,6 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -157,7 +157,7 @@ def _binding(
     return Bindings(pods=pods, sender=sender, presence=presence, cordons=cordons)
 
 
-def _unready_reason(parts: Iterable[LedgerPart]) -> str | None:
+def _unready_reason(*parts: LedgerPart) -> str | None:
     """Return why the server does not serve the calls of some part, or None."""
     return next((why for part in parts if (why := part.unready_reason())), None)
 
@@ -218,8 +218,7 @@ async def serve_binder(settings: BinderSettings) -> None:
         async def request_resync() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        parts = (ledger, staging, preemptions, gated_pods)
-        probes = {"redis": partial(_unready_reason, parts)}
+        probes = {"redis": partial(_unready_reason, ledger, staging, preemptions, gated_pods)}
         await serve(
             "binder", binder, bus=bus, settings=settings, probes=probes, begin=request_resync
         )
