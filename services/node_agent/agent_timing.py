@@ -38,6 +38,8 @@ class AgentTiming:
     resolve_s: float = 2.0
     """How long an ambiguous container is resolved again: the kubelet soon drops a pod that it
     rejects."""
+    starting_s: float = 10.0
+    """How long after Allocate a pod's first process may start, although the pod was deleted."""
     lease_wait_s: float = 4.0
     """How long Allocate requests a lease that is unknown, or only reserved, and how long it waits
     for the rebuild of a lost checkpoint."""

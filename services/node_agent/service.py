@@ -128,8 +128,12 @@ class NodeAgent:
 
     @answers
     async def report_terminated(self, event: TerminationRequest) -> TerminationReply:
-        """Return which of the pods' last containers have ended, as the kubelet shows it."""
-        terminated = await self.resolver.terminated({event.pod, *event.more_pods})
+        """Return which of the pods' last containers have ended, as the kubelet shows it.
+
+        One that was allocated devices in the last `starting_s` may still start its containers.
+        """
+        starting = self.checkpoint.allocated_since(self.clock.now() - self.timing.starting_s)
+        terminated = await self.resolver.terminated({event.pod, *event.more_pods} - starting)
         return TerminationReply(
             terminated=event.pod in terminated,
             terminated_pods=tuple(pod for pod in event.more_pods if pod in terminated),

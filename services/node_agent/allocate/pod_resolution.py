@@ -108,15 +108,32 @@ def _answered_before(
     holders: Set[tuple[str, str, str]],
     history: AllocationHistory,
 ) -> list[ContainerCandidate]:
-    """Return containers with an earlier allocation that the kubelet does not show."""
+    """Return containers with an earlier allocation that the kubelet does not show.
+
+    It repeats its calls in the order of the containers, of which it does not show init containers.
+    """
     return [
         ContainerCandidate(pod=pod, container=container)
         for pod in pods
-        for container in pod.containers
-        if container.limits.get(resource) == count
-        and (pod.uid, container.name) in history.allocated
-        and (pod.namespace, pod.name, container.name) not in holders
+        for container in _up_to_first_main(
+            container
+            for container in pod.containers
+            if container.limits.get(resource, 0) > 0
+            and (pod.uid, container.name) in history.allocated
+            and (pod.namespace, pod.name, container.name) not in holders
+        )
+        if container.limits[resource] == count
     ]
+
+
+def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletContainer]:
+    """Return the containers up to the first that is no init container."""
+    found: list[KubeletContainer] = []
+    for container in containers:
+        found.append(container)
+        if not container.init:
+            break
+    return found
 
 
 def _same_ids(

@@ -138,6 +138,10 @@ class Checkpoint:
         """Pods with an entry."""
         return frozenset(key[0] for key in self.by_key)
 
+    def allocated_since(self, since: float) -> frozenset[PodUid]:
+        """Return the pods with an allocation at `since` (Unix time, s) or later."""
+        return frozenset(each.pod for each in self.allocations if each.activated_at >= since)
+
     async def _write(
         self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
     ) -> None:

@@ -147,6 +147,24 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
     assert there
 
 
+async def test_a_pod_that_was_deleted_while_it_started_has_not_terminated_yet() -> None:
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await cluster.node.phase("one", "Running")
+        cluster.node.store.delete("pods", "default", "one", grace_s=0)
+        await until(lambda: not cluster.node.exists("one"))
+        request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
+        early = await agent.report_terminated(request)
+        agent.timing = AgentTiming(starting_s=0.0)
+
+        async def terminated() -> bool:
+            return (await agent.report_terminated(request)).terminated
+
+        await until(terminated)
+
+    assert not early.terminated
+
+
 async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

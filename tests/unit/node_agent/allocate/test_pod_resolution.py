@@ -141,6 +141,24 @@ def test_a_repeated_call_is_resolved_by_its_device_ids() -> None:
     )
 
 
+def test_a_repeated_call_without_its_ids_is_for_the_first_container_that_is_not_shown() -> None:
+    two = pod("a", container_wanting("one"), container_wanting("two"))
+    allocated = {("uid-a", "one"): ("id-1",), ("uid-a", "two"): ("id-2",)}
+
+    assert resolved(two, allocated_ids=allocated) == "a/one"
+    assert resolved(two, allocated_ids=allocated, device_ids=("id-9",)) == "a/one"
+    shown = pod_resources_of(("a", "one"))
+    assert resolved(two, allocated_ids=allocated, pod_resources=shown) == "a/two"
+
+
+def test_a_repeated_call_may_be_for_an_init_container_that_is_never_shown() -> None:
+    two = pod("a", container_wanting("first", init=True), container_wanting("main"))
+    allocated = {("uid-a", "first"): ("id-1",), ("uid-a", "main"): ("id-2",)}
+
+    assert resolved(two, allocated_ids=allocated) == "ambiguous: 2"
+    assert resolved(two, allocated_ids=allocated, device_ids=("id-2",)) == "a/main"
+
+
 def test_a_repeated_call_takes_precedence_over_a_refused_pod() -> None:
     allocated_ids = {("uid-a", "main"): ("x",)}
 
