@@ -56,12 +56,12 @@ def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
 LIBRARY = Gauge(
     "leasehold_library_info",
     "1 for the HAMi-core library that new containers mount; no series without a usable one.",
-    ["version", "content"],
+    ["version", "layout", "content"],
 )
 
 
-def library_shown(library: tuple[str, str] | None) -> None:
-    """Export the version and content of the library; None: there is no usable one."""
+def library_shown(library: tuple[str, str, str] | None) -> None:
+    """Export version, region layout and content of the library; None: there is no usable one."""
     LIBRARY.clear()
     if library is not None:
         LIBRARY.labels(*library).set(1)

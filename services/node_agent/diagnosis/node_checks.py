@@ -182,9 +182,12 @@ def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
     return ok("MIG modes match the ledger")
 
 
-def library(current: StoredLibrary | None, source: str, *, replaced_by: str | None) -> Finding:
+def library(
+    current: StoredLibrary | None, source: str, *, layout: str = "", replaced_by: str | None = None
+) -> Finding:
     """Judge which library of HAMi-core new containers mount; None: no one is installed.
 
+    `layout` is that of its regions, empty if it is unknown.
     `replaced_by` is why other content at the source cannot be used, empty: it can; None: the
     source has no other content.
     """
@@ -194,7 +197,10 @@ def library(current: StoredLibrary | None, source: str, *, replaced_by: str | No
             "install HAMi-core: see the page docs/hami-core.md",
         )
     version = current.version or "of unknown version"
-    text = f"HAMi-core {version}, content {current.content[:12]}, at {current.path}"
+    text = (
+        f"HAMi-core {version}, region layout {layout or 'unknown'}, content "
+        f"{current.content[:12]}, at {current.path}"
+    )
     if replaced_by is None:
         return ok(text)
     return warn(

@@ -17,7 +17,7 @@ from services.node_agent.gpu_access import open_gpus, usage_source_of
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, running_instance, this_instance
-from services.node_agent.isolation.library_check import unusable_reason
+from services.node_agent.isolation.library_check import layout_name, unusable_reason
 from services.node_agent.isolation.library_store import (
     StoredLibrary,
     current_library,
@@ -205,10 +205,11 @@ class NodeProbes:
         """Compare the installed library with its source."""
         source, current = self._library()
         if not current.path.is_file():
-            return judge.library(None, str(source), replaced_by=None)
+            return judge.library(None, str(source))
         replaced = source.is_file() and digest_of(source) != current.content
         reason = await unusable_reason(source) if replaced else None
-        return judge.library(current, str(source), replaced_by=reason)
+        layout = await asyncio.to_thread(layout_name, current.path)
+        return judge.library(current, str(source), layout=layout, replaced_by=reason)
 
     async def library_loads(self) -> Finding:
         """Load the library in a process of its own, which it may crash."""

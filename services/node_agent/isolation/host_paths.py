@@ -11,13 +11,16 @@ from pathlib import PurePosixPath
 
 from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
 from services.node_agent.isolation.region import RegionPath
-from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
+from services.node_agent.isolation.region_layouts import LAYOUTS, V1_1, V1_2, RegionLayout
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.hami_core import OVERRIDES
 from shared.model.names import PodUid
 
 ELF_HEAD = 20
 """Bytes at the start of a library that contain its machine type."""
+_SEMAPHORE_USES = 3
+"""The least number of uses of layout 1.2's second semaphore: builds of it have four or more, builds
+of 1.1 contain the number once."""
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """ELF's numbers, by the machine's own name."""
@@ -88,17 +91,28 @@ def orphaned_directories(directories: Iterable[str], live: Iterable[PodUid]) -> 
     ]
 
 
-def incompatible_region_layout(library: bytes) -> str:
-    """Return which other region layout a library uses; empty: the one made for containers.
+def region_layout_of(library: bytes) -> RegionLayout | None:
+    """Return the layout of a library's regions; None: unknown, as on other processors than x86.
 
     Its version cannot be read without a GPU; but the size of its layout is a number in its code,
     which it has wherever it maps or resizes a region. Another size may be there by chance, as an
-    address in debug information, so the most frequent one counts. A library without any known size
-    (other processors encode numbers in parts) passes.
+    address in debug information, so the most frequent one counts. Two versions have one size: code
+    that uses the second semaphore of the newer one contains its offset.
     """
     counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
     found = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))
-    if counts[found] == 0 or found.size == V1_2.size:
+    if counts[found] == 0:
+        return None
+    if found.size != V1_2.size:
+        return found
+    semaphore = struct.pack("<I", V1_2.postinit_semaphore or 0)
+    return V1_2 if library.count(semaphore) >= _SEMAPHORE_USES else V1_1
+
+
+def incompatible_region_layout(library: bytes) -> str:
+    """Return which other region layout a library uses; empty: ours, an equal one, or unknown."""
+    found = region_layout_of(library)
+    if found is None or found.size == V1_2.size:
         return ""
     return (
         f"it uses regions of layout {found.name} ({found.size} bytes), and limits are written "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from services.node_agent.isolation.library_check import unusable_reason
+from services.node_agent.isolation.library_check import layout_name, unusable_reason
 from services.node_agent.isolation.library_store import (
     StoredLibrary,
     current_library,
@@ -75,8 +75,9 @@ class NodeLibrary:
         if wrong and (own := await unusable_reason(self.current.path)):
             exists = self.current.path.is_file()
             self.unusable_reason = f"{self.current.path} is unusable: {own}" if exists else wrong
-        usable = None if self.unusable_reason else (self.current.version, self.current.content)
-        library_shown(usable)
+        layout = await asyncio.to_thread(layout_name, self.current.path)
+        facts = (self.current.version, layout, self.current.content)
+        library_shown(None if self.unusable_reason else facts)
         text = _report(self.current, source, wrong, self.unusable_reason)
         if text != self._reported:
             logger.log(logging.WARNING if wrong else logging.INFO, text)

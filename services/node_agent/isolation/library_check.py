@@ -10,6 +10,7 @@ from services.node_agent.isolation.host_paths import (
     ELF_HEAD,
     incompatible_region_layout,
     is_loadable,
+    region_layout_of,
 )
 from shared.dialects.hami_core import LOG_LEVEL
 
@@ -29,6 +30,15 @@ async def unusable_reason(path: Path) -> str:
         return f"it is not a 64-bit shared library for {platform.machine()}"
     error = await load_error(path)
     return f"it does not load: {error}" if error else incompatible_region_layout(content)
+
+
+def layout_name(path: Path) -> str:
+    """Return the layout of the library's regions; empty: unknown."""
+    try:
+        found = region_layout_of(path.read_bytes())
+    except OSError:
+        return ""
+    return "" if found is None else found.name
 
 
 async def load_error(path: Path) -> str:

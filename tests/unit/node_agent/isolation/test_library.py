@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.isolation.library_check import load_error, unusable_reason
+from services.node_agent.isolation.library_check import layout_name, load_error, unusable_reason
 from services.node_agent.isolation.library_store import (
     current_library,
     digest_of,
@@ -196,7 +196,7 @@ async def test_a_metric_shows_the_library_only_while_it_is_usable(tmp_path: Path
     library = NodeLibrary(tmp_path / "library", source)
 
     def shown() -> float | None:
-        labels = {"version": "v2.9.0", "content": library.current.content}
+        labels = {"version": "v2.9.0", "layout": "", "content": library.current.content}
         return REGISTRY.get_sample_value("leasehold_library_info", labels)
 
     await library.update()
@@ -268,6 +268,18 @@ async def test_a_size_that_is_in_debug_information_by_chance_does_not_count(tmp_
     library = built(tmp_path / LIBRARY_NAME, f"{code}\n{again}\n{chance}")
 
     assert "layout 1.1-bad" in await unusable_reason(library)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others write numbers in pieces")
+@pytest.mark.parametrize(("uses", "name"), [(1, "1.1"), (4, "1.2")])
+def test_uses_of_the_second_semaphore_tell_two_layouts_of_one_size_apart(
+    tmp_path: Path, uses: int, name: str
+) -> None:
+    code = [WITH_LAYOUT.format(size=V1_2.size)]
+    at = V1_2.postinit_semaphore
+    code += [f"int use{n}(const char *region) {{ return region[{at}]; }}" for n in range(uses)]
+
+    assert layout_name(built(tmp_path / LIBRARY_NAME, "\n".join(code))) == name
 
 
 async def test_a_library_with_an_unknown_region_layout_is_accepted(source: Path) -> None:
