@@ -26,6 +26,8 @@ TINY = "1mb"
 TOUCHED = "campaign.test/touched"
 API = "leasehold.dev/v1alpha1"
 NAMESPACE = "default"
+REFUSALS = frozenset({"redis-full", "redis-readonly", "redis-misconf", "redis-busy"})
+"""States of Redis in which it refuses writes, or all calls, and which end when it is killed."""
 
 
 class FaultInjector:
@@ -35,6 +37,7 @@ class FaultInjector:
         self.cluster = cluster
         self.at_work: dict[Fault, float] = {}
         """Faults that have begun and not ended, and since when."""
+        self._redis_killed_at = 0.0
         self._older: Path | None = None
         self._spin: asyncio.StreamWriter | None = None
         self._removing: dict[Fault, asyncio.Task[None]] = {}
@@ -54,7 +57,8 @@ class FaultInjector:
         """Return the parts that lack a server which they need, and since when."""
         found: dict[str, float] = {}
         for fault, since in self.at_work.items():
-            for part in _starved(fault):
+            is_over = fault.kind in REFUSALS and since < self._redis_killed_at
+            for part in () if is_over else _starved(fault):
                 found[part] = min(since, found.get(part, since))
         return found
 
@@ -70,6 +74,8 @@ class FaultInjector:
 
     async def _kill(self, fault: Fault) -> None:
         self.cluster.send_signal(fault.target, signal.SIGKILL)
+        if fault.target == "valkey":
+            self._redis_killed_at = time.time()
 
     async def _pause(self, fault: Fault) -> None:
         self.cluster.send_signal(fault.target, signal.SIGSTOP)
@@ -105,7 +111,7 @@ class FaultInjector:
         (store / "appendonlydir").rename(store / f"newer-{time.time_ns()}")
         self._older.rename(store / "appendonlydir")
         self._older = None
-        self.cluster.send_signal("valkey", signal.SIGKILL)
+        await self._kill(Fault(kind="kill", target="valkey", at_s=0.0))
 
     async def _fill(self, _fault: Fault) -> None:
         await self._redis("CONFIG", "SET", "maxmemory", TINY)
@@ -133,7 +139,6 @@ class FaultInjector:
 
     async def _keep_busy(self, _fault: Fault) -> None:
         await self._redis("CONFIG", "SET", "busy-reply-threshold", "500")
-
         _, self._spin = await asyncio.open_connection("127.0.0.1", self.cluster.plan.ports["redis"])
         user, password = self.cluster.redis_login
         self._spin.write(f'AUTH {user} {password}\r\nEVAL "{SPIN}" 0\r\n'.encode())
@@ -337,7 +342,7 @@ def _starved(fault: Fault) -> tuple[str, ...]:
     if fault.kind == "cut":
         return (fault.target.partition(":")[0],)
     server = {"pause valkey": "redis", "pause nats": "nats"}.get(f"{fault.kind} {fault.target}")
-    if fault.kind in {"redis-full", "redis-readonly", "redis-misconf", "redis-busy"}:
+    if fault.kind in REFUSALS:
         server = "redis"
     if server is None:
         return ()
