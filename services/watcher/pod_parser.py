@@ -15,7 +15,8 @@ from services.watcher.observed_pod import ObservedPod
 from shared.dialects import LEDGER_RESOURCES, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.reserved import exposes_devices, is_device_name_mount
+from shared.dialects.protected_paths import node_conflict
+from shared.dialects.reserved import EXEMPT, is_device_name_mount
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
@@ -56,7 +57,7 @@ class PodParser:
         self.schedulers = schedulers
         self.rules = rules
         self.allow_privileged = allow_privileged
-        self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
+        self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS | {EXEMPT}
         self.labels = (REQUEST_LABELS | pod_groups.READ_LABELS).union(
             *(dict(rule) for rule in rules.exclusive_labels)
         )
@@ -136,7 +137,7 @@ class PodParser:
         try:
             resources = pod_resources(pod)
             request = _request(pod, resources, ports, self.rules) if ours else None
-            if request and request.containers:
+            if request and request.containers and EXEMPT not in pod.metadata.annotations:
                 check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
@@ -151,11 +152,11 @@ def check_device_access(pod: ApiPod, *, allow_privileged: bool) -> None:
     agent checks reserved variables, since it sees them as the kubelet does.
     """
     for volume in pod.spec.volumes:
-        if volume.host_path and exposes_devices(volume.host_path.path):
+        conflict = node_conflict(volume.host_path.path) if volume.host_path else ""
+        if volume.host_path and conflict:
             raise RequestError(
-                f"volume {volume.name} mounts {volume.host_path.path} of the node, which "
-                "exposes devices or the isolation library: create the pod without it, the lease "
-                "provides the devices"
+                f"volume {volume.name}: hostPath {volume.host_path.path} gives access to "
+                f"{conflict} of the node: create the pod without it"
             )
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         for mount in container.volume_mounts:

@@ -1,12 +1,12 @@
-"""The admission decision: whether a new pod may be created, and its patches; pure.
+"""The admission decision: whether a pod may be created or updated, and its patches; pure.
 
-Every container of every kind is checked, and one that breaks a rule denies the pod. The fields that
-a pod must not set are in `shared.dialects.reserved`. Its request is parsed by the code that the
-watcher uses, so a pod that is admitted is never rejected later for the syntax of its request.
+Every container of every kind is checked, and one that breaks a rule of `pod_policy` denies the pod.
+Containers that request no GPU see none, whatever they set. A pod's request is parsed by the code
+that the watcher uses, so an admitted pod is never rejected later for the syntax of its request.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.webhook.largest_device import DeviceMaximum, excess_memory
 from services.webhook.patches import (
@@ -18,23 +18,22 @@ from services.webhook.patches import (
     complete_limits,
     remove,
 )
-from services.webhook.reviewed_pod import EnvFromSource, ReviewedContainer, ReviewedPod
+from services.webhook.pod_policy import EnvFromKeys, PolicySubject, device_names, violations
+from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
-    LIBRARY_DIRECTORY,
-    LIBRARY_SEARCH,
+    EXEMPT,
+    NO_DEVICE_VALUES,
     NOTHING_VISIBLE,
+    RUNTIME_CLASSES,
     STRIPPED_ANNOTATIONS,
     VISIBLE,
-    exposes_devices,
+    is_cuda_image,
     is_denied,
-    is_device_name_mount,
-    is_reserved,
-    is_reserved_prefix,
-    sees_devices,
+    names_devices,
 )
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -43,8 +42,6 @@ from shared.model.request import PodRequest
 DEFAULT_SCHEDULER = "default-scheduler"
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 
-EnvFromKeys = Callable[[EnvFromSource], frozenset[str] | None]
-"""The keys of a ConfigMap or Secret in the pod's namespace; None if they cannot be read."""
 AmountChanges = Mapping[str, Mapping[str, int | None]]
 """Changes of a container's amounts, by the container's path; None removes an amount."""
 
@@ -95,19 +92,22 @@ def decide(
     has_budget: bool = True,
     largest: DeviceMaximum | None = None,
     default_class: str = "",
+    exempt: bool = False,
 ) -> AdmissionDecision:
     """Decide on one new pod; `largest` is the cluster's largest device, None if it is unknown.
 
     `default_class` is the cluster's default priority class. The API server sets it before it calls
-    webhooks, so a pod with it counts as one without a class.
+    webhooks, so a pod with it counts as one without a class. `exempt`: administrators have exempted
+    the namespace from `pod_policy`.
     """
     patches, warnings = _strip_annotations(pod)
-    denial = _unconditional_denial(pod)
+    denial = _unconditional_denial(pod, exempt=exempt)
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     gpu_containers = [container for container in pod.containers if _requests_gpu(container)]
+    if not exempt:
+        patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(gpu_containers))
     if not gpu_containers:
-        patches += [patch for each in pod.containers for patch in _hide_devices(each)]
         return AdmissionDecision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
     if pod.scheduler not in {"", DEFAULT_SCHEDULER, *policy.schedulers}:
         warnings.append(
@@ -115,23 +115,69 @@ def decide(
             "agents refuse containers without a lease"
         )
         return AdmissionDecision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
-    violations = list(_violations(pod, gpu_containers, policy, env_from_keys))
-    if violations:
-        return AdmissionDecision(allowed=False, message="; ".join(violations), code=FORBIDDEN)
+    subject = _subject(pod, pod.containers, policy, env_from_keys)
+    found = list(violations(subject, exempt=exempt))
+    if found:
+        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     changes = {container.path: _amount_changes(container) for container in gpu_containers}
     try:
         request = _parse_request(pod, changes, policy)
         warnings += _size_warnings(pod, request, policy, largest)
     except RequestError as error:
         return AdmissionDecision(allowed=False, message=str(error), code=BAD_REQUEST)
-    patches += _complete_containers(pod, changes)
-    patches += _complete_spec(
-        pod, policy, _budget_class(pod, policy, default_class, has_budget=has_budget)
-    )
-    for key, value in pod_requests.added_annotations(_manifest(pod, {})).items():
+    priority_class = _budget_class(pod, policy, default_class, has_budget=has_budget)
+    patches += _complete_pod(pod, policy, changes, priority_class)
+    for key, value in _added_annotations(pod, exempt=exempt).items():
         patches.append(add_annotation(pod, patches, key, value))
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
+    )
+
+
+def decide_update(
+    pod: ReviewedPod, old: ReviewedPod, policy: AdmissionPolicy, env_from_keys: EnvFromKeys
+) -> AdmissionDecision:
+    """Decide on changed images, and on ephemeral containers that are added to a pod.
+
+    Other fields cannot change so that a container sees other devices.
+    """
+    before = {container.name: container for container in old.containers}
+    added = [each for each in pod.containers if each.ephemeral and each.name not in before]
+    in_gpu_pod = any(map(_requests_gpu, pod.containers))
+    found = [*device_names(pod, added)]
+    if in_gpu_pod:
+        found += violations(_subject(replace(pod, node=""), added, policy, env_from_keys))
+    for each in pod.containers:
+        changed = each.name in before and each.image != before[each.name].image
+        if changed and is_cuda_image(each.image) and not _is_limited(each):
+            found.append(
+                f"container {each.name}: image {each.image} would show it every device: create a "
+                f"new pod with that image, or request a GPU"
+            )
+    if found:
+        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
+    patches = tuple(_hide_devices(pod, added, in_gpu_pod=in_gpu_pod))
+    return AdmissionDecision(allowed=True, patches=patches)
+
+
+def _is_limited(container: ReviewedContainer) -> bool:
+    """Return whether a container's devices do not depend on its image."""
+    return _has_amount(container) or VISIBLE in container.variables
+
+
+def _subject(
+    pod: ReviewedPod,
+    containers: Sequence[ReviewedContainer],
+    policy: AdmissionPolicy,
+    env_from_keys: EnvFromKeys,
+) -> PolicySubject:
+    return PolicySubject(
+        pod=pod,
+        containers=containers,
+        gpu_containers=[container for container in containers if _requests_gpu(container)],
+        env_from_keys=env_from_keys,
+        allow_privileged=policy.allow_privileged,
+        allow_unread_secrets=policy.allow_unread_secrets,
     )
 
 
@@ -147,90 +193,41 @@ def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str
     return [remove(ANNOTATIONS, key) for key in (*stripped, *replaced)], warnings
 
 
-def _unconditional_denial(pod: ReviewedPod) -> str:
-    """Return why any such pod is denied: Leasehold's annotations, mounts that select devices."""
+def _unconditional_denial(pod: ReviewedPod, *, exempt: bool) -> str:
+    """Return why any such pod is denied: Leasehold's annotations, fields that select devices."""
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
         return f"annotation {denied[0]} is written by Leasehold only: create the pod without it"
-    for container in pod.containers:
-        for path in filter(is_device_name_mount, container.mount_paths):
-            return (
-                f"container {container.name}: a mount at {path} would select devices in the "
-                "container runtime: remove it, the lease provides the devices"
-            )
-    return ""
+    return "" if exempt else "; ".join(device_names(pod, pod.containers))
 
 
-def _hide_devices(container: ReviewedContainer) -> Iterator[PatchOperation]:
-    """Hide all devices from a container of a pod that requests no GPU."""
-    if VISIBLE in container.value_from or sees_devices(
-        container.image, container.variables.get(VISIBLE)
-    ):
-        yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
+def _hide_devices(
+    pod: ReviewedPod, containers: Sequence[ReviewedContainer], *, in_gpu_pod: bool
+) -> Iterator[PatchOperation]:
+    """Hide all devices from containers that request none and could see some."""
+    runtime_adds_devices = RUNTIME_CLASSES in pod.runtime_class
+    for container in containers:
+        if not _has_amount(container) and (
+            in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
+        ):
+            value = container.variables.get(VISIBLE)
+            if value not in NO_DEVICE_VALUES or VISIBLE in container.value_from:
+                yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
 
 
-def _violations(
-    pod: ReviewedPod,
-    gpu_containers: list[ReviewedContainer],
-    policy: AdmissionPolicy,
-    env_from_keys: EnvFromKeys,
-) -> Iterator[str]:
-    """Yield the fields that would let the pod exceed its limits."""
-    if pod.node:
-        yield (
-            f"nodeName is set to {pod.node}, which bypasses every scheduler: use a node selector "
-            "or affinity"
-        )
-    for volume, path in pod.host_paths.items():
-        if exposes_devices(path):
-            yield (
-                f"volume {volume} mounts {path} of the node, which exposes devices or the "
-                "isolation library: remove it, the lease provides the devices"
-            )
-    for container in pod.containers:
-        if container.privileged and not policy.allow_privileged:
-            yield (
-                f"container {container.name} is privileged and would see every device: add only "
-                "the capabilities that it needs"
-            )
-    for container in gpu_containers:
-        place = f"container {container.name}"
-        yield from (f"{place}: {text}" for text in _variable_violations(container))
-        for source in container.env_from:
-            text = _env_from_violation(source, policy, env_from_keys)
-            if text:
-                yield f"{place}: {text}"
+def _has_amount(container: ReviewedContainer) -> bool:
+    amounts = {**container.requests, **container.limits}
+    return any(amount > 0 for name, amount in amounts.items() if name in GPU_RESOURCES)
 
 
-def _variable_violations(container: ReviewedContainer) -> Iterator[str]:
-    for name, value in container.variables.items():
-        if is_reserved(name):
-            yield f"variable {name} is set by the lease only: remove it"
-        elif name == LIBRARY_SEARCH and LIBRARY_DIRECTORY in value:
-            yield f"{name} contains {LIBRARY_DIRECTORY}: remove that directory from it"
-        elif name == LIBRARY_SEARCH and name in container.value_from:
-            yield f"{name} uses valueFrom, which cannot be checked: write its value"
-
-
-def _env_from_violation(
-    source: EnvFromSource, policy: AdmissionPolicy, env_from_keys: EnvFromKeys
-) -> str:
-    """Return why a source may not set variables; empty: it may."""
-    if is_reserved_prefix(source.prefix):
-        return f"envFrom with prefix {source.prefix} sets variables that the lease sets"
-    keys = env_from_keys(source)
-    if keys is None:
-        if policy.allow_unread_secrets:
-            return ""
-        return (
-            f"envFrom sets every key of {source.kind} {source.name}, which cannot be checked: list "
-            "the variables one by one with valueFrom"
-        )
-    names = sorted(source.prefix + key for key in keys)
-    reserved = [name for name in names if is_reserved(name) or name == LIBRARY_SEARCH]
-    if not reserved:
-        return ""
-    return f"envFrom {source.kind} {source.name} sets {reserved[0]}, which the lease sets"
+def _may_see_devices(container: ReviewedContainer) -> bool:
+    """Return whether NVIDIA's runtime may add devices: by the variables, or by the image."""
+    return (
+        VISIBLE in container.value_from
+        or names_devices(container.variables)
+        or (VISIBLE not in container.variables and bool(container.env_from))
+        or (VISIBLE not in container.variables and is_cuda_image(container.image))
+    )
 
 
 def _amount_changes(container: ReviewedContainer) -> Mapping[str, int | None]:
@@ -296,18 +293,17 @@ def _budget_class(
     return policy.in_budget_class if has_budget else policy.out_of_budget_class
 
 
-def _complete_containers(pod: ReviewedPod, changes: AmountChanges) -> Iterator[PatchOperation]:
-    """Complete the limits of GPU containers, and hide the devices from all others."""
+def _added_annotations(pod: ReviewedPod, *, exempt: bool) -> Mapping[str, str]:
+    added = pod_requests.added_annotations(_manifest(pod, {}))
+    return {**added, EXEMPT: "true"} if exempt else added
+
+
+def _complete_pod(
+    pod: ReviewedPod, policy: AdmissionPolicy, changes: AmountChanges, priority_class: str
+) -> Iterator[PatchOperation]:
     for container in pod.containers:
         if container.path in changes:
             yield from complete_limits(container, changes[container.path])
-        elif VISIBLE not in container.variables:
-            yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
-
-
-def _complete_spec(
-    pod: ReviewedPod, policy: AdmissionPolicy, priority_class: str
-) -> Iterator[PatchOperation]:
     if pod.scheduler in {"", DEFAULT_SCHEDULER}:
         yield add("/spec/schedulerName", policy.scheduler)
     if policy.runtime_class and "runtimeClassName" not in pod.set_fields:

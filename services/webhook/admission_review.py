@@ -10,6 +10,7 @@ from shared.model.errors import RequestError
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+EPHEMERAL_CONTAINERS = "ephemeralcontainers"
 REASONS = {BAD_REQUEST: "BadRequest", FORBIDDEN: "Forbidden", UNPROCESSABLE: "Invalid"}
 """The reason of a Kubernetes Status with each code."""
 
@@ -32,16 +33,24 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
     dry_run: bool | None = None
     raw_object: msgspec.Raw = msgspec.field(name="object", default_factory=msgspec.Raw)
     """The object under review, undecoded."""
+    raw_old_object: msgspec.Raw = msgspec.field(name="oldObject", default_factory=msgspec.Raw)
+    """Its previous version, undecoded."""
 
     @property
     def is_new_pod(self) -> bool:
-        """Whether a pod is created; the webhook allows everything else."""
+        """Whether a pod is created."""
+        return self.operation == "CREATE" and self._is_pod and not self.sub_resource
+
+    @property
+    def is_changed_pod(self) -> bool:
+        """Whether a pod, or its ephemeral containers, are changed."""
+        changes = self.sub_resource or ""
+        return self.operation == "UPDATE" and self._is_pod and changes in {"", EPHEMERAL_CONTAINERS}
+
+    @property
+    def _is_pod(self) -> bool:
         resource = self.resource or ReviewedResource()
-        return (
-            self.operation == "CREATE"
-            and (resource.group, resource.resource) == ("", "pods")
-            and not self.sub_resource
-        )
+        return (resource.group, resource.resource) == ("", "pods")
 
 
 class _ReviewIn(msgspec.Struct, frozen=True):

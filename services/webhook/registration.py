@@ -6,29 +6,41 @@ and never delays any other pod.
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from shared.dialects import RESOURCE_PREFIXES
 from shared.dialects.reserved import (
+    CDI_ANNOTATIONS,
+    CDI_VENDORS,
     CUDA_IMAGE_PREFIXES,
     CUDA_IMAGES,
+    CUDA_VERSION,
     DENIED_ANNOTATIONS,
     DEVICE_NAME_MOUNTS,
+    RUNTIME_CLASSES,
     STRIPPED_ANNOTATIONS,
     VISIBLE,
 )
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
-PATH = "/mutate"
+PATH, EXEMPT_PATH = "/mutate", "/mutate-exempt"
 DEVICE_HIDING_WEBHOOK = "device-hiding.pods.leasehold.dev"
 """The webhook for pods that request no GPU and would see every device."""
-TIMEOUT_S = 5
+EXEMPT_WEBHOOK = "exempt.pods.leasehold.dev"
+"""The webhook for pods with GPUs in exempt namespaces, to which `pod_policy` does not apply."""
+PATHS = {WEBHOOK: PATH, DEVICE_HIDING_WEBHOOK: PATH, EXEMPT_WEBHOOK: EXEMPT_PATH}
+"""The path of each webhook."""
+TIMEOUT_S, HIDING_TIMEOUT_S = 5, 2
 EXEMPT_LABEL = "leasehold.dev/sees-devices"
-"""On a namespace, `true`: its pods may see devices without a request, as drivers do."""
+"""On a namespace, `true`: its pods may see devices without a request, as drivers do, and set what
+`pod_policy` denies. Only administrators should be able to label namespaces."""
 EXEMPT_NAMESPACES = ("kube-system", "leasehold-system")
 
-Manifest = dict[str, object]
+CONTAINER_KINDS = ("containers", "initContainers", "ephemeralContainers")
+
+Manifest = dict[str, Any]
 
 
 def requests_gpu() -> str:
@@ -49,7 +61,14 @@ def has_reserved_annotation() -> str:
     """Return the condition, in CEL, that the pod has an annotation that its author must not set."""
     prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
-    return f"has(object.metadata.annotations) && object.metadata.annotations.exists(k, {named})"
+    vendors = " || ".join(
+        f"object.metadata.annotations[k].contains('{vendor}')" for vendor in CDI_VENDORS
+    )
+    devices = f"k.startsWith('{CDI_ANNOTATIONS}') && ({vendors})"
+    return (
+        "has(object.metadata.annotations) && "
+        f"object.metadata.annotations.exists(k, {named} || ({devices}))"
+    )
 
 
 def would_see_devices() -> str:
@@ -64,75 +83,104 @@ def would_see_devices() -> str:
             *(f"c.image.contains('{part}')" for part in CUDA_IMAGES),
         ]
     )
+    variables = f"e.name in {[VISIBLE, CUDA_VERSION]}"
+    mounts = f"m.mountPath.contains('{DEVICE_NAME_MOUNTS}')"
     in_one = (
-        f"(has(c.env) && c.env.exists(e, e.name == '{VISIBLE}')) || (has(c.volumeMounts) && "
-        f"c.volumeMounts.exists(m, m.mountPath.contains('{DEVICE_NAME_MOUNTS}'))) || {image}"
+        f"(has(c.env) && c.env.exists(e, {variables})) || has(c.envFrom) || "
+        f"(has(c.volumeMounts) && c.volumeMounts.exists(m, {mounts})) || {image}"
     )
-    return (
-        f"object.spec.containers.exists(c, {in_one}) || "
-        f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"
+    runtime_class = f"object.spec.runtimeClassName.contains('{RUNTIME_CLASSES}')"
+    return f"(has(object.spec.runtimeClassName) && {runtime_class}) || {_some_container(in_one)}"
+
+
+def changes_images() -> str:
+    """Return the condition, in CEL, that a pod is new, or gets another image or container."""
+    old = "oldObject.spec.{0}.exists(o, o.name == c.name && o.image == c.image)"
+    changed = _some_container(f"!(has(oldObject.spec.{{0}}) && {old})")
+    return f"request.operation == 'CREATE' || {changed}"
+
+
+def _some_container(condition: str) -> str:
+    """Return that some container `c` fulfils a condition, in which `{0}` is its kind."""
+    return " || ".join(
+        f"(has(object.spec.{kind}) && object.spec.{kind}.exists(c, {condition.format(kind)}))"
+        for kind in CONTAINER_KINDS
     )
 
 
-def configuration(client: Mapping[str, object]) -> Manifest:
-    """Return the MutatingWebhookConfiguration; `client` is its `clientConfig`.
+def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
+    """Return the MutatingWebhookConfiguration; `client` returns the `clientConfig` of a webhook.
 
-    The first webhook fails closed. The second fails open, since its pods request no GPU: without
-    it they run, and the container runtime decides which devices they see.
+    The webhooks for pods with GPUs fail closed. The one for other pods fails open: without it they
+    run, and the container runtime decides which devices they see.
     """
-    exempt = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
+    own = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
     concerns = f"({requests_gpu()}) || ({has_reserved_annotation()})"
-    common = {
-        "admissionReviewVersions": ["v1"],
-        "sideEffects": "None",
-        "matchPolicy": "Equivalent",
-        "reinvocationPolicy": "IfNeeded",
-        "timeoutSeconds": TIMEOUT_S,
-        "rules": [
-            {
-                "operations": ["CREATE"],
-                "apiGroups": [""],
-                "apiVersions": ["v1"],
-                "resources": ["pods"],
-                "scope": "Namespaced",
-            }
-        ],
-    }
+    concerned = ("concerns-leasehold", concerns)
+    changed = ("is-new-or-changes-images", changes_images())
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": NAME},
         "webhooks": [
-            {
-                "name": WEBHOOK,
-                **common,
-                "failurePolicy": "Fail",
-                "clientConfig": dict(client),
-                "matchConditions": [{"name": "concerns-leasehold", "expression": concerns}],
-            },
-            {
-                "name": DEVICE_HIDING_WEBHOOK,
-                **common,
-                "failurePolicy": "Ignore",
-                "clientConfig": dict(client),
-                "namespaceSelector": {
-                    "matchExpressions": [
-                        {"key": EXEMPT_LABEL, "operator": "NotIn", "values": ["true"]}
-                    ]
-                },
-                "matchConditions": [
-                    {"name": "requests-no-gpu", "expression": f"!({concerns})"},
-                    {
-                        "name": "not-an-exempt-namespace",
-                        "expression": f"!(request.namespace in [{exempt}])",
-                    },
-                    {"name": "would-see-devices", "expression": would_see_devices()},
+            _webhook(client, WEBHOOK, [concerned, changed], exempt=False),
+            _webhook(
+                client,
+                DEVICE_HIDING_WEBHOOK,
+                [
+                    ("requests-no-gpu", f"!({concerns})"),
+                    ("not-an-exempt-namespace", f"!(request.namespace in [{own}])"),
+                    changed,
+                    ("would-see-devices", would_see_devices()),
                 ],
-            },
+                exempt=False,
+                fails_open=True,
+            ),
+            _webhook(client, EXEMPT_WEBHOOK, [concerned], exempt=True),
         ],
     }
 
 
-def service_client(namespace: str, service: str = "webhook") -> Manifest:
-    """Return the `clientConfig` of a webhook behind a Service."""
-    return {"service": {"namespace": namespace, "name": service, "path": PATH, "port": 443}}
+def _webhook(
+    client: Callable[[str], Mapping[str, Any]],
+    name: str,
+    conditions: Iterable[tuple[str, str]],
+    *,
+    exempt: bool,
+    fails_open: bool = False,
+) -> Manifest:
+    selected = {"key": EXEMPT_LABEL, "operator": "In" if exempt else "NotIn", "values": ["true"]}
+    created = _pods_rule("CREATE", "pods")
+    changed = _pods_rule("UPDATE", "pods", "pods/ephemeralcontainers")
+    return {
+        "name": name,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "IfNeeded",
+        "timeoutSeconds": HIDING_TIMEOUT_S if fails_open else TIMEOUT_S,
+        "rules": [created] if exempt else [created, changed],
+        "failurePolicy": "Ignore" if fails_open else "Fail",
+        "clientConfig": dict(client(name)),
+        "namespaceSelector": {"matchExpressions": [selected]},
+        "matchConditions": [
+            {"name": condition, "expression": text} for condition, text in conditions
+        ],
+    }
+
+
+def _pods_rule(operation: str, *resources: str) -> Manifest:
+    return {
+        "operations": [operation],
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": list(resources),
+        "scope": "Namespaced",
+    }
+
+
+def service_client(namespace: str, service: str = "webhook") -> Callable[[str], Manifest]:
+    """Return the `clientConfig` of each webhook behind a Service."""
+    return lambda name: {
+        "service": {"namespace": namespace, "name": service, "path": PATHS[name], "port": 443}
+    }

@@ -4,7 +4,7 @@ import base64
 
 import msgspec
 
-from services.webhook.registration import NAME, configuration
+from services.webhook.registration import NAME, PATHS, configuration
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.errors import UnavailableError
@@ -18,6 +18,7 @@ class _ClientConfig(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class _RegisteredWebhook(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
     client_config: _ClientConfig = _ClientConfig()
 
 
@@ -36,15 +37,21 @@ class RegistrationWriter:
     def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
         self.client = client
         self.url = url
-        """The webhook's URL; empty: the operator installs the configuration."""
+        """The webhook's URL without a path; empty: the operator installs the configuration."""
 
     async def trust(self, authorities: bytes) -> None:
         """Write the authorities (PEM) unless the configuration has them.
 
         Raises UnavailableError while the configuration is not installed, or another replica writes.
         """
-        wanted = _ClientConfig(ca_bundle=base64.b64encode(authorities).decode(), url=self.url)
-        fields: dict[str, str] = msgspec.to_builtins(wanted)
+        bundle = base64.b64encode(authorities).decode()
+        wanted = {
+            name: _ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
+            for name, path in PATHS.items()
+        }
+        fields: dict[str, dict[str, str]] = {
+            name: msgspec.to_builtins(config) for name, config in wanted.items()
+        }
         path = f"{CONFIGURATIONS}/{NAME}"
         try:
             found = await self.client.read(path, _WebhookConfiguration)
@@ -53,13 +60,13 @@ class RegistrationWriter:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            await self.client.create(CONFIGURATIONS, configuration(fields))
+            await self.client.create(CONFIGURATIONS, configuration(fields.__getitem__))
             return
         operations = [
             {"op": "add", "path": f"/webhooks/{number}/clientConfig/{name}", "value": value}
             for number, webhook in enumerate(found.webhooks)
-            for name, value in fields.items()
-            if webhook.client_config != wanted
+            for name, value in fields.get(webhook.name, {}).items()
+            if webhook.client_config != wanted[webhook.name]
         ]
         if operations:
             version = found.metadata.resource_version

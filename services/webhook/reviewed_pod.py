@@ -37,13 +37,18 @@ class ReviewedContainer:
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables in order; the value of one with `valueFrom` is empty."""
+    """Environment variables in order, of several with one name the last, which takes effect; the
+    value of one with `valueFrom` is empty."""
     value_from: frozenset[str] = frozenset()
     """Variables with `valueFrom`."""
     env_from: tuple[EnvFromSource, ...] = ()
     privileged: bool = False
+    capabilities: tuple[str, ...] = ()
+    """Those that it adds."""
     image: str = ""
     mount_paths: tuple[str, ...] = ()
+    """Of its volumes and block devices."""
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,9 @@ class ReviewedPod:
     scheduling_gates: tuple[str, ...] = ()
     host_paths: Mapping[str, str] = field(default_factory=dict)
     """Path by volume name."""
+    host_namespaces: tuple[str, ...] = ()
+    """`hostPID` and `hostIPC`, where they are set."""
+    runtime_class: str = ""
 
 
 _Quantities = dict[str, str | int | float]
@@ -98,12 +106,21 @@ class _RawResources(msgspec.Struct, frozen=True):
     requests: _Quantities | None = None
 
 
+class _RawCapabilities(msgspec.Struct, frozen=True):
+    add: tuple[str, ...] | None = None
+
+
 class _RawSecurityContext(msgspec.Struct, frozen=True):
     privileged: bool | None = None
+    capabilities: _RawCapabilities | None = None
 
 
 class _RawMount(msgspec.Struct, frozen=True, rename="camel"):
     mount_path: str
+
+
+class _RawBlockDevice(msgspec.Struct, frozen=True, rename="camel"):
+    device_path: str
 
 
 class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
@@ -114,6 +131,7 @@ class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     env_from: tuple[_RawEnvFrom, ...] | None = None
     security_context: _RawSecurityContext | None = None
     volume_mounts: tuple[_RawMount, ...] | None = None
+    volume_devices: tuple[_RawBlockDevice, ...] | None = None
 
 
 class _RawHostPath(msgspec.Struct, frozen=True):
@@ -144,6 +162,8 @@ class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
     runtime_class_name: str | None = None
     scheduling_gates: tuple[_RawNamed, ...] | None = None
     volumes: tuple[_RawVolume, ...] | None = None
+    host_pid: bool | None = msgspec.field(name="hostPID", default=None)
+    host_ipc: bool | None = msgspec.field(name="hostIPC", default=None)
 
 
 class _RawPod(msgspec.Struct, frozen=True):
@@ -173,7 +193,16 @@ def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> Revi
         set_fields=_set_fields(spec),
         scheduling_gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         host_paths=_host_paths(spec.volumes or ()),
+        host_namespaces=tuple(_host_namespaces(spec)),
+        runtime_class=spec.runtime_class_name or "",
     )
+
+
+def _host_namespaces(spec: _RawPodSpec) -> Iterator[str]:
+    if spec.host_pid:
+        yield "hostPID"
+    if spec.host_ipc:
+        yield "hostIPC"
 
 
 def _host_paths(volumes: Iterable[_RawVolume]) -> Mapping[str, str]:
@@ -197,26 +226,38 @@ def _containers(spec: _RawPodSpec) -> Iterator[ReviewedContainer]:
     }
     for kind, containers in kinds.items():
         for number, container in enumerate(containers or ()):
-            yield _container(container, f"/spec/{kind}/{number}", init=kind == "initContainers")
+            yield _container(container, f"/spec/{kind}/{number}", kind)
 
 
-def _container(container: _RawContainer, path: str, *, init: bool) -> ReviewedContainer:
+def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContainer:
     resources = container.resources or _RawResources()
     security = container.security_context or _RawSecurityContext()
-    env = container.env or ()
+    env = {variable.name: variable for variable in container.env or ()}
     return ReviewedContainer(
         path=path,
         name=container.name,
-        init=init,
+        init=kind == "initContainers",
+        ephemeral=kind == "ephemeralContainers",
         limits=_amounts(resources.limits),
         requests=_amounts(resources.requests),
-        variables={variable.name: variable.text for variable in env},
-        value_from=frozenset(variable.name for variable in env if variable.value_from),
+        variables={name: variable.text for name, variable in env.items()},
+        value_from=frozenset(name for name, variable in env.items() if variable.value_from),
         env_from=tuple(_env_from_sources(container)),
         image=container.image or "",
-        mount_paths=tuple(mount.mount_path for mount in container.volume_mounts or ()),
+        mount_paths=tuple(_mount_paths(container)),
         privileged=bool(security.privileged),
+        capabilities=tuple(_added_capabilities(security)),
     )
+
+
+def _mount_paths(container: _RawContainer) -> Iterator[str]:
+    yield from (mount.mount_path for mount in container.volume_mounts or ())
+    yield from (block.device_path for block in container.volume_devices or ())
+
+
+def _added_capabilities(security: _RawSecurityContext) -> Iterator[str]:
+    if security.capabilities is not None:
+        yield from security.capabilities.add or ()
 
 
 def _amounts(quantities: _Quantities | None) -> Mapping[str, int]:

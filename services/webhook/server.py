@@ -1,22 +1,28 @@
-"""The webhook's HTTPS server: /mutate for the API server."""
+"""The webhook's HTTPS server: /mutate and /mutate-exempt for the API server."""
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from services.webhook.registration import PATH
+from services.webhook.registration import EXEMPT_PATH, PATH
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """An API server's request is at most 3 MiB; a review holds one object, or also its old version."""
 
-Review = Callable[[bytes], Awaitable[bytes]]
-"""Responds to the body of one AdmissionReview."""
+
+class Review(Protocol):
+    """Responds to the body of one AdmissionReview."""
+
+    def __call__(self, body: bytes, *, exempt: bool = ...) -> Awaitable[bytes]:
+        """Respond; `exempt`: the pod is in an exempt namespace."""
+        ...
 
 
 @dataclass(slots=True)
@@ -37,7 +43,7 @@ def application(review: Review, drain: Drain) -> web.Application:
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            body = await review(await request.read())
+            body = await review(await request.read(), exempt=request.path == EXEMPT_PATH)
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
             body = msgspec.json.encode({"error": str(error)})
@@ -48,6 +54,7 @@ def application(review: Review, drain: Drain) -> web.Application:
 
     routes = web.Application(client_max_size=MAX_BODY_BYTES)
     routes.router.add_post(PATH, mutate)
+    routes.router.add_post(EXEMPT_PATH, mutate)
     return routes
 
 

@@ -12,6 +12,7 @@ from services.webhook.admission import (
     AdmissionDecision,
     AdmissionPolicy,
     decide,
+    decide_update,
 )
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from services.webhook.cluster_lookups import ApiServerLookups
@@ -89,24 +90,38 @@ class Webhook:
                 logger.warning("the default priority class is unknown: %s", error)
             await self.clock.sleep(PRIORITY_CLASSES_S)
 
-    async def review(self, body: bytes) -> bytes:
-        """Respond to one AdmissionReview. Raises RequestError for any other body."""
+    async def review(self, body: bytes, *, exempt: bool = False) -> bytes:
+        """Respond to one AdmissionReview. Raises RequestError for any other body.
+
+        `exempt`: administrators have exempted the namespace from `pod_policy`.
+        """
         started = time.perf_counter()
         request = decode_request(body)
-        decision = await self._review_pod(request) if request.is_new_pod else ALLOWED
+        decision = ALLOWED
+        try:
+            if request.is_new_pod:
+                decision = await self._review_pod(request, exempt=exempt)
+            elif request.is_changed_pod:
+                decision = await self._review_change(request)
+        except RequestError as error:
+            decision = AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
         outcome = "allowed" if decision.allowed else "denied"
         self.metrics.count_review(outcome, time.perf_counter() - started)
         return encode_response(request.uid, decision)
 
-    async def _review_pod(self, request: ReviewRequest) -> AdmissionDecision:
+    async def _review_change(self, request: ReviewRequest) -> AdmissionDecision:
+        namespace = request.namespace or "default"
+        pod = parse_pod(request.raw_object, namespace)
+        old = parse_pod(request.raw_old_object, namespace)
+        keys = await self._env_from_keys(pod)
+        return decide_update(pod, old, self.policy, keys.get)
+
+    async def _review_pod(self, request: ReviewRequest, *, exempt: bool) -> AdmissionDecision:
         """Decide, and annotate the pod with the span of the review: its own trace links to it."""
         started_ns = time.time_ns()
         namespace = Namespace(request.namespace or "default")
-        try:
-            pod = parse_pod(request.raw_object, namespace)
-        except RequestError as error:
-            return AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
-        decision = await self._decide(pod, namespace)
+        pod = parse_pod(request.raw_object, namespace)
+        decision = await self._decide(pod, namespace, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
         span = self._record_span(pod, started_ns, decision.message)
@@ -123,7 +138,9 @@ class Webhook:
         attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
         return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
 
-    async def _decide(self, pod: ReviewedPod, namespace: Namespace) -> AdmissionDecision:
+    async def _decide(
+        self, pod: ReviewedPod, namespace: Namespace, *, exempt: bool
+    ) -> AdmissionDecision:
         keys = await self._env_from_keys(pod)
         budget = self._budget(namespace)
         decision = decide(
@@ -133,6 +150,7 @@ class Webhook:
             has_budget=budget is None or budget.lease_class == "guaranteed",
             largest=self.largest.now(self.clock.ticks()),
             default_class=self.default_class,
+            exempt=exempt,
         )
         if budget is None or not (decision.allowed and decision.requests_gpu):
             return decision

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.metrics import WebhookMetrics
-from services.webhook.registration import PATH
 from services.webhook.registration_writer import RegistrationWriter
 from services.webhook.server import Drain, serving_reviews
 from services.webhook.service import Webhook
@@ -55,7 +54,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             port,
         ):
             if settings.url:
-                registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
+                registration.url = f"{settings.url.rstrip('/')}:{port}"
             await serve(
                 "webhook",
                 webhook,

@@ -1,16 +1,19 @@
-"""Fields that a pod must not set: environment variables, annotations, host paths; pure.
+"""Fields that a pod must not set: environment variables, annotations, capabilities; pure.
 
 A pod's own variables override those of the device plugin, so a pod that sets one of these would
 choose its own limits. Annotations grant nothing here, but vendors' components may still read them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.events.event import ADMISSION
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """The variable that NVIDIA's container runtime reads, where it is the default runtime."""
+
+CUDA_VERSION = "CUDA_VERSION"
+"""A variable of CUDA images."""
 
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
 NAMES = frozenset(
@@ -19,6 +22,7 @@ NAMES = frozenset(
         "CUDA_DISABLE_CONTROL",
         "CUDA_REDIRECT",
         "GPU_CORE_UTILIZATION_POLICY",
+        "LD_AUDIT",
         "LD_PRELOAD",
         VISIBLE,
     }
@@ -31,7 +35,9 @@ DENIED_ANNOTATIONS = ("leasehold.dev/",)
 """Prefixes of annotations that a new pod must not have, except those for its author."""
 AUTHOR_ANNOTATIONS = (ISOLATION,)
 """Those of them that a pod's author may write."""
-COMPLETED_ANNOTATIONS = (ADMISSION,)
+EXEMPT = "leasehold.dev/exempt"
+"""On a pod of an exempt namespace: it may mount protected paths and have more privileges."""
+COMPLETED_ANNOTATIONS = (ADMISSION, EXEMPT)
 """Those that the webhook writes. It replaces one that a new pod already has, because the pod was
 copied or the webhook is called a second time; it grants nothing."""
 STRIPPED_ANNOTATIONS = (
@@ -54,6 +60,30 @@ STRIPPED_ANNOTATIONS = (
 )
 """Prefixes of annotations that a scheduler writes; on a new pod they are copied or forged."""
 
+CDI_ANNOTATIONS = "cdi.k8s.io/"
+"""Prefix of annotations that name devices; some runtimes also read those of pods."""
+CDI_VENDORS = ("nvidia.com/", "leasehold.dev/")
+"""Prefixes of the names of GPUs in such an annotation."""
+
+CAPABILITIES = frozenset(
+    {
+        "ALL",
+        "BPF",
+        "CHECKPOINT_RESTORE",
+        "DAC_READ_SEARCH",
+        "PERFMON",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+        "SYS_MODULE",
+        "SYS_PTRACE",
+        "SYS_RAWIO",
+    }
+)
+"""Capabilities that can remove limits: to mount, to trace, or to read and write memory."""
+
+RUNTIME_CLASSES = "nvidia"
+"""Part of the names of runtime classes that add devices to containers."""
+
 NOTHING_VISIBLE = "void"
 """With this value the runtime does not change the container."""
 NO_DEVICE_VALUES = frozenset({"", "void", "none"})
@@ -61,9 +91,6 @@ NO_DEVICE_VALUES = frozenset({"", "void", "none"})
 CUDA_IMAGE_PREFIXES = ("nvcr.io/",)
 CUDA_IMAGES = ("nvidia/", "cuda")
 """Parts of names of images that set `VISIBLE` to all devices, such as those based on CUDA's."""
-
-HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
-"""Host paths that, with all below them, give access to a device or replace the library."""
 
 DEVICE_NAME_MOUNTS = "nvidia-container-devices"
 """NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
@@ -75,13 +102,19 @@ def is_denied(annotation: str) -> bool:
     return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in free
 
 
-def sees_devices(image: str, variable: str | None) -> bool:
-    """Return whether a container without a request would see devices.
+def names_devices(variables: Mapping[str, str]) -> bool:
+    """Return whether a container's own variables let NVIDIA's runtime add devices.
 
-    `variable` is the value of `VISIBLE`; None: it is not set.
+    The runtime adds all devices to an old CUDA image, which it recognises by the variable with
+    CUDA's version, unless `VISIBLE` is set.
     """
-    if variable is not None:
-        return variable not in NO_DEVICE_VALUES
+    if VISIBLE in variables:
+        return variables[VISIBLE] not in NO_DEVICE_VALUES
+    return CUDA_VERSION in variables
+
+
+def is_cuda_image(image: str) -> bool:
+    """Return whether an image, by its name, sets `VISIBLE` to all devices."""
     return image.startswith(CUDA_IMAGE_PREFIXES) or any(part in image for part in CUDA_IMAGES)
 
 
@@ -115,13 +148,3 @@ def is_device_name_mount(mount_path: str) -> bool:
     It does so where it is configured to accept device names as mounts.
     """
     return DEVICE_NAME_MOUNTS in mount_path
-
-
-def exposes_devices(host_path: str) -> bool:
-    """Return whether a pod with GPUs must not mount this path of its node."""
-    path = "/" + "/".join(part for part in host_path.split("/") if part not in {"", "."})
-    if path in {"/", "/dev", "/etc", "/usr", "/usr/local"} or "/.." in path:
-        return True
-    return path.startswith("/dev/nvidia") or any(
-        path == reserved or path.startswith(f"{reserved}/") for reserved in HOST_PATHS[1:]
-    )

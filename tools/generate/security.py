@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from services.webhook.pod_policy import RULES
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.tries import table
 
@@ -104,6 +105,13 @@ def generated() -> str:
         {
             "rights": "\n".join(["| service | may |", "|---|---|", *rows]),
             "tries": table(),
+            "pod-policy": "\n".join(
+                [
+                    "| field | denied |",
+                    "|---|---|",
+                    *(f"| {rule.fields} | {rule.denied} |" for rule in RULES),
+                ]
+            ),
             "privileges": "\n".join([head, "|---|---|---|---|---|", *privileges()]),
         },
     )

@@ -12,6 +12,7 @@ import msgspec
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.diagnosis import node_checks as judge
+from services.node_agent.diagnosis.device_variable import device_variable
 from services.node_agent.diagnosis.node_files import read_allocations, read_cdi_kind
 from services.node_agent.gpu_access import open_gpus, usage_source_of
 from services.node_agent.gpus.driver import GpuDriver
@@ -55,6 +56,11 @@ RUNTIME_CONFIGURATIONS = (
     "docker/daemon.json",
     "crio/crio.conf.d/99-nvidia.conf",
 )
+TOOLKIT_CONFIGURATIONS = (
+    "etc/nvidia-container-runtime/config.toml",
+    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+)
+"""Files of NVIDIA's runtime: of its packages, and of the GPU operator."""
 
 
 class _AllocatableStatus(msgspec.Struct, frozen=True):
@@ -282,6 +288,16 @@ class NodeProbes:
         files = [self.host / "etc" / name for name in RUNTIME_CONFIGURATIONS]
         is_configured = any(path.is_file() and "nvidia" in path.read_text() for path in files)
         return judge.runtime(tools, is_configured=is_configured)
+
+    async def device_variable(self) -> Finding:
+        """Read whether NVIDIA's runtime lets pods name devices themselves."""
+        if self.settings.simulated:
+            raise SkipError("simulated GPUs need no container runtime")
+        found = [path for each in TOOLKIT_CONFIGURATIONS if (path := self.host / each).is_file()]
+        if not found:
+            raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")
+        strategies = self.settings.device_list_strategies
+        return device_variable(str(found[0]), found[0].read_text(), strategies)
 
     async def cdi(self) -> Finding:
         """Read the CDI specifications."""

@@ -73,7 +73,7 @@ class ObjectWriter:
         target = request.target
         if method == "POST":
             return await self._post(request)
-        if target.subresource not in {"", "status", "finalize"}:
+        if target.subresource not in {"", "status", "finalize", "ephemeralcontainers"}:
             raise method_not_allowed(method)
         if method == "DELETE" and not target.subresource:
             if target.name:

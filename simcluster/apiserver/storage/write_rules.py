@@ -84,6 +84,10 @@ def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json
     """Return the object to store when `new` replaces `old`, or a subresource of it."""
     if subresource == "status":
         return _merge_status(kind, new, old)
+    if subresource == "ephemeralcontainers":
+        result = deep_copy(old)
+        _replace(result["spec"], "ephemeralContainers", new["spec"].get("ephemeralContainers"))
+        return result
     for field in _SYSTEM_FIELDS:
         _replace(new["metadata"], field, old["metadata"].get(field))
     new["metadata"].pop("managedFields", None)

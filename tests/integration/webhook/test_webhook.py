@@ -15,14 +15,14 @@ import pytest
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.metrics import WebhookMetrics
-from services.webhook.registration import EXEMPT_LABEL, NAME, PATH
+from services.webhook.registration import EXEMPT_LABEL, NAME
 from services.webhook.registration_writer import CONFIGURATIONS, RegistrationWriter
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.serving_certificate import LIFE_DAYS, CertificateBundle, make
-from shared.dialects.reserved import VISIBLE
+from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
@@ -76,7 +76,7 @@ async def replica(
         tracing=tracing or Tracing("webhook", None),
     )
     async with serving_reviews(webhook.review, "127.0.0.1:0", certificate.context) as (_, port):
-        registration.url = f"https://127.0.0.1:{port}{PATH}"
+        registration.url = f"https://127.0.0.1:{port}"
         await certificate.refresh()
         yield Replica(webhook, certificate, registration)
 
@@ -432,3 +432,56 @@ async def test_pods_without_a_request_are_admitted_and_see_no_device(
     assert naming[0] == 403, "a device selected by a mount cannot be hidden"
     assert away[0] == 201, "only GPU pods need the webhook"
     assert denied[0] == 500
+
+
+async def test_images_and_ephemeral_containers_are_reviewed_after_admission(tmp_path: Path) -> None:
+    cuda = "nvidia/cuda:12.4.1-base"
+    merge = {"Content-Type": "application/merge-patch+json"}
+    image = {"spec": {"containers": [{"name": "main", "image": cuda}]}}
+    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": cuda}]}}
+    traces = {"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}
+    tracing = {"spec": {"ephemeralContainers": [{"name": "trace", "image": "app", **traces}]}}
+
+    async def patched(name: str, body: dict[str, Any]) -> tuple[int, Any]:
+        async with client.patch(f"{PODS}/{name}", json=body, headers=merge) as response:
+            return response.status, await response.json()
+
+    async with cluster() as (api, kube, client):
+        async with replica(api, kube, tmp_path):
+            await created(client, pod("plain"))
+            await created(client, pod("gpu", VGPU))
+            refused = await patched("plain", image)
+            other = await patched(
+                "plain", {"spec": {"containers": [{"name": "main", "image": "b"}]}}
+            )
+            added = [
+                await patched(f"{name}/ephemeralcontainers", debug) for name in ("plain", "gpu")
+            ]
+            traced = await patched("gpu/ephemeralcontainers", tracing)
+        annotated, _ = await patched("gpu", {"metadata": {"annotations": {"mine": "x"}}})
+
+    assert (refused[0], other[0], traced[0]) == (403, 200, 403)
+    assert f"container main: image {cuda}" in refused[1]["message"]
+    assert "container trace: capability SYS_PTRACE" in traced[1]["message"]
+    for status, shown in added:
+        assert status == 200, shown
+        assert shown["spec"]["ephemeralContainers"][0]["env"] == [
+            {"name": VISIBLE, "value": "void"}
+        ]
+    assert annotated == 200, "other changes do not wait for the webhook"
+
+
+async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) -> None:
+    profiling = {"metadata": {"name": "profiling", "labels": {EXEMPT_LABEL: "true"}}}
+    traced = pod("traced", VGPU, hostPID=True)
+    async with cluster() as (api, kube, client):
+        await client.post("/api/v1/namespaces", json=profiling)
+        async with replica(api, kube, tmp_path):
+            denied, _ = await created(client, traced)
+            path = "/api/v1/namespaces/profiling/pods"
+            async with client.post(path, json=traced) as response:
+                status, shown = response.status, await response.json()
+
+    assert (denied, status) == (403, 201)
+    assert shown["spec"]["schedulerName"] == "leasehold"
+    assert shown["metadata"]["annotations"][EXEMPT] == "true"

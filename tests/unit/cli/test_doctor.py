@@ -355,7 +355,7 @@ async def test_in_a_pod_checks_of_the_nodes_files_are_skipped(
         one.check: one for one in await run_checks(DoctorTarget(nodes=(settings,), only="node"))
     }
 
-    for name in ("container-toolkit", "cdi"):
+    for name in ("container-toolkit", "device-variable", "cdi"):
         assert found[name].outcome is Outcome.SKIPPED
         assert "on the node" in found[name].text
 

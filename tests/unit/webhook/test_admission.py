@@ -201,13 +201,13 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
         (pod(gpu(), nodeName="n1"), "nodeName is set to n1"),
         (
             pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]),
-            "volume v mounts /dev/nvidia0",
+            "volume v: hostPath /dev/nvidia0",
         ),
         (
             pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/usr//local/vgpu/x"}}]),
-            "volume v mounts",
+            "volume v: hostPath /usr//local/vgpu/x",
         ),
-        (pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "volume v mounts /"),
+        (pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "volume v: hostPath /"),
         (
             pod(gpu(), container("side") | {"securityContext": {"privileged": True}}),
             "container side is privileged",

@@ -1,0 +1,228 @@
+"""What a pod with GPUs must not set, since it could see other devices or lift its limits; pure.
+
+`RULES` is the table; `docs/security.md` shows it. In namespaces with the label `EXEMPT_LABEL`, set
+by administrators, only the rules on variables apply: the node agent enforces those, too.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from services.webhook.reviewed_pod import EnvFromSource, ReviewedContainer, ReviewedPod
+from shared.dialects.protected_paths import lease_conflict, node_conflict, normalized
+from shared.dialects.reserved import (
+    CAPABILITIES,
+    CDI_ANNOTATIONS,
+    CDI_VENDORS,
+    LIBRARY_DIRECTORY,
+    LIBRARY_SEARCH,
+    is_device_name_mount,
+    is_reserved,
+    is_reserved_prefix,
+)
+
+EnvFromKeys = Callable[[EnvFromSource], frozenset[str] | None]
+"""The keys of a ConfigMap or Secret in the pod's namespace; None if they cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySubject:
+    """What the rules are applied to."""
+
+    pod: ReviewedPod
+    containers: Sequence[ReviewedContainer]
+    """Those under review: all of a new pod, or those that an update adds."""
+    gpu_containers: Sequence[ReviewedContainer]
+    """Those of them that request GPUs."""
+    env_from_keys: EnvFromKeys
+    allow_privileged: bool = False
+    allow_unread_secrets: bool = False
+
+
+Broken = Iterator[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRule:
+    """One rule: which fields of which containers it forbids, and what to do instead."""
+
+    fields: str
+    denied: str
+    find: Callable[[PolicySubject], Broken]
+    """Yields container, field, value, and what to do."""
+    variables: bool = False
+    """It is about variables, and holds in exempt namespaces, too."""
+
+
+def violations(subject: PolicySubject, *, exempt: bool = False) -> Iterator[str]:
+    """Yield every field that breaks a rule, with its container and what to do."""
+    for rule in RULES:
+        if rule.variables or not exempt:
+            yield from rule.find(subject)
+
+
+def device_names(pod: ReviewedPod, containers: Iterable[ReviewedContainer]) -> Iterator[str]:
+    """Yield fields that select devices in the container runtime; no pod may have them."""
+    for key, value in pod.annotations.items():
+        if key.startswith(CDI_ANNOTATIONS) and any(vendor in value for vendor in CDI_VENDORS):
+            yield (
+                f"annotation {key} would select devices in the container runtime: remove it, the "
+                "lease provides the devices"
+            )
+    for container in containers:
+        for path in filter(is_device_name_mount, map(normalized, container.mount_paths)):
+            yield (
+                f"container {container.name}: a mount at {path} would select devices in the "
+                "container runtime: remove it, the lease provides the devices"
+            )
+
+
+def _node_name(subject: PolicySubject) -> Broken:
+    if subject.pod.node:
+        yield (
+            f"nodeName is set to {subject.pod.node}, which bypasses every scheduler: use a node "
+            "selector or affinity"
+        )
+
+
+def _host_namespaces(subject: PolicySubject) -> Broken:
+    for name in subject.pod.host_namespaces:
+        yield f"{name} gives access to processes of other pods: remove it"
+
+
+def _host_paths(subject: PolicySubject) -> Broken:
+    for volume, path in subject.pod.host_paths.items():
+        conflict = node_conflict(path)
+        if conflict:
+            yield (
+                f"volume {volume}: hostPath {path} gives access to {conflict} of the node: remove "
+                "it, or mount a directory that contains only the data"
+            )
+
+
+def _privileged(subject: PolicySubject) -> Broken:
+    for container in subject.containers:
+        if container.privileged and not subject.allow_privileged:
+            yield (
+                f"container {container.name} is privileged and would see every device: add only "
+                "the capabilities that it needs"
+            )
+
+
+def _capabilities(subject: PolicySubject) -> Broken:
+    for container in subject.containers:
+        for name in container.capabilities:
+            if name.upper().removeprefix("CAP_") in CAPABILITIES:
+                yield (
+                    f"container {container.name}: capability {name} could lift the limits of "
+                    "devices: remove it from securityContext.capabilities.add"
+                )
+
+
+def _mounts(subject: PolicySubject) -> Broken:
+    for container in subject.gpu_containers:
+        for path in container.mount_paths:
+            conflict = lease_conflict(path)
+            if conflict:
+                yield (
+                    f"container {container.name}: a volume mounted at {path} could replace "
+                    f"{conflict}, which the lease mounts: mount it at another path"
+                )
+
+
+def _variables(subject: PolicySubject) -> Broken:
+    for container in subject.gpu_containers:
+        place = f"container {container.name}"
+        for name, value in container.variables.items():
+            if is_reserved(name):
+                yield f"{place}: variable {name} is set by the lease only: remove it"
+            elif name == LIBRARY_SEARCH and name in container.value_from:
+                yield f"{place}: {name} uses valueFrom, which cannot be checked: write its value"
+            elif name == LIBRARY_SEARCH and "$(" in value:
+                yield (
+                    f"{place}: {name} refers to another variable, which cannot be checked: write "
+                    "its value"
+                )
+            elif name == LIBRARY_SEARCH and _searches_library(value):
+                yield (
+                    f"{place}: {name} contains {LIBRARY_DIRECTORY}: remove that directory from it"
+                )
+
+
+def _searches_library(value: str) -> bool:
+    return any(
+        f"{normalized(each)}/".startswith(f"{LIBRARY_DIRECTORY}/") for each in value.split(":")
+    )
+
+
+def _env_from(subject: PolicySubject) -> Broken:
+    for container in subject.gpu_containers:
+        for source in container.env_from:
+            text = _env_from_violation(source, subject)
+            if text:
+                yield f"container {container.name}: {text}"
+
+
+def _env_from_violation(source: EnvFromSource, subject: PolicySubject) -> str:
+    """Return why a source may not set variables; empty: it may."""
+    if is_reserved_prefix(source.prefix):
+        return (
+            f"envFrom with prefix {source.prefix} sets variables that the lease sets: use another "
+            "prefix"
+        )
+    keys = subject.env_from_keys(source)
+    if keys is None:
+        if subject.allow_unread_secrets:
+            return ""
+        return (
+            f"envFrom sets every key of {source.kind} {source.name}, which cannot be checked: list "
+            "the variables one by one with valueFrom"
+        )
+    names = sorted(source.prefix + key for key in keys)
+    reserved = [name for name in names if is_reserved(name) or name == LIBRARY_SEARCH]
+    if not reserved:
+        return ""
+    return (
+        f"envFrom {source.kind} {source.name} sets {reserved[0]}, which the lease sets: remove "
+        "that key"
+    )
+
+
+RULES = (
+    PodRule("`nodeName`", "any value", _node_name),
+    PodRule("`hostPID`, `hostIPC`", "true", _host_namespaces),
+    PodRule(
+        "`volumes[].hostPath`",
+        "paths of devices, the library, the container runtime, the kubelet and the node agent; "
+        "those above and below them",
+        _host_paths,
+    ),
+    PodRule(
+        "`securityContext.privileged` of any container",
+        "true, unless the webhook runs with `--allow-privileged`",
+        _privileged,
+    ),
+    PodRule(
+        "`securityContext.capabilities.add` of any container",
+        ", ".join(f"`{name}`" for name in sorted(CAPABILITIES)),
+        _capabilities,
+    ),
+    PodRule(
+        "`volumeMounts`, `volumeDevices` of containers with GPUs",
+        "paths that the lease mounts, those above and below them",
+        _mounts,
+    ),
+    PodRule(
+        "`env` of containers with GPUs",
+        "variables of the devices and of the library, `LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` "
+        "with the library's directory, with `valueFrom` or with `$(…)`",
+        _variables,
+        variables=True,
+    ),
+    PodRule(
+        "`envFrom` of containers with GPUs",
+        "ConfigMaps with such variables, and sources that cannot be read, unless the webhook runs "
+        "with `--allow-unread-secrets`",
+        _env_from,
+        variables=True,
+    ),
+)

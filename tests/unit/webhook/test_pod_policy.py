@@ -1,0 +1,277 @@
+"""The table of admission cases: what a pod may set, and which containers see devices."""
+
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide, decide_update
+from shared.dialects.reserved import CAPABILITIES, EXEMPT, VISIBLE
+from tests.support.webhook.reviews import reviewed
+
+VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+CUDA = "nvcr.io/nvidia/pytorch:24.05"
+Obj = dict[str, Any]
+
+
+def container(name: str = "side", **fields: Any) -> Obj:
+    return {"name": name, "image": "app", **fields}
+
+
+def gpu(**fields: Any) -> Obj:
+    resources = {"limits": VGPU, "requests": VGPU}
+    return container("main", resources=resources, **fields)
+
+
+def pod(*containers: Obj, notes: dict[str, str] | None = None, **spec: Any) -> Obj:
+    return {
+        "metadata": {"name": "pod", "annotations": notes or {}},
+        "spec": {"containers": list(containers), **spec},
+    }
+
+
+def env(name: str, value: str | None = None) -> Obj:
+    source: Obj = {"value": value} if value is not None else {"valueFrom": {"fieldRef": {}}}
+    return {"env": [{"name": name, **source}]}
+
+
+def mounted(path: str) -> Obj:
+    return {"volumeMounts": [{"name": "v", "mountPath": path}]}
+
+
+def host_path(path: str) -> list[Obj]:
+    return [{"name": "v", "hostPath": {"path": path}}]
+
+
+def decided(obj: Obj, *, exempt: bool = False, **policy: Any) -> AdmissionDecision:
+    return decide(
+        reviewed(obj), AdmissionPolicy(**policy), lambda _: frozenset({"MODE"}), exempt=exempt
+    )
+
+
+def updated(new: Obj, old: Obj) -> AdmissionDecision:
+    return decide_update(
+        reviewed(new), reviewed(old), AdmissionPolicy(), lambda _: frozenset({"MODE"})
+    )
+
+
+def applied(obj: Obj, decision: AdmissionDecision) -> Any:
+    assert decision.allowed, decision.message
+    return jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))
+
+
+def visible(shown: Obj) -> str | None:
+    """The value that takes effect: that of the last variable with the name."""
+    values = [each.get("value") for each in shown.get("env", ()) if each["name"] == VISIBLE]
+    return values[-1] if values else None
+
+
+SEEING = (
+    env(VISIBLE, "all"),
+    env(VISIBLE, "GPU-of-another-tenant"),
+    env(VISIBLE),
+    {"env": [{"name": VISIBLE, "value": "void"}, {"name": VISIBLE, "value": "all"}]},
+    env("CUDA_VERSION", "12.4"),
+    {"envFrom": [{"configMapRef": {"name": "settings"}}]},
+    {"envFrom": [{"secretRef": {"name": "settings"}}]},
+    {"image": CUDA},
+)
+
+
+@pytest.mark.parametrize("fields", SEEING)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+@pytest.mark.parametrize("in_gpu_pod", [True, False])
+def test_a_container_without_a_request_sees_no_device(
+    fields: Obj, kind: str, *, in_gpu_pod: bool
+) -> None:
+    obj = pod(gpu() if in_gpu_pod else container("main"))
+    obj["spec"][kind] = [*obj["spec"].get(kind, ()), container() | fields]
+
+    shown = applied(obj, decided(obj))["spec"][kind][-1]
+
+    assert visible(shown) == "void"
+
+
+def test_a_plain_sidecar_of_a_gpu_pod_sees_no_device() -> None:
+    obj = pod(gpu(), container())
+
+    assert visible(applied(obj, decided(obj))["spec"]["containers"][1]) == "void"
+
+
+def test_a_request_for_no_device_sees_none_under_any_scheduler() -> None:
+    none = {"resources": {"limits": {"nvidia.com/gpu": "0"}}}
+    obj = pod(container("main") | none | env(VISIBLE, "all"), schedulerName="theirs")
+
+    assert visible(applied(obj, decided(obj))["spec"]["containers"][0]) == "void"
+
+
+def test_a_runtime_class_that_adds_devices_adds_none() -> None:
+    obj = pod(container(), runtimeClassName="nvidia-cdi")
+
+    assert visible(applied(obj, decided(obj))["spec"]["containers"][0]) == "void"
+
+
+def test_a_second_review_changes_nothing() -> None:
+    obj = pod(gpu(), container() | env(VISIBLE))
+    once = applied(obj, decided(obj))
+
+    assert once["spec"]["containers"] == applied(once, decided(once))["spec"]["containers"]
+
+
+@pytest.mark.parametrize(
+    ("path", "conflict"),
+    [
+        ("/etc/ld.so.preload", "/etc/ld.so.preload"),
+        ("/etc", "/etc/ld.so.preload"),
+        ("/etc/ld.so.preload/x", "/etc/ld.so.preload"),
+        ("//etc/./", "/etc/ld.so.preload"),
+        ("/data/../etc", "/etc/ld.so.preload"),
+        ("/usr/local/vgpu", "/usr/local/vgpu"),
+        ("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu"),
+        ("/usr", "/usr/local/vgpu"),
+        ("/", "/etc/ld.so.preload"),
+        ("/tmp/vgpu", "/tmp/vgpu"),
+        ("/tmp/vgpulock", "/tmp/vgpulock"),
+        ("/tmp/cudevshr.cache", "/tmp/cudevshr.cache"),
+        ("/tmp", "/tmp/vgpu"),
+        ("/overrideEnv", "/overrideEnv"),
+    ],
+)
+def test_a_mount_at_above_or_below_a_path_of_the_lease_is_denied(path: str, conflict: str) -> None:
+    for fields in (mounted(path), {"volumeDevices": [{"name": "v", "devicePath": path}]}):
+        decision = decided(pod(gpu(**fields)))
+
+        assert not decision.allowed
+        assert f"container main: a volume mounted at {path} could replace" in decision.message
+        assert conflict in decision.message
+
+
+HOST_PATHS = (
+    *("/", "/dev", "/dev/nvidia0", "/dev/nvidia-caps", "/etc", "/etc/cdi", "/proc", "/run", "/var"),
+    *("/var/lib/kubelet/device-plugins", "/var/lib/leasehold", "/var/run/containerd", "/var/lib"),
+    *("/usr/local/vgpu", "/sys/fs/cgroup", "/data/../etc", "/run/../proc/1"),
+)
+
+
+@pytest.mark.parametrize("path", HOST_PATHS)
+def test_a_host_path_that_reaches_devices_or_their_guards_is_denied(path: str) -> None:
+    decision = decided(pod(gpu(), volumes=host_path(path)))
+
+    assert not decision.allowed
+    assert f"volume v: hostPath {path} gives access to" in decision.message
+
+
+@pytest.mark.parametrize("capability", [*sorted(CAPABILITIES), "CAP_SYS_PTRACE", "sys_admin"])
+def test_a_capability_that_lifts_limits_is_denied_in_any_container(capability: str) -> None:
+    context = {"securityContext": {"capabilities": {"add": [capability]}}}
+    decision = decided(pod(gpu(), container() | context))
+
+    assert not decision.allowed
+    assert f"container side: capability {capability}" in decision.message
+
+
+@pytest.mark.parametrize("name", ["hostPID", "hostIPC"])
+def test_host_namespaces_are_denied(name: str) -> None:
+    decision = decided(pod(gpu()) | {"spec": pod(gpu())["spec"] | {name: True}})
+
+    assert not decision.allowed
+    assert f"{name} gives access to processes of other pods: remove it" in decision.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        env("LD_AUDIT", "x.so"),
+        env("LD_LIBRARY_PATH", "$(BASE)/vgpu"),
+        env("LD_LIBRARY_PATH", "/lib:/usr/local/./vgpu"),
+        env("CUDA_DISABLE_CONTROL"),
+    ],
+)
+def test_variables_that_lift_limits_are_denied(fields: Obj) -> None:
+    decision = decided(pod(gpu(**fields)))
+
+    assert not decision.allowed
+    assert f"container main: {'' if 'PATH' in str(fields) else 'variable '}" in decision.message
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        pod(gpu(**mounted("/data"))),
+        pod(gpu(**mounted("/usr/local/share"))),
+        pod(gpu(**mounted("/tmp/cache"))),
+        pod(gpu(), container() | mounted("/etc")),
+        pod(gpu(), volumes=host_path("/dev/shm")),
+        pod(gpu(), volumes=host_path("/dev/infiniband")),
+        pod(gpu(), volumes=host_path("/var/lib/models")),
+        pod(gpu(securityContext={"capabilities": {"add": ["IPC_LOCK"], "drop": ["SYS_ADMIN"]}})),
+        pod(gpu(**env("LD_LIBRARY_PATH", "/opt/lib:/usr/local/vgpux"))),
+        pod(container(), hostPID=True, volumes=host_path("/")),
+    ],
+)
+def test_what_lifts_no_limit_is_admitted(obj: Obj) -> None:
+    assert decided(obj).allowed
+
+
+@pytest.mark.parametrize("vendor", ["nvidia.com/gpu=all", "leasehold.dev/gpu=GPU-a"])
+def test_an_annotation_that_names_devices_for_the_runtime_is_denied(vendor: str) -> None:
+    notes = {"cdi.k8s.io/any": vendor}
+
+    assert "would select devices" in decided(pod(container(), notes=notes)).message
+    assert decided(pod(container(), notes={"cdi.k8s.io/any": "example.org/nic=0"})).allowed
+
+
+def test_an_exempt_namespace_keeps_the_rules_on_variables_only() -> None:
+    free = pod(gpu(**mounted("/etc")), container() | env(VISIBLE, "all"), hostPID=True)
+    preload = pod(gpu(**env("LD_PRELOAD", "x.so")))
+
+    shown = applied(free, decided(free, exempt=True))
+
+    assert shown["metadata"]["annotations"][EXEMPT] == "true"
+    assert visible(shown["spec"]["containers"][1]) == "all"
+    assert not decided(preload, exempt=True).allowed
+
+
+def test_the_mark_of_an_exemption_is_removed_from_other_pods() -> None:
+    obj = pod(gpu(), notes={EXEMPT: "true"})
+
+    assert EXEMPT not in applied(obj, decided(obj))["metadata"]["annotations"]
+
+
+def test_an_image_that_shows_devices_is_denied_after_admission() -> None:
+    old, new = pod(container()), pod(container(image=CUDA))
+
+    decision = updated(new, old)
+
+    assert not decision.allowed
+    assert f"container side: image {CUDA}" in decision.message
+    hidden = env(VISIBLE, "void")
+    assert updated(pod(container(image=CUDA) | hidden), pod(container() | hidden)).allowed
+    assert updated(pod(gpu(image=CUDA)), pod(gpu())).allowed
+    assert updated(pod(container(image="app:2")), old).allowed
+
+
+def debugged(obj: Obj, **fields: Any) -> Obj:
+    kinds = {"ephemeralContainers": [container("debug") | fields]}
+    return {**obj, "spec": {**obj["spec"], **kinds}}
+
+
+@pytest.mark.parametrize("fields", [{}, *SEEING])
+def test_an_ephemeral_container_of_a_gpu_pod_sees_no_device(fields: Obj) -> None:
+    old = pod(gpu(), nodeName="n1")
+    new = debugged(old, **fields)
+
+    shown = applied(new, updated(new, old))["spec"]["ephemeralContainers"]
+
+    assert visible(shown[0]) == "void"
+    assert updated(new, new).patches == (), "one that runs cannot change"
+
+
+def test_an_ephemeral_container_gets_no_privileges_in_a_gpu_pod() -> None:
+    old = pod(gpu(), nodeName="n1")
+    traces = {"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}
+
+    assert "container debug: capability SYS_PTRACE" in updated(debugged(old, **traces), old).message
+    plain = pod(container())
+    assert updated(debugged(plain, **traces), plain).allowed
