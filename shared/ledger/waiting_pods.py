@@ -77,7 +77,12 @@ class WaitingPods(LedgerPart):
         on no gang counts them, although they may hold leases until their containers have ended.
         """
         for batch in in_batches(pods):
-            await self._connection.run("wait", "forget", batch)
+            await self._connection.run("wait", "gone", batch)
+
+    async def remove_bound(self, pods: Sequence[PodUid]) -> None:
+        """Remove waiting pods that are bound; their leases, if lost, can still be restored."""
+        for batch in in_batches(pods):
+            await self._connection.run("wait", "bound", batch)
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
         """Return those of the pods that were reported as gone in the last ten minutes."""

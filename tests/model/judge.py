@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shared.model.events.event import Event
+from shared.model.events.pod_events import NodeChanged, PodTerminated
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import Pod
 from tests.model.node import KubeletRecord, Node
@@ -15,6 +17,8 @@ from tests.model.raw_ledger import RESERVED, RawLedger, decode
 from tests.model.world import DEVICE_MIB, SLOTS, World
 
 ALL_CORES = 100
+GONE_S = 500.0
+"""A pod that is gone is remembered for at least so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,12 @@ class Judge:
         """Of each slot of each node's agent: the newest fence given out, and its pod."""
         self.calls = -1
         self.gang_leases: dict[str, set[str]] = {}
+        self.gone: dict[str, float] = {}
+        """Pods of which a binder has handled that they are gone: the instant."""
+        self.absent: set[str] = set()
+        """Those of them that were not in the ledger then."""
+        self.node_states: dict[NodeName, NodeChanged] = {}
+        """The newest that a binder has handled."""
         self.read_ledger()
 
     def read_ledger(self) -> RawLedger:
@@ -48,7 +58,12 @@ class Judge:
     def look(self) -> None:
         """Check what must hold at every moment."""
         self.read_ledger()
-        for problem in (*self._over_given(), *self._over_leased(), *self._ended_early()):
+        for problem in (
+            *self._over_given(),
+            *self._over_leased(),
+            *self._ended_early(),
+            *self._went_back(),
+        ):
             self.world.fail(problem)
         self.check_gangs()
 
@@ -68,6 +83,22 @@ class Judge:
             (given.device, given.memory_mib, given.cores_percent)
         ]:
             self.world.fail(f"S7: {given} differs from its lease {lease}")
+
+    def note_handled(self, event: Event) -> None:
+        """Note what the ledger must remember from now on."""
+        if isinstance(event, NodeChanged):
+            known = self.node_states.get(event.node.name)
+            if known is None or known.revision < event.revision:
+                self.node_states[event.node.name] = event
+        elif isinstance(event, PodTerminated):
+            self.gone.setdefault(event.pod, self.world.loop.now_s)
+            if event.pod not in {*self.read_ledger().leases, *self.ledger.waiting}:
+                self.absent.add(event.pod)
+
+    def forget_gone(self) -> None:
+        """Forget pods that the ledger remembers no more: it was lost, or its clock has jumped."""
+        self.gone.clear()
+        self.absent.clear()
 
     def forget_fences(self, node: NodeName) -> None:
         """Forget what an agent honoured: its checkpoint is lost."""
@@ -100,6 +131,10 @@ class Judge:
             for share in lease.shares
         ]
         yield from _excess("S1: leases take", leased)
+        for lease in self.ledger.leases.values():
+            nodes = {self.ledger.devices[share.device].node for share in lease.shares}
+            if nodes != {lease.node}:
+                yield f"O2: the devices of {lease.pod} on {lease.node} are on {nodes}"
         for uuid, device in self.ledger.devices.items():
             here = [each for each in leased if each.device == uuid]
             counted = (device.memory_used, device.cores_used, device.share_count)
@@ -119,6 +154,18 @@ class Judge:
             if record.pod.uid not in self.ledger.leases and not node.was_silent:
                 yield f"S8: {record.pod.uid} runs on {node.name}, and its lease has ended"
 
+    def _went_back(self) -> Iterator[str]:
+        """P2: a pod that is gone does not come back. P7: nor does an older state of a node."""
+        if not self.ledger.ready:
+            return
+        recent = {pod for pod, at in self.gone.items() if at > self.world.loop.now_s - GONE_S}
+        found = recent & self.absent & {*self.ledger.leases, *self.ledger.waiting}
+        yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in found)
+        for node, newest in self.node_states.items():
+            is_older = newest.deleted or (node in self.ledger.cordoned) != newest.node.unschedulable
+            if node in self.ledger.nodes and is_older and not self.world.lost_redis:
+                yield f"P7: an older state of {node} has replaced that of {newest.revision}"
+
     def check_gangs(self) -> None:
         """P5: when a gang reserves, as many as it needs hold leases, the gone not counted."""
         held: dict[str, set[str]] = {}
@@ -127,7 +174,7 @@ class Judge:
                 held.setdefault(lease.gang, set()).add(lease.pod)
         for gang, pods in held.items():
             known = self.gang_leases.get(gang, set())
-            present = {pod for pod in pods if pod not in self.world.told_gone}
+            present = {pod for pod in pods if pod not in self.gone}
             needed = int(gang.rpartition("-")[2])
             if not known and len(present) < needed and not self.world.lost_redis:
                 self.world.fail(
@@ -164,7 +211,7 @@ class Judge:
         found += [
             f"P7: the ledger has an older state of {node}"
             for node in ledger.nodes
-            if world.server.is_unschedulable(node) != (node in world.api.cordoned)
+            if (node in ledger.cordoned) != (node in world.api.cordoned)
         ]
         return found
 

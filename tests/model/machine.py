@@ -56,6 +56,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         self.judge = Judge(self.world)
         self.world.check_given = self.judge.check_given
         self.world.check_gangs = self.judge.check_gangs
+        self.world.note_handled = self.judge.note_handled
         self.figures["runs"] += 1
 
     def tell(self, text: str) -> None:
@@ -204,12 +205,15 @@ class LeaseProtocol(RuleBasedStateMachine):
 
     @rule(
         number=st.integers(0, 3),
-        what=st.sampled_from(("lose request", "lose reply", "delay", "restore", "restore")),
+        what=st.sampled_from(("lose request", "lose reply", "delay", "delay", "restore")),
+        spared_calls=st.integers(0, 4),
     )
-    def disturb_link(self, number: int, what: str) -> None:
+    def disturb_link(self, number: int, what: str, spared_calls: int) -> None:
+        """Delay the calls of a service, or lose one, after some that are spared."""
         service = self.world.services[number]
         self.count(f"links: {what}")
         self.tell(f"{what} of {service.name} to Redis")
+        service.link.spared_calls = spared_calls
         if what == "delay":
             service.link.delay()
         elif what == "restore":
@@ -260,7 +264,7 @@ class LeaseProtocol(RuleBasedStateMachine):
             return
         self.count(f"Redis: {what}")
         self.world.lost_redis = True
-        self.world.told_gone.clear()
+        self.judge.forget_gone()
         if what == "flush":
             self.server.flush()
         elif what == "roll back unseen":
@@ -293,6 +297,7 @@ class LeaseProtocol(RuleBasedStateMachine):
         world = self.world
         if what == "Redis":
             self.server.clock.ahead_s += max(seconds, -20.0)
+            self.judge.forget_gone()
         else:
             clock = world.watcher_clock if what == "watcher" else world.nodes[NodeName(what)].clock
             clock.ahead_s += seconds

@@ -56,6 +56,8 @@ class RawLedger:
     nodes: frozenset[str]
     """Those that the API server had when they were last written."""
     waiting: frozenset[str]
+    cordoned: frozenset[str]
+    """Nodes that are cordoned in the API server, as far as the ledger knows."""
 
 
 def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
@@ -66,6 +68,11 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
         devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
         nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _known(value)),
         waiting=frozenset(pod.decode() for pod in raw["waiting"]),
+        cordoned=frozenset(
+            key.removeprefix("facts:")
+            for key, value in raw.items()
+            if b'"unschedulable":true' in value.get(b"facts", b"")
+        ),
     )
 
 

@@ -16,7 +16,6 @@ from shared.model.events.pod_events import (
     LeaseChanged,
     LedgerRebuilt,
     PodQueued,
-    PodTerminated,
     ResyncRequested,
 )
 from shared.model.events.request_reply import BindReply, LeasesReply, LeasesRequest
@@ -64,8 +63,6 @@ class World:
         self.note = note
         self.failures: list[str] = []
         self.bag: list[Message] = []
-        self.told_gone: set[PodUid] = set()
-        """Pods of which a binder has handled that they are gone, since the ledger was whole."""
         self.lost_redis = False
         self.watcher_clock = ActorClock(self.loop)
         self.api = ApiServer(self.publish, self.watcher_clock)
@@ -92,6 +89,7 @@ class World:
         }
         self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
         self.check_gangs: Callable[[], None] = lambda: None
+        self.note_handled: Callable[[Event], None] = lambda _: None
         self.rounds = 0
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
@@ -192,8 +190,7 @@ class World:
         except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
             self.fail(f"{service.name} raises {error!r} on {message}")
         else:
-            if isinstance(message.event, PodTerminated):
-                self.told_gone.add(message.event.pod)
+            self.note_handled(message.event)
             if isinstance(message.event, PodQueued):
                 self.check_gangs()
             self.publish(events)

@@ -66,7 +66,7 @@ class WaitingRecords:
         if queued:
             leases = await self.ledger.load(queued)
             unleased = [pod for pod, lease in zip(queued, leases, strict=True) if lease is None]
-            await self.ledger.waiting_pods.remove(unleased)
+            await self.ledger.waiting_pods.remove_bound(unleased)
         for each in bound:
             if isinstance(each, PodGated):
                 await self.gated_pods.remove(each.namespace, [each.pod])

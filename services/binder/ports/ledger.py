@@ -35,7 +35,11 @@ class WaitingPodStore(Protocol):
         ...
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
-        """Remove waiting pods."""
+        """Remove waiting pods that are gone."""
+        ...
+
+    async def remove_bound(self, pods: Sequence[PodUid]) -> None:
+        """Remove waiting pods that are bound."""
         ...
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:

@@ -1,15 +1,15 @@
--- Add waiting pods, or remove them. Arguments: {'forget', pods} or {'wait', rows of {pod, group of its
--- need ('': no freed capacity can help), order, capacity number of the verdict, record, since, gang ('':
--- none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer of its
--- pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for another
--- pod, and is offered to this one after that.
+-- Add waiting pods, or remove them. Arguments: {'gone', pods}; {'bound', pods}; or {'wait', rows of {pod,
+-- group of its need ('': no freed capacity can help), order, capacity number of the verdict, record, since,
+-- gang ('': none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer
+-- of its pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for
+-- another pod, and is offered to this one after that.
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
-if ARGS[1] == 'forget' then
-  gone_pods.add(ARGS[2])
+if ARGS[1] ~= 'wait' then
+  local is_gone, leaving_gang, has_changed = ARGS[1] == 'gone', {}, false
+  if is_gone then gone_pods.add(ARGS[2]) end
   -- A lease may outlive its pod until the containers have ended. Its gang does not count it any more.
-  local leaving_gang, has_changed = {}, false
-  fetch('leases', ARGS[2])
+  fetch('leases', is_gone and ARGS[2] or {})
   for _, pod in ipairs(ARGS[2]) do
     if leases[pod] then
       call('SADD', PREFIX .. 'vanished', pod)

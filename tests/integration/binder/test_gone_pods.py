@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
@@ -25,7 +26,7 @@ from shared.model.events.pod_events import (
     PodsListed,
     PodTerminated,
 )
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
@@ -148,6 +149,21 @@ async def test_a_pod_that_was_bound_by_something_else_waits_no_longer(binder: Bi
 
     assert await binder.list_pods() == []
     assert await binder.waiting() == set()
+
+
+async def test_the_lost_lease_of_a_bound_pod_that_waits_can_be_restored(binder: Binder) -> None:
+    [outcome] = await binder.leases.reserve(
+        [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
+    )
+    assert isinstance(outcome, Reserved)
+    await binder.leases.release([PodUid("p")], reason="lost")
+    await binder.wait("p")
+    binder.pods.seen = {"p": PodSnapshot(PodUid("p"), NodeName("a"))}
+
+    await binder.list_pods()
+
+    lost = structs.replace(outcome.lease, state=LeaseState.ACTIVE, expires_at=0.0)
+    assert await binder.leases.restore([lost], now=NOW) == []
 
 
 async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> None:

@@ -52,6 +52,9 @@ class FakeWaitingPods:
         self.queued = [pod for pod in self.queued if pod.pod not in pods]
         self.ledger.vanished.update(pods)
 
+    async def remove_bound(self, pods: Sequence[PodUid]) -> None:
+        self.queued = [pod for pod in self.queued if pod.pod not in pods]
+
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
         return self.ledger.vanished.intersection(pods)
 
