@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.binder.ports.observations import PodSnapshot
@@ -69,6 +69,8 @@ class ApiServer:
         self.pods: dict[str, Pod] = {}
         self.nodes: set[NodeName] = set()
         self.cordoned: set[NodeName] = set()
+        self.node_states: list[NodeChanged] = []
+        """All that were published."""
         self.slow = False
         """Bindings wait until the model answers them."""
         self.calls: list[BindingCall] = []
@@ -118,7 +120,7 @@ class ApiServer:
     def remove_node(self, name: NodeName) -> None:
         self.nodes.discard(name)
         self.cordoned.discard(name)
-        self.publish([replace(self._node_changed(name), deleted=True)])
+        self.publish([self._node_changed(name)])
 
     def cordon_or_uncordon(self, name: NodeName) -> None:
         self.cordoned ^= {name}
@@ -247,7 +249,10 @@ class ApiServer:
 
     def _node_changed(self, name: NodeName) -> NodeChanged:
         self._numbers += 1
-        return NodeChanged(
+        state = NodeChanged(
             node=facts(name, unschedulable=name in self.cordoned),
+            deleted=name not in self.nodes,
             revision=NodeRevision(self._numbers),
         )
+        self.node_states.append(state)
+        return state

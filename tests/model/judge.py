@@ -161,10 +161,17 @@ class Judge:
         recent = {pod for pod, at in self.gone.items() if at > self.world.loop.now_s - GONE_S}
         found = recent & self.absent & {*self.ledger.leases, *self.ledger.waiting}
         yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in found)
-        for node, newest in self.node_states.items():
-            is_older = newest.deleted or (node in self.ledger.cordoned) != newest.node.unschedulable
-            if node in self.ledger.nodes and is_older and not self.world.lost_redis:
-                yield f"P7: an older state of {node} has replaced that of {newest.revision}"
+        for handled in self.node_states.values() if not self.world.lost_redis else ():
+            node, states = handled.node.name, self.world.api.node_states
+            newer = [each for each in states if each.revision >= handled.revision]
+            if not any(self._is_stored(each) for each in newer if each.node.name == node):
+                yield f"P7: an older state of {node} has replaced that of {handled.revision}"
+
+    def _is_stored(self, state: NodeChanged) -> bool:
+        name = state.node.name
+        if state.deleted or name not in self.ledger.nodes:
+            return state.deleted and name not in self.ledger.nodes
+        return state.node.unschedulable == (name in self.ledger.cordoned)
 
     def check_gangs(self) -> None:
         """P5: when a gang reserves, as many as it needs hold leases, the gone not counted."""
