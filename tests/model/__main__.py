@@ -17,11 +17,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument(
+        "--shrink", action="store_true", help="search for the smallest trace of a violation"
+    )
+    parser.add_argument(
         "--mutations", nargs="*", metavar="NAME", help="take checks out: each must be found"
     )
     options = parser.parse_args()
     if options.mutations is None:
-        find_violations(runs=options.runs, steps=options.steps, seed=options.seed)
+        find_violations(
+            runs=options.runs, steps=options.steps, seed=options.seed, shrink=options.shrink
+        )
     else:
         find_mutations(
             options.mutations or MUTATIONS,
@@ -31,15 +36,22 @@ def main() -> None:
         )
 
 
-def find_violations(*, runs: int, steps: int, seed: int) -> None:
-    """Run the model, and print what happened in it."""
-    began, done = time.monotonic(), 0
+def find_violations(*, runs: int, steps: int, seed: int, shrink: bool) -> None:
+    """Run the model; print each violation with its trace, and what happened in all runs."""
+    began, done, violations = time.monotonic(), 0, 0
     with model_server() as machine:
         while done < runs:
-            count = min(CHUNK, runs - done)
-            run(machine, runs=count, steps=steps, seed=seed + done // CHUNK)
+            count, of_chunk = min(CHUNK, runs - done), seed + done // CHUNK
+            try:
+                run(machine, runs=count, steps=steps, seed=of_chunk, shrink=shrink)
+            except Exception as error:  # noqa: BLE001 - an invariant, or a bug of the model
+                violations += 1
+                trace = "\n".join(getattr(error, "__notes__", []))
+                print(f"seed {of_chunk}: {error}\n{trace}")  # noqa: T201
             done += count
-            print(f"{done} runs of {steps} steps in {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201
+            tried, seconds = machine.figures["runs"], time.monotonic() - began
+            text = f"{tried} runs of {steps} steps in {seconds:.0f} s, {violations} violations"
+            print(text, flush=True)  # noqa: T201
         for what, number in sorted(machine.figures.items()):
             print(f"{number:>10,} {what}")  # noqa: T201
 
