@@ -15,6 +15,7 @@ import pytest
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.kubelet import registration
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
@@ -169,9 +170,10 @@ async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replace
     assert first.endpoints[0] != second.endpoints[0]
 
 
-async def test_17_registers_within_a_second_with_a_kubelet_that_was_killed_and_started_again(
-    directory: Path,
+async def test_17_registers_at_once_with_a_kubelet_that_was_killed_and_started_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(registration, "LOOK_S", 5.0)
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(directory / "kubelet.sock"))
     async with plugins_in(directory):
