@@ -71,8 +71,6 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "koordinator": {},
     "gpusharing": {},
     "hami_core": {
-        10: "requires hardware: the library needs CUDA to read a seeded file. Item 11 shows that C "
-        "code reads the file as the agent wrote it. [How to test it](hardware.md)",
         34: "Leasehold does not limit it; an operator can, [by project quotas](hardware.md#disk)",
     },
 }

@@ -1,0 +1,189 @@
+"""The node agent's NVML side, with the real pynvml on the simulated GPUs' driver."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.gpus.nvml.xid_listener import XidListener
+from services.node_agent.gpus.simulated.models import A100_40
+from services.node_agent.usage.usage_metrics import render_metrics
+from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid
+from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu
+from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.monitor_world import OURS, UID, monitored, read
+from tests.support.node_agent.regions import path_of, process
+from tests.support.waiting import until
+
+FIRST, SECOND = gpu(1), gpu(2, memory_mib=81920, name="NVIDIA H100 80GB HBM3")
+MIG = gpu(3, memory_mib=40960, mig=True, profiles=A100_40)
+
+
+def uuid(one: DriverGpu) -> DeviceUuid:
+    return DeviceUuid(one.uuid)
+
+
+async def test_gpus_are_discovered(nvml: GpuDriver) -> None:
+    nvml.create(FIRST, SECOND)
+    nvml.set(SECOND, "ecc-errors", 3)
+
+    found = await NvmlGpus().discover()
+
+    assert [(one.uuid, one.index, one.memory_mib) for one in found] == [
+        (FIRST.uuid, 0, 16384),
+        (SECOND.uuid, 1, 81920),
+    ]
+    assert [(one.model, one.fault, one.mig) for one in found] == [
+        ("NVIDIA A100-SXM4-80GB", None, None),
+        ("NVIDIA H100 80GB HBM3", None, None),
+    ]
+    assert [(one.bus, one.driver) for one in found] == [
+        ("0000:01:00.0", "570.00"),
+        ("0000:02:00.0", "570.00"),
+    ]
+    assert [one.ecc_errors for one in found] == [0, 3]
+    assert found[0].links.keys() == {SECOND.uuid}
+
+
+async def test_a_lost_gpu_and_one_with_broken_memory_are_faulty_until_they_recover(
+    nvml: GpuDriver,
+) -> None:
+    nvml.create(FIRST, SECOND)
+    gpus = NvmlGpus()
+    await gpus.discover()
+
+    nvml.set(FIRST, "lost")
+    nvml.set(SECOND, "remap-failed")
+    first, second = await gpus.discover()
+    nvml.set(FIRST, "lost", 0)
+    nvml.set(SECOND, "remap-failed", 0)
+    recovered = await gpus.discover()
+
+    assert first.fault is not None
+    assert "GPU is lost" in str(first.fault)
+    assert second.fault == ROW_REMAP_FAILED
+    assert [one.fault for one in recovered] == [None, None]
+
+
+async def test_a_gpu_that_hangs_does_not_hide_the_others(nvml: GpuDriver) -> None:
+    nvml.create(FIRST, SECOND)
+    gpus, processes = NvmlGpus(timeout_s=0.3), NvmlProcesses(timeout_s=0.3)
+    await gpus.discover()
+    nvml.set(FIRST, "hung")
+
+    first, second = await gpus.discover()
+    samples = await processes.sample()
+
+    assert first.fault is not None
+    assert "did not respond within" in str(first.fault)
+    assert second.fault is None
+    assert [one.device for one in samples] == [SECOND.uuid]
+
+
+async def test_without_a_driver_the_remedy_is_named(nvml: GpuDriver) -> None:
+    with pytest.raises(UnavailableError, match="Install the NVIDIA driver on this node"):
+        await NvmlGpus().discover()
+    with pytest.raises(UnavailableError, match="Driver Not Loaded"):
+        await NvmlProcesses().sample()
+
+
+async def test_processes_have_their_memory_and_utilization(nvml: GpuDriver) -> None:
+    nvml.create(FIRST)
+    idle, busy = nvml.load(), nvml.load()
+    assert idle.fits("2g")
+    assert busy.fits("1g")
+    processes = NvmlProcesses()
+
+    busy.send("burn 5s")
+
+    async def shown() -> dict[int, tuple[int | None, int]]:
+        (sample,) = await processes.sample()
+        return {one.pid: (one.memory_bytes, one.busy_percent) for one in sample.processes}
+
+    await until(shown, lambda found: found[busy.pid][1] > 50)
+    (sample,) = await processes.sample()
+    assert sample.busy_percent is not None
+    assert sample.busy_percent > 50
+    assert sample.used_bytes == 3 * GIB + 2 * CONTEXT
+    assert (await shown())[idle.pid] == (2 * GIB + CONTEXT, 0)
+    busy.kill()
+    assert (await shown()).keys() == {idle.pid}
+
+
+async def test_xid_events_belong_to_their_gpu(nvml: GpuDriver) -> None:
+    nvml.create(FIRST, SECOND)
+    listener = XidListener()
+    listener.listen([uuid(FIRST), uuid(SECOND)])
+    found: list[Xid] = []
+
+    async def received() -> set[Xid]:
+        nvml.report_xid(FIRST, 79)
+        nvml.report_xid(SECOND, 13)
+        found.extend(listener.drain())
+        return set(found)
+
+    await until(received, lambda xids: len(xids) == 2)
+    assert set(found) == {Xid(uuid(FIRST), 79), Xid(uuid(SECOND), 13)}
+
+
+async def test_mig_instances_are_made_used_and_destroyed(nvml: GpuDriver) -> None:
+    nvml.create(MIG)
+    gpus = NvmlGpus()
+    (found,) = await gpus.discover()
+    assert found.mig is not None
+    assert found.mig.profiles == A100_40
+    two = next(one for one in A100_40 if one.name == "2g.10gb")
+
+    gi = await gpus.create_instance(uuid(MIG), two.id, 2)
+    await gpus.create_compute(uuid(MIG), gi)
+    (made,) = await gpus.instances(uuid(MIG))
+    load = nvml.load(NVIDIA_VISIBLE_DEVICES=made.uuid)
+
+    assert (made.profile, made.start, made.compute_slices) == ("2g.10gb", 2, 2)
+    assert load.value("info", "total") == 10240 * MIB
+    assert load.fits("9g")
+    assert not load.fits("2g")
+    assert [one.busy for one in await gpus.instances(uuid(MIG))] == [True]
+    with pytest.raises(UnavailableError, match="Insufficient Resources"):
+        await gpus.create_instance(uuid(MIG), two.id, 2)
+    with pytest.raises(UnavailableError, match="In use"):
+        await gpus.destroy_compute(uuid(MIG), gi, made.compute_ids[0])
+    load.end()
+    await gpus.destroy_compute(uuid(MIG), gi, made.compute_ids[0])
+    await gpus.destroy_instance(uuid(MIG), gi)
+    assert await gpus.instances(uuid(MIG)) == ()
+
+
+async def test_metrics_show_what_regions_and_the_driver_count(
+    nvml: GpuDriver, tmp_path: Path
+) -> None:
+    leased = DriverGpu(uuid=share(0).device)
+    nvml.create(leased)
+    load = nvml.load()
+    assert load.fits("512m")
+    world = monitored(tmp_path)
+    tenant = world.add_container(lease_of(UID))
+    world.add_process(tenant, load.pid, inner=7)
+    world.monitor.usage = NvmlProcesses()
+    assert tenant.region_path is not None
+    image = bytearray(path_of(tenant.region_path).read_bytes())
+    process(image, 0, 7, totals=(512 * MIB,))
+    path_of(tenant.region_path).write_bytes(bytes(image))
+
+    await world.monitor.scan()
+
+    metrics = read(render_metrics(world.monitor).decode())
+    labels = tuple(sorted(OURS.items()))
+    assert metrics["leasehold_container_memory_measured_bytes"][labels] == 512 * MIB + CONTEXT
+    assert metrics["leasehold_container_memory_drift_bytes"][labels] == CONTEXT
+    assert metrics["hami_host_gpu_memory_used_bytes"].popitem()[1] == 512 * MIB + CONTEXT
+    load.kill()
+    shutil.rmtree(tmp_path / "proc" / str(load.pid))
+    await world.monitor.scan()
+    metrics = read(render_metrics(world.monitor).decode())
+    assert metrics["leasehold_container_memory_measured_bytes"][labels] == 0
+    assert metrics["leasehold_container_memory_enforced_bytes"][labels] == 512 * MIB
