@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("any machine", deadline=None)
+settings.register_profile("fuzz", deadline=None, max_examples=2_000)
 settings.load_profile("any machine")
 
 SERVERS = {"e2e", "integration"}

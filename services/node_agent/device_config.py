@@ -166,6 +166,6 @@ def _document(
     """Return the document in a text; None if there is none, or if its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         warnings.append(f"{source} is ignored, its syntax is invalid: {error}")
         return None

@@ -85,7 +85,7 @@ def decode_request(body: bytes) -> ReviewRequest:
     """Decode the request of a review. Raises RequestError for any other body."""
     try:
         review = msgspec.json.decode(body, type=_ReviewIn)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not an {KIND}: {error}") from error
     if review.kind != KIND:
         raise RequestError(f"the body is not an {KIND}")

@@ -8,6 +8,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from shared.dialects import RESOURCE_PREFIXES
 from shared.dialects.reserved import (
@@ -22,6 +23,7 @@ from shared.dialects.reserved import (
     STRIPPED_ANNOTATIONS,
     VISIBLE,
 )
+from shared.model.errors import RequestError
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
@@ -184,3 +186,19 @@ def service_client(namespace: str, service: str = "webhook") -> Callable[[str], 
     return lambda name: {
         "service": {"namespace": namespace, "name": service, "path": PATHS[name], "port": 443}
     }
+
+
+def registered_url(url: str, port: int) -> str:
+    """Return the URL below which API servers call webhooks: `url`, with `port` if it has none.
+
+    Raises RequestError if it is not an https URL of a host.
+    """
+    parts = urlsplit(url)
+    try:
+        has_port = parts.port is not None
+    except ValueError as error:
+        raise RequestError(f"--url {url!r}: {error}") from error
+    if parts.scheme != "https" or not parts.hostname:
+        raise RequestError(f"--url {url!r} is not https://HOST or https://HOST:PORT")
+    address = parts.netloc if has_port else f"{parts.netloc}:{port}"
+    return f"https://{address}{parts.path.rstrip('/')}"

@@ -175,7 +175,7 @@ def parse_pod(raw: bytes | msgspec.Raw, namespace: str) -> ReviewedPod:
     """Decode a pod. Raises RequestError for anything else, and for an invalid quantity."""
     try:
         pod = msgspec.json.decode(raw, type=_RawPod)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the object under review is not a pod: {error}") from error
     return _reviewed(pod.metadata or _RawMetadata(), pod.spec, namespace)
 

@@ -35,7 +35,9 @@ class WebhookSettings(ServiceSettings):
     secret: str = setting("", "NAMESPACE/NAME of the Secret with the replicas' certificate")
     tls_dir: Path | None = setting(None, "directory for the certificate, instead of a Secret")
     url: str = setting(
-        "", "register the webhook at this URL (its port is added) instead of behind a Service"
+        "",
+        "register the webhook at this URL instead of behind a Service; its port is that of "
+        "--listen unless the URL has one",
     )
     drain_s: float = setting(
         0.0, "seconds to respond after SIGTERM, until API servers no longer call this replica"

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.metrics import WebhookMetrics
+from services.webhook.registration import registered_url
 from services.webhook.registration_writer import RegistrationWriter
 from services.webhook.server import Drain, serving_reviews
 from services.webhook.service import Webhook
@@ -54,7 +55,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             port,
         ):
             if settings.url:
-                registration.url = f"{settings.url.rstrip('/')}:{port}"
+                registration.url = registered_url(settings.url, port)
             await serve(
                 "webhook",
                 webhook,

@@ -25,6 +25,8 @@ _SUFFIXES: Mapping[str, Fraction] = {
 _BYTES = frozenset({"memory", "ephemeral-storage"})
 MOST = 2**53 - 1
 """The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
+LONGEST = 64
+"""Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096
 """Size of the cache of parsed quantities."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
@@ -32,7 +34,12 @@ _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGT
 
 def parse_quantity(text: str | float) -> Fraction:
     """Parse a quantity exactly. Raises RequestError with the text if it is not one."""
-    match = _NUMBER.fullmatch(str(text).strip())
+    trimmed = str(text).strip()
+    if len(trimmed) > LONGEST:
+        raise RequestError(
+            f"{trimmed[:20]!r}... has {len(trimmed)} characters, more than {LONGEST}"
+        )
+    match = _NUMBER.fullmatch(trimmed)
     if match is None:
         raise RequestError(f"{text!r} is not a Kubernetes quantity such as 2, 500m or 4Gi")
     number, exponent, suffix = match.groups()
@@ -48,7 +55,7 @@ def parse_count(text: str | float) -> int:
     """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""
     if isinstance(text, int):
         return text
-    if isinstance(text, str) and text.isdecimal():
+    if isinstance(text, str) and text.isdecimal() and len(text) <= LONGEST:
         return int(text)
     return math.ceil(parse_quantity(text))
 

@@ -39,7 +39,7 @@ def decode(data: bytes, event_type: type[E]) -> list[E]:
     """Decode one message. Raises RequestError if it is not a message of `event_type`."""
     try:
         message = _decoder(event_type).decode(data)  # type: ignore[arg-type]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"{len(data)} bytes are not {event_type.subject}: {error}") from error
     if message.v != FORMAT:
         raise RequestError(

@@ -126,6 +126,7 @@ def test_operator_commands_run_in_a_container_that_up_does_not_start() -> None:
     environment = COMMANDS["environment"]
 
     assert COMMANDS["profiles"] == ["commands"]
+    assert environment["LEASEHOLD_DOCTOR_ONLY"] == "cluster", "it has no kubelet and no device"
     assert "depends_on" not in COMMANDS, "a command is no reason to make others anew"
     assert {
         Path(environment[f"LEASEHOLD_{server}_CREDENTIALS"]).name for server in ("NATS", "REDIS")
@@ -134,6 +135,12 @@ def test_operator_commands_run_in_a_container_that_up_does_not_start() -> None:
     for agent in (one for one in OURS if one.startswith("agent-")):
         (state,) = re.findall(r"--state-dir=(\S+)", _text(agent))
         assert str(Path(state).parent) == environment["LEASEHOLD_AGENTS"]
+
+
+def test_docker_compose_1_29_accepts_the_file() -> None:
+    known = {"version", "services", "volumes", "networks", "configs", "secrets"}
+
+    assert {key for key in COMPOSE if not key.startswith("x-")} <= known
 
 
 def test_the_file_holds_no_secret() -> None:

@@ -1,5 +1,6 @@
 """Parses GPUBudget objects of a cluster and of a file; pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,8 +30,13 @@ ALL_OTHERS = Namespace("*")
 
 MAX_MINUTES = 2**63 - 1
 """The maximum of an integer field of an object."""
+MAX_SHARE = 1_000_000
+MAX_GRACE_MINUTES = 525_600
+"""A year."""
 LONGEST_HOURS, LONGEST_BUCKET_MINUTES = 20 * 8784, 31 * 1440
 """Limits of a sliding policy: later instants have no date."""
+
+_MINUTES = re.compile(r"\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -79,13 +85,9 @@ class SpecFields:
         value = self.values.get(name)
         if value is None:
             return None
-        try:
-            units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE
-        except (ValueError, ZeroDivisionError) as error:
-            raise RequestError(
-                f"{self.path_of(name)} must be GPU-minutes, not {value!r}"
-            ) from error
-        if isinstance(value, bool) or units < 0 or units.denominator != 1:
+        is_number = _MINUTES.fullmatch(str(value)) and not isinstance(value, bool)
+        units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if is_number else None
+        if units is None or units.denominator != 1:
             raise RequestError(f"{self.path_of(name)} must be GPU-minutes from 0, not {value!r}")
         if units > MAX_MINUTES * UNITS_PER_GPU_MINUTE:
             raise RequestError(f"{self.path_of(name)} must be at most {MAX_MINUTES}, not {value!r}")
@@ -140,11 +142,11 @@ def parse_spec(namespace: Namespace, spec: SpecFields) -> Budget:
         warn_at=_thresholds(spec),
         debt_limit_units=spec.gpu_minutes("debtLimitGPUMinutes"),
         on_exhausted=spec.choice("onExhausted", OnExhausted, OnExhausted.DEMOTE),
-        grace_minutes=_or(spec.integer("graceMinutes", 0), 10),
+        grace_minutes=_or(spec.integer("graceMinutes", 0, MAX_GRACE_MINUTES), 10),
         evict_on_debt=_evicts(debt),
-        debt_grace_minutes=_or(debt.integer("graceMinutes", 0), 10),
+        debt_grace_minutes=_or(debt.integer("graceMinutes", 0, MAX_GRACE_MINUTES), 10),
         hysteresis_units=spec.gpu_minutes("hysteresisGPUMinutes"),
-        share=_or(spec.integer("share", 1), 1),
+        share=_or(spec.integer("share", 1, MAX_SHARE), 1),
     )
 
 

@@ -295,7 +295,7 @@ def _namespace(request: web.Request) -> Namespace:
 async def _body(request: web.Request) -> Mapping[str, object]:
     try:
         body = msgspec.json.decode(await request.read())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")

@@ -10,7 +10,7 @@ from shared.model.errors import ConflictError, RequestError
 from shared.model.names import Namespace
 
 ATTEMPTS = 20
-_MINUTES = re.compile(r"-?\d{1,9}(\.\d+)?(e-?\d{1,2})?")
+_MINUTES = re.compile(r"-?\d{1,9}(\.\d{1,30})?(e-?\d{1,2})?")
 """Grants are never deleted from the ledger, so amounts that no float can represent are refused."""
 MAX_MINUTES = 10**9
 

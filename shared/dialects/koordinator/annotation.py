@@ -126,7 +126,7 @@ def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     try:
         entries = json.loads(text).get("gpu") or []
         return tuple(_entry(entry) for entry in entries)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
 
 

@@ -87,7 +87,7 @@ def _object(name: str, text: str | None) -> Mapping[str, Any]:
         return {}
     try:
         read = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is not JSON: {error}") from error
     if read is not None and not isinstance(read, dict):
         raise RequestError(f"{name} must be a JSON object, got {text}")

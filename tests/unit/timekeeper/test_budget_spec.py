@@ -90,6 +90,9 @@ def test_omitted_fields_have_their_defaults() -> None:
         ({"warnAt": [0]}, "spec.warnAt"),
         ({"onDebt": {"action": "shout"}}, "onDebt.action"),
         ({"share": True}, "spec.share"),
+        ({"share": 10**30}, "spec.share must be at most 1000000"),
+        ({"graceMinutes": 10**30}, "spec.graceMinutes must be at most 525600"),
+        ({"limitGPUMinutes": "1e1000000000"}, "spec.limitGPUMinutes"),
     ],
 )
 def test_an_invalid_field_is_refused_with_its_path(spec: dict[str, Any], named: str) -> None:

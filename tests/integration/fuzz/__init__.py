@@ -1,0 +1,1 @@
+"""Any input, to everything that reads one."""

@@ -1,0 +1,344 @@
+"""No input makes a server respond with 5xx, log a traceback or stop; no message and no object does.
+
+Some hundred inputs; `pytest tests/integration/fuzz --hypothesis-profile=fuzz` tries more than
+10,000.
+"""
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from services.dashboard.legacy_metrics import legacy_metrics_application
+from services.timekeeper.accounts.accrual import advance, apply_update
+from services.timekeeper.accounts.balance import balance
+from services.timekeeper.config.budget_spec import parse_budget
+from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.report.budget_reports import budget_changed
+from services.timekeeper.rest.api import BudgetApi
+from services.watcher.pod_parser import PodParser
+from services.webhook.admission import AdmissionPolicy
+from services.webhook.metrics import WebhookMetrics
+from services.webhook.registration import PATHS
+from services.webhook.server import Drain
+from services.webhook.server import application as webhook_application
+from services.webhook.service import Webhook
+from shared.credentials.authorization import AnonymousAuthenticator, Viewer
+from shared.dialects import REQUEST_ANNOTATIONS
+from shared.dialects.dialect import Rules
+from shared.dialects.koordinator.annotation import parse_allocated
+from shared.dialects.nvidia.annotations import CORDON, REGISTER, cordoned_devices
+from shared.dialects.volcano.device_register import parse_register
+from shared.kubernetes.errors import ErrorResponse, NotFoundError
+from shared.kubernetes.types import ApiPod
+from shared.model.budget import Account
+from shared.model.errors import RequestError
+from shared.model.events.event import Event
+from shared.model.lease_copy import load_lease
+from shared.model.names import Namespace
+from shared.nats import wire
+from shared.runtime import health
+from shared.runtime.telemetry import Tracing
+from tests.contract.test_wire import SAMPLES
+from tests.support.clock import FakeClock
+from tests.support.dashboard.dashboard import dashboard
+from tests.support.fuzz.in_thread import running_in_thread, without_tracebacks
+from tests.support.fuzz.inputs import as_json, bodies, changed, texts, values
+from tests.support.servers.valkey import valkey_server
+from tests.support.timekeeper.accounts import T0, account_ledger, budget
+
+POD = {
+    "metadata": {"name": "train", "annotations": {"volcano.sh/vgpu-mode": "mig"}, "labels": {}},
+    "spec": {
+        "containers": [
+            {
+                "name": "c",
+                "image": "nvidia/cuda:12",
+                "resources": {"limits": {"volcano.sh/vgpu-number": 1, "cpu": "500m"}},
+                "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}],
+                "envFrom": [{"configMapRef": {"name": "a"}}],
+                "volumeMounts": [{"name": "v", "mountPath": "/etc"}],
+            }
+        ],
+        "volumes": [{"name": "v", "hostPath": {"path": "/proc"}}],
+        "nodeName": "",
+        "priority": 0,
+    },
+}
+REVIEW: dict[str, Any] = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {
+        "uid": "u-1",
+        "operation": "CREATE",
+        "namespace": "team-a",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "object": POD,
+    },
+}
+UPDATE = REVIEW | {"request": REVIEW["request"] | {"operation": "UPDATE", "oldObject": POD}}
+BUDGET = {
+    "apiVersion": "leasehold.dev/v1alpha1",
+    "kind": "GPUBudget",
+    "metadata": {"name": "team-a"},
+    "spec": {
+        "limitGPUMinutes": 60,
+        "share": 2,
+        "warnAt": [80],
+        "onExhausted": "evict",
+        "graceMinutes": 5,
+        "policy": {"type": "fixed", "window": "day", "timeZone": "UTC", "rollover": {"percent": 5}},
+    },
+}
+ROUTES = {
+    "timekeeper": (
+        *("/budget/{}", "/budget/{}/report", "/budget/{}/increase", "/v1/budgets"),
+        *("/v1/budgets/{}", "/v1/budgets/{}/grants", "/v1/budgets/{}/ledger"),
+        "/v1/reports/showback",
+    ),
+    "reports": ("/budget/{}/report",),
+    "dashboard": (
+        *("/", "/static/{}", "/login", "/logout", "/api/v1/state", "/api/v1/events"),
+        *("/api/v1/devices/{}", "/api/v1/leases/{}", "/api/v1/namespaces/{}"),
+    ),
+    "old-metrics": ("/metrics",),
+    "http": ("/healthz", "/readyz", "/metrics"),
+    "https": tuple(sorted(set(PATHS.values()))),
+}
+"""Paths of each port of the services; {} is any text."""
+QUERIES = ("from", "to", "cursor", "namespace", "window", "groupBy", "format", "after", "page")
+HEADERS = ("Last-Event-ID", "Idempotency-Key", "Authorization", "If-None-Match", "Cookie")
+GRANT = {"minutes": 5, "reason": "deadline", "pod_name": "train"}
+TEAM = Namespace("team-a")
+
+any_machine = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None
+)
+
+
+class EveryViewer:
+    """May read and grant everything."""
+
+    def __init__(self) -> None:
+        self.name = "fuzz"
+
+    async def visible(self, names: Any) -> None:
+        return None
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        return True
+
+
+class EveryToken(AnonymousAuthenticator):
+    """Accepts any token."""
+
+    is_anonymous = False
+
+    async def authenticate(self, token: str) -> Viewer | None:
+        return EveryViewer()
+
+
+class NoPods:
+    """A cluster without pods."""
+
+    async def read(self, path: str, kind: object) -> object:
+        raise NotFoundError(
+            ErrorResponse(method="GET", path=path, code=404, reason="NotFound", message="no pod")
+        )
+
+
+class Lookups:
+    """A cluster whose ConfigMaps have one key."""
+
+    async def env_from_keys(self, namespace: str, source: object) -> frozenset[str]:
+        return frozenset({"A"})
+
+    async def default_priority_class(self) -> str:
+        return ""
+
+
+def webhook() -> Webhook:
+    return Webhook(
+        AdmissionPolicy(),
+        Lookups(),  # type: ignore[arg-type]
+        rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
+        metrics=WebhookMetrics(),
+        clock=FakeClock(),
+        tracing=Tracing("webhook", None),
+    )
+
+
+@asynccontextmanager
+async def all_ports() -> AsyncIterator[Mapping[str, str]]:
+    """Serve every application, with real stores; yields addresses by port."""
+    with valkey_server() as server:
+        await server.ready()
+        async with (
+            account_ledger(server.url, budget(10, TEAM)) as accounts,
+            dashboard() as board,
+        ):
+            keeper = accounts.timekeeper()
+            await accounts.count(T0, keeper=keeper)
+            api = BudgetApi(
+                keeper,
+                accounts.store,
+                accounts.config,
+                EveryToken(),
+                metrics=TimekeeperMetrics(),
+                client=NoPods(),  # type: ignore[arg-type]
+                old_reports="answer",
+            )
+            local = "127.0.0.1:0"
+            async with (
+                health.served(api.application(), local) as timekeeper,
+                health.served(api.reports(), local) as reports,
+                health.served(health.application({}), local) as http,
+                health.served(legacy_metrics_application(board.dashboard.projection), local) as old,
+                health.served(webhook_application(webhook().review, Drain()), local) as https,
+            ):
+                yield {
+                    "timekeeper": timekeeper,
+                    "reports": reports,
+                    "dashboard": board.url.removeprefix("http://"),
+                    "old-metrics": old,
+                    "http": http,
+                    "https": https,
+                }
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[Mapping[str, str]]:
+    health.suppress_bad_request_tracebacks()  # as each service does
+    with without_tracebacks(), running_in_thread(all_ports()) as addresses:
+        yield addresses
+
+
+def status_of(
+    address: str,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> int:
+    """Send one request and return its status; 0 if the server closed the connection instead."""
+    connection = http.client.HTTPConnection(address, timeout=20)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        return connection.getresponse().status
+    except (http.client.BadStatusLine, ConnectionError):
+        return 0  # as for a body beyond the limit, while it is sent
+    finally:
+        connection.close()
+
+
+@any_machine
+@given(body=bodies(REVIEW, UPDATE), path=st.sampled_from(ROUTES["https"]))
+def test_any_review_is_answered(ports: Mapping[str, str], body: bytes, path: str) -> None:
+    assert status_of(ports["https"], "POST", path, body) in {200, 400}
+
+    good = as_json(REVIEW)
+    assert status_of(ports["https"], "POST", "/mutate", good) == 200
+
+
+def quoted(text: str) -> str:
+    return urllib.parse.quote(text.encode("utf-8", "surrogatepass")[:3_000], safe="")
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, str, str, bytes, dict[str, str]]:
+    """A port, and a request to one of its paths."""
+    port = draw(st.sampled_from(sorted(ROUTES)))
+    method = draw(st.sampled_from(("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "ODD")))
+    path = draw(st.sampled_from(ROUTES[port])).replace(
+        "{}", quoted(draw(texts | st.just("team-a")))
+    )
+    query = draw(st.dictionaries(st.sampled_from(QUERIES), texts, max_size=3))
+    words = "&".join(f"{name}={quoted(value)}" for name, value in query.items())
+    printable = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200)
+    headers = draw(st.dictionaries(st.sampled_from(HEADERS), printable, max_size=3))
+    if method in {"GET", "HEAD"}:
+        return port, method, f"{path}?{words}", b"", headers
+    return port, method, f"{path}?{words}", draw(bodies(GRANT)), headers
+
+
+@any_machine
+@given(request=requests())
+def test_any_request_to_any_port_is_answered_without_5xx(
+    ports: Mapping[str, str], request: tuple[str, str, str, bytes, dict[str, str]]
+) -> None:
+    port, method, path, body, headers = request
+
+    assert status_of(ports[port], method, path, body, headers) < 500
+    assert status_of(ports[port], "GET", ROUTES[port][0].format("team-a")) in {200, 405, 404}
+
+
+@any_machine
+@given(item=changed(BUDGET) | values)
+@example(item=BUDGET | {"spec": {"share": 10**30}})
+@example(item=BUDGET | {"spec": {"graceMinutes": 10**30, "onExhausted": "evict"}})
+@example(item=BUDGET | {"spec": {"limitGPUMinutes": "1e1000000000"}})
+def test_any_budget_is_refused_or_its_state_is_published(item: Any) -> None:
+    try:
+        parsed = parse_budget(item)
+    except RequestError:
+        return
+    account = Account(namespace=parsed.namespace)
+    update = advance(account, parsed, T0, charge_every_ms=1)
+    assert update is not None
+    after = apply_update(account, update)
+    event = budget_changed(parsed, after, balance(after, parsed, T0), previous=account.state)
+
+    assert wire.decode(wire.encode([event]), type(event)) == [event]
+
+
+@any_machine
+@given(
+    notes=st.dictionaries(st.sampled_from(sorted(REQUEST_ANNOTATIONS)), texts, max_size=3),
+    amounts=st.dictionaries(st.sampled_from(["volcano.sh/vgpu-number", "cpu"]), texts, max_size=2),
+)
+def test_any_annotation_and_amount_of_a_pod_is_read_or_explained(
+    notes: dict[str, str], amounts: dict[str, str]
+) -> None:
+    pod = json.loads(json.dumps(POD))
+    pod["metadata"] |= {"uid": "u", "namespace": "team-a", "annotations": notes}
+    pod["spec"]["schedulerName"] = "leasehold"
+    pod["spec"]["containers"][0]["resources"]["limits"] |= amounts
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # as the API server would refuse it
+        read = msgspec.json.decode(as_json(pod), type=ApiPod)
+        seen = PodParser(frozenset({"leasehold"}), Rules()).parse(read)
+        assert seen.request or seen.request_error
+
+
+@any_machine
+@given(text=texts | values.map(lambda value: as_json(value).decode(errors="replace")))
+def test_any_text_of_another_program_is_read_or_refused(text: str) -> None:
+    cordoned_devices({CORDON: "a", REGISTER: text})
+    for parse in (parse_allocated, parse_register):
+        with suppress(RequestError):
+            parse(text)
+    with suppress(RequestError):
+        load_lease(text, namespace=TEAM, name="train")
+
+
+DEEP_MESSAGE = b"\x91" * 100_000
+
+
+@any_machine
+@given(data=st.data(), sample=st.sampled_from(SAMPLES))
+def test_any_message_is_read_or_refused(data: st.DataObject, sample: Event) -> None:
+    whole = msgpack.unpackb(wire.encode([sample]))
+    try:
+        message = data.draw(st.binary() | st.just(DEEP_MESSAGE) | changed(whole).map(msgpack.packb))
+    except (OverflowError, ValueError, TypeError, UnicodeEncodeError):
+        assume(condition=False)  # MessagePack cannot represent the value
+        return
+    with suppress(RequestError):
+        assert all(type(event) is type(sample) for event in wire.decode(message, type(sample)))

@@ -1,0 +1,1 @@
+"""Odd inputs, and servers in a thread that receive them."""
