@@ -18,6 +18,8 @@ _SUBRESOURCES = {
     "portforward": ("PodPortForwardOptions", ("create", "get")),
     "log": ("Pod", ("get",)),
     "token": ("TokenRequest", ("create",)),
+    "proxy": ("NodeProxyOptions", ("get",)),
+    "ephemeralcontainers": ("Pod", ("get", "patch", "update")),
 }
 _GROUPS = {"eviction": "policy", "token": "authentication.k8s.io"}
 """The groups of bodies that are not of the group of their resource."""
