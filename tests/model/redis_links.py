@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from shared.ledger.connection import LedgerConnection
 from shared.ledger.script_sources import script_source
-from tests.model.virtual_time import ActorClock, VirtualLoop
+from tests.model.virtual_time import ActorClock
 
 PREFIX = "lh:"
 FEED_WAIT_S = 4.0
@@ -57,10 +57,11 @@ class Wire:
 class RedisServer:
     """One server for many runs: emptied, saved and restored as a whole."""
 
+    clock: ActorClock
+    """The time that scripts read; each world sets its own."""
+
     def __init__(self, url: str) -> None:
         self.wire = Wire(url)
-        self.clock = ActorClock(VirtualLoop())
-        """The time that scripts read; each world has its own."""
         self.scripts: dict[str, tuple[str, str]] = {}
         """Shared by all connections: sources are read once."""
         self.edits: list[tuple[str, str]] = [("call('TIME')", "({ARGV[7], ARGV[8]})")]
