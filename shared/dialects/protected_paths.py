@@ -16,7 +16,7 @@ LEASE_PATHS = (
     hami_core.REGIONS,
     hami_core.LOCKS,
     hami_core.FALLBACK_REGION,
-    "/overrideEnv",
+    hami_core.OVERRIDES,
 )
 """Paths inside containers: what the node agent mounts, and the file with which HAMi-core replaces
 its variables."""

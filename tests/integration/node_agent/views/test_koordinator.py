@@ -91,6 +91,7 @@ async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_s
         "CUDA_DEVICE_SM_LIMIT": "50",
         "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-37"}
     assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
