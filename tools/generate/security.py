@@ -1,15 +1,22 @@
 """The tables of docs/security.md: rights of service accounts and containers, from the manifests."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
 
+from services.auth.nats_users import all_users
+from services.auth.redis_users import USERS as REDIS_USERS
 from services.webhook.pod_policy import RULES
+from shared.model.names import NodeName
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.tries import table
 
 PAGE = DOCS / "security.md"
+NODE = "NODE"
+RUNTIME_EVENTS = {"heartbeat.sent", "resync.requested", "stream.recovered"}
+"""Events that the runtime publishes for every service."""
 
 
 def manifests() -> Iterator[dict[str, Any]]:
@@ -93,6 +100,35 @@ def _host_paths(container: dict[str, Any], pod: dict[str, Any]) -> str:
     return ", ".join(mounts) or "nothing"
 
 
+def nats_users() -> str:
+    """Return a table of the events and requests that each user of NATS may publish."""
+    rows = []
+    for user in all_users([NodeName(NODE)]):
+        names = {subject.removesuffix(".*") for subject in user.publish if subject[0] not in "$_"}
+        events = sorted(
+            {re.sub(rf"^[^.]+\.[^.]+\.(.*)\.v\d+(\.{NODE})?$", r"\1", name) for name in names}
+            - RUNTIME_EVENTS
+        )
+        listed = ", ".join(f"`{event}`" for event in events) or "nothing"
+        of_node = " of its node" if user.name.endswith(NODE) else ""
+        rows.append(f"| {user.name} | {listed}{of_node} |")
+    return "\n".join(["| user | may publish |", "|---|---|", *rows])
+
+
+def redis_users() -> str:
+    """Return a table of the keys that each user of Redis may access."""
+    rows = [
+        f"| {user.name} | {_code(user.writes)} | {_code(user.reads)} | {_code(user.commands)} |"
+        for user in REDIS_USERS
+    ]
+    head = "| user | writes | reads | commands besides those of the ledger |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|") or "nothing"
+
+
 def generated() -> str:
     """Return the page with tables generated from the manifests."""
     rows = [
@@ -105,6 +141,8 @@ def generated() -> str:
         {
             "rights": "\n".join(["| service | may |", "|---|---|", *rows]),
             "tries": table(),
+            "nats-users": nats_users(),
+            "redis-users": redis_users(),
             "pod-policy": "\n".join(
                 [
                     "| field | denied |",
