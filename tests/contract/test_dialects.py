@@ -10,8 +10,9 @@ from services.node_agent.views.advertisement import (
 )
 from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_ANNOTATIONS
 from shared.dialects.advertised import TRIGGER, Advertisement, NodeSoftware, Strategy
-from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.protected_paths import lease_conflict
 from shared.dialects.volcano.device_register import HANDSHAKE
 from shared.dialects.volcano.gpushare import MAX_UNITS
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
@@ -98,6 +99,18 @@ def test_a_dialect_declares_what_the_agent_writes_on_nodes_and_pods(name: str) -
     assert objects == dialect.node_objects
     assert {key for each in written for key in each.labels} == dialect.node_labels
     assert {key for each in notes for key in each} == dialect.agent_annotations
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_pod_may_mount_over_what_a_lease_mounts(name: str) -> None:
+    half = share(LARGEST[0].uuid, cores_percent=50, slotted=True)
+    held = lease("u1", "n1", half, dialect=name)
+    known = {device.uuid: device for device in LARGEST}
+    paths = Paths(library="/l", preload="/p", containers="/c")
+
+    mounts = DIALECTS[name].container_setup(held, "main", known, paths).mounts
+
+    assert [mount for mount in mounts if not lease_conflict(mount.container_path)] == []
 
 
 @pytest.mark.parametrize("name", DIALECTS)
