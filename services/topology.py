@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat, StreamRecovered
-from shared.model.events.request_reply import ResizeRequest
+from shared.model.events.request_reply import ResizeRequest, UsageRequest
 from shared.runtime.service import Role, roles_of
 
 
@@ -50,7 +50,10 @@ SERVICES: tuple[ServiceEntry, ...] = (
 )
 OPERATOR = ServiceEntry(name="operator", module="", class_name="")
 """The user of the commands, which is not a service."""
-OPERATOR_ROLES = (Role(kind="publishes", method="resize", publishes=(ResizeRequest,)),)
+OPERATOR_ROLES = (
+    Role(kind="publishes", method="resize", publishes=(ResizeRequest,)),
+    Role(kind="publishes", method="usage", publishes=(UsageRequest,)),
+)
 ALL_SERVICES_PUBLISH = (Heartbeat,)
 """Events that the runtime publishes for each replica of any service."""
 CLUSTER_SERVICES_PUBLISH = (*ALL_SERVICES_PUBLISH, StreamRecovered)

@@ -50,7 +50,7 @@ def operator_user() -> NatsUser:
 
     Commands receive heartbeats, check the stream, and send the requests that the topology declares.
     """
-    requests = map(subjects.request_subject, published(OPERATOR_ROLES))
+    requests = map(subjects.reply_subject, published(OPERATOR_ROLES))
     return NatsUser(
         name=OPERATOR.name,
         publish=_sorted_unique((f"{API}.STREAM.INFO.{STREAM}", *requests)),

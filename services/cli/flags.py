@@ -54,7 +54,7 @@ def add_pod(command: argparse.ArgumentParser, *, required: bool = True) -> None:
 
 def add_namespace(command: argparse.ArgumentParser, default: str) -> None:
     """Add the flag for a namespace."""
-    command.add_argument("-n", "--namespace", default=default, help=f"default: {default}")
+    command.add_argument("-n", "--namespace", default=default, help=f"default: {default or 'all'}")
 
 
 def add_api_server(command: argparse.ArgumentParser) -> None:
@@ -132,3 +132,17 @@ def add_view(command: argparse.ArgumentParser) -> None:
     )
     add_api_server(command)
     add_json(command)
+
+
+def add_nats(command: argparse.ArgumentParser, url: str) -> None:
+    """Add the flags for NATS as the operator; `url` is the help of its URL."""
+    add_server(
+        command,
+        "nats",
+        url=url,
+        credentials="file with user:secret of the operator",
+        files={
+            "token": "token of the operator's service account, instead",
+            "ca": "certificate authority of NATS, PEM",
+        },
+    )

@@ -40,6 +40,8 @@ from shared.model.events.request_reply import (
     LimitsRequest,
     TerminationReply,
     TerminationRequest,
+    UsageReply,
+    UsageRequest,
 )
 from shared.model.names import NodeName
 from shared.runtime.service import answers, emits, handles, loops, publishes
@@ -159,6 +161,11 @@ class NodeAgent:
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:
         """Apply the limits of a lease, or of a smaller, proposed one."""
         return await self.limits.apply_request(event)
+
+    @answers
+    async def report_usage(self, event: UsageRequest) -> UsageReply:
+        """Return the usage of every leased share as of the latest scan."""
+        return self.usage.report()
 
     async def drain(self) -> None:
         """Admit no more pods, report that, and wait until the kubelet has served the admitted."""

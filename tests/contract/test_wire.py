@@ -58,6 +58,8 @@ from shared.model.events.request_reply import (
     ResizeRequest,
     TerminationReply,
     TerminationRequest,
+    UsageReply,
+    UsageRequest,
 )
 from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -74,6 +76,7 @@ from shared.model.request import (
     PodRequest,
     Toleration,
 )
+from shared.model.usage import ShareMeasurement
 from shared.nats import wire
 
 PINNED = Path(__file__).with_name("wire_v1.json")
@@ -251,6 +254,23 @@ SAMPLES: tuple[Event, ...] = (
     BindReply(deferred_pods=(POD,), reason="it restarts", window_open=False, node_closed=True),
     LimitsRequest(node=NODE, lease=LEASE, resize_id="8f3a", finished=True),
     LimitsReply(applied=False, reason="3000 MiB are in use", in_use_mib=3_000),
+    UsageRequest(node=NODE),
+    UsageReply(
+        measured_at=4.5,
+        shares=(
+            ShareMeasurement(
+                pod=POD,
+                namespace=NS,
+                name="train",
+                container="main",
+                device=DeviceUuid("GPU-a"),
+                memory_mib=1_200,
+                cores_percent=35,
+                processes=2,
+                idle_since=3.5,
+            ),
+        ),
+    ),
     ResizeRequest(pod=POD, container="main", memory_mib=6_144, cores_percent=30),
     ResizeReply(
         outcome="resized",

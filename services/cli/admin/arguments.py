@@ -118,16 +118,7 @@ def _add_resize(add: AddCommand) -> None:
     option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
     option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
     flags.add_state(resize)
-    flags.add_server(
-        resize,
-        "nats",
-        url="the NATS of a binder",
-        credentials="file with user:secret of the operator",
-        files={
-            "token": "token of the operator's service account, instead",
-            "ca": "certificate authority of NATS, PEM",
-        },
-    )
+    flags.add_nats(resize, "the NATS of a binder")
     flags.add_api_server(resize)
     flags.add_json(resize)
 

@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 
 from services.cli import terminal
+from services.cli.snapshot.location import nats_credentials_of
 from services.cli.state_dir import StateDir, load_state
-from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -105,21 +104,8 @@ def _target(flags: argparse.Namespace) -> ResizeTarget:
     stored = saved.nats_client_credentials if saved else NO_CREDENTIALS
     return ResizeTarget(
         nats_url=flags.nats_url or (saved.nats_url if saved else ""),
-        nats_credentials=_credentials_in(flags) or stored,
+        nats_credentials=nats_credentials_of(flags) or stored,
         kubeconfig=Path(kubeconfig) if kubeconfig else None,
-    )
-
-
-def _credentials_in(flags: argparse.Namespace) -> ClientCredentials | None:
-    """Return the credentials for NATS that the flags name; None: they name none."""
-    login, token, authority = (
-        Path(text) if text else None
-        for text in (flags.nats_credentials, flags.nats_token_file, flags.nats_ca_file)
-    )
-    if not (login or token or authority):
-        return None
-    return ClientCredentials(
-        login_file=login, token_file=token, user=OPERATOR.name, tls=TlsFiles(ca=authority)
     )
 
 

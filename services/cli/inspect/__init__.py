@@ -1,1 +1,1 @@
-"""Commands that read: gpus, ps, explain, trace, topology."""
+"""Commands that read: gpus, ps, top, explain, trace, topology."""

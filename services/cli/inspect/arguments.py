@@ -1,17 +1,22 @@
-"""The arguments of the commands gpus, ps, explain, trace and topology."""
+"""The arguments of the commands gpus, ps, top, explain, trace and topology."""
 
 import argparse
 
 from services.cli import flags
 from services.cli.flags import AddCommand, Run
 
+NATS = "the NATS of the node agents, which report measured usage"
+SORTS = ("memory", "cores", "idle", "pod", "node")
+
 
 def add_inspect_commands(add: AddCommand) -> None:
-    """Add gpus, ps, explain, trace and topology."""
-    flags.add_view(add("gpus", "show every device and its leases", _run("gpus"), "", "--json"))
-    flags.add_view(
-        add("ps", "show leases, and waiting pods with the reason", _run("ps"), "", "--json")
-    )
+    """Add gpus, ps, top, explain, trace and topology."""
+    gpus = add("gpus", "show every device and its leases", _run("gpus"), "", "--json")
+    ps = add("ps", "show leases, and waiting pods with the reason", _run("ps"), "", "--json")
+    for command in (gpus, ps):
+        flags.add_view(command)
+        flags.add_nats(command, NATS)
+    _add_top(add)
     _add_explain(add)
     trace = add(
         "trace",
@@ -35,6 +40,26 @@ def add_inspect_commands(add: AddCommand) -> None:
     flags.add_json(topology)
 
 
+def _add_top(add: AddCommand) -> None:
+    top = add(
+        "top",
+        "show the measured usage of every share beside its lease, and refresh it",
+        _run("top"),
+        "",
+        "--sort idle -n team-a",
+        "--once --node gpu-1",
+        "--json",
+    )
+    option = top.add_argument
+    option("--sort", choices=SORTS, default=SORTS[0], help=f"default: {SORTS[0]}")
+    flags.add_namespace(top, "")
+    option("--node", default="", help="default: all")
+    option("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    option("--once", action="store_true", help="print it once, as without a terminal")
+    flags.add_view(top)
+    flags.add_nats(top, NATS)
+
+
 def _add_explain(add: AddCommand) -> None:
     explain = add(
         "explain",
@@ -46,6 +71,7 @@ def _add_explain(add: AddCommand) -> None:
         "--request - --gpu H100-80GB < deployment.yaml",
     )
     flags.add_view(explain)
+    flags.add_nats(explain, NATS)
     flags.add_pod(explain, required=False)
     explain.add_argument(
         "--request",

@@ -3,15 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.cli.formats import age
+from services.cli.formats import age, measured_text
 from services.cli.inspect.gangs import GangSummary, gang_of
-from services.cli.inspect.json_output import refusal_shape
+from services.cli.inspect.json_output import lease_shape, refusal_shape
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
-from shared.model.lease_json import lease_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.node import cordon_reason
@@ -77,7 +76,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
         f"dialect     {lease.dialect or 'none: it requests no GPU'}",
         *_cordon_lines(lease, snapshot),
-        *(line for share in lease.shares for line in _share_lines(share, snapshot)),
+        *(line for share in lease.shares for line in _share_lines(lease, share, snapshot)),
     ]
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     if views:
@@ -89,7 +88,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
         lines=tuple(lines),
         next=f"leasehold trace {pod.name} -n {pod.namespace}",
-        extra=(("lease", lease_json(lease)), ("annotations", views)),
+        extra=(("lease", lease_shape(lease, snapshot.usage)), ("annotations", views)),
     )
 
 
@@ -106,7 +105,7 @@ def _cordon_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
     return [f"waits for   {reason}; if that lasts, the pod is placed elsewhere"] if reason else []
 
 
-def _share_lines(share: Share, snapshot: Snapshot) -> list[str]:
+def _share_lines(lease: Lease, share: Share, snapshot: Snapshot) -> list[str]:
     init = " (init)" if share.init else ""
     slot = "" if share.slot is None else f", slot {share.slot}"
     part = f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}"
@@ -120,6 +119,9 @@ def _share_lines(share: Share, snapshot: Snapshot) -> list[str]:
         size = share.requested_size
         requested = f"{size.memory_mib} MiB and {size.cores_percent or 'any'} % of the cores"
         lines.append(f"            resized: its pod requests {requested}")
+    measured = snapshot.usage.of(lease, share)
+    if measured is not None:
+        lines.append(f"            {measured_text(measured, snapshot.read_at)}")
     stored = snapshot.devices.get(share.device)
     if stored is not None:
         _, device, use = stored

@@ -3,14 +3,16 @@
 `gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy", "fault",
            "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
            "layout", "shares": [{"pod", "namespace", "name", "container", "memory_mib",
-           "cores_percent", "slot", "mig", "fence", "state"}]}]}]}; "layout" is the MIG layout of a
-           device with leased instances, "mig" is {"layout", "position", "profile"} or null.
+           "cores_percent", "slot", "mig", "fence", "state", "measured"}]}]}],
+           "unmeasured_nodes": [node]}; "layout" is the MIG layout of a device with leased
+           instances, "mig" is {"layout", "position", "profile"} or null, and
+           "measured" is {"memory_mib", "cores_percent", "processes", "idle_since"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "unhealthy_devices", "shares": [{"container", "device",
            "index", "memory_mib", "cores_percent", "booked_cores", "slot", "mig", "fence",
-           "init", "requested_size"}]}],
+           "init", "requested_size", "measured"}]}],
            "waiting": [{"pod", "namespace", "name", "priority", "gang", "since", "reason", "hint",
-           "permanent"}]}
+           "permanent"}], "unmeasured_nodes"}
 `explain`: {"verdict": "running" | "waiting" | "gated" | "rejected" | "foreign" | "ended" |
            "unknown", "pod", "namespace", "name", "text", "next", and, where there are any, "lease"
            (as in `ps`), "annotations", "gates", "gang", "refusal": {"reason", "hint", "permanent",
@@ -20,6 +22,7 @@
            "ok", "text"}]}; `start_s` counts from the first span.
 `topology`: {"edges": [{"publisher", "event", "delivery": "work" | "broadcast" | "request" |
            "observed", "consumer"}]}
+"unmeasured_nodes" have leases, and their agents did not reply.
 "requested_size" is null, or for a resized share what its pod requests: {"memory_mib",
 "cores_percent"}. "dominant_share" is the largest part of all healthy devices' cores or memory that
 the namespace holds. Amounts are MiB, percent of one device and Unix seconds.
@@ -28,17 +31,22 @@ the namespace holds. Amounts are MiB, percent of one device and Unix seconds.
 from collections.abc import Iterable
 from typing import Any
 
-from services.cli.snapshot.snapshot import Snapshot, shares_on
+from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
+from shared.model.lease import Lease
 from shared.model.lease_json import lease_json, mig_json, waiting_json
 from shared.model.ledger import NodeTotals
 from shared.model.placement import Refusal
+from shared.model.usage import ShareMeasurement
 
 Shape = dict[str, Any]
 
 
-def gpus(nodes: Iterable[NodeTotals]) -> Shape:
+def gpus(nodes: Iterable[NodeTotals], usage: MeasuredUsage) -> Shape:
     """Return every device and its shares."""
-    return {"nodes": [_node(totals) for totals in nodes if totals.node.devices]}
+    return {
+        "nodes": [_node(totals, usage) for totals in nodes if totals.node.devices],
+        "unmeasured_nodes": list(usage.unmeasured_nodes),
+    }
 
 
 def ps(snapshot: Snapshot) -> Shape:
@@ -46,11 +54,32 @@ def ps(snapshot: Snapshot) -> Shape:
     unhealthy = snapshot.device_faults.keys()
     return {
         "leases": [
-            lease_json(lease)
+            lease_shape(lease, snapshot.usage)
             | {"unhealthy_devices": sorted({share.device for share in lease.shares} & unhealthy)}
             for lease in snapshot.leases
         ],
         "waiting": [waiting_json(waiting) for waiting in snapshot.waiting],
+        "unmeasured_nodes": list(snapshot.usage.unmeasured_nodes),
+    }
+
+
+def lease_shape(lease: Lease, usage: MeasuredUsage) -> Shape:
+    """Return the JSON form of a lease with the usage of its shares."""
+    shape = lease_json(lease)
+    for share, form in zip(lease.shares, shape["shares"], strict=True):
+        form["measured"] = measured_shape(usage.of(lease, share))
+    return shape
+
+
+def measured_shape(measured: ShareMeasurement | None) -> Shape | None:
+    """Return the JSON form of a share's usage."""
+    if measured is None:
+        return None
+    return {
+        "memory_mib": measured.memory_mib,
+        "cores_percent": measured.cores_percent,
+        "processes": measured.processes,
+        "idle_since": measured.idle_since,
     }
 
 
@@ -75,7 +104,7 @@ def refusal_shape(refusal: Refusal) -> Shape:
     }
 
 
-def _node(totals: NodeTotals) -> Shape:
+def _node(totals: NodeTotals, usage: MeasuredUsage) -> Shape:
     return {
         "node": totals.node.facts.name,
         "devices": [
@@ -105,6 +134,7 @@ def _node(totals: NodeTotals) -> Shape:
                         "mig": mig_json(share.mig),
                         "fence": share.fence,
                         "state": str(lease.state),
+                        "measured": measured_shape(usage.of(lease, share)),
                     }
                     for lease, share in shares_on(totals, device.uuid)
                 ],

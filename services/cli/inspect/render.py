@@ -1,14 +1,14 @@
 """Leases, devices and explanations as text for a terminal; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.formats import age
+from services.cli.formats import age, used_texts
 from services.cli.inspect.explanation import Explanation
-from services.cli.snapshot.snapshot import Snapshot, shares_on
+from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
@@ -17,34 +17,44 @@ from shared.model.names import DeviceUuid
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def gpus(nodes: Sequence[NodeTotals], width: int) -> RenderableType:
+def gpus(nodes: Sequence[NodeTotals], width: int, usage: MeasuredUsage) -> RenderableType:
     """Draw a bar per device in `width` columns, one letter per lease, and the leases below."""
     blocks: list[RenderableType] = []
     for totals in sorted(nodes, key=lambda totals: totals.node.facts.name):
         if totals.node.devices:
             blocks.append(Text(totals.node.facts.name, style="bold"))
-            blocks += _device_lines(totals, width)
+            blocks += _device_lines(totals, width, usage)
     if not blocks:
         return Text("no node has reported a device yet: are the node agents running?")
-    return Group(*blocks)
+    return Group(*blocks, *usage_notes(usage))
 
 
 def ps(snapshot: Snapshot) -> RenderableType:
     """List leases, then waiting pods with the reason."""
-    leases = _table("POD", "NODE", "DEVICES", "MIB", "CORES", "STATE", "AGE", "DIALECT")
+    leases = table(
+        *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT")
+    )
     device_faults = snapshot.device_faults
     for lease in snapshot.leases:
-        leases.add_row(*_lease_row(lease, snapshot.read_at, device_faults))
+        leases.add_row(*_lease_row(lease, snapshot, device_faults))
     blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
     if snapshot.waiting:
-        waiting = _table("WAITING", "FOR", "VERDICT")
+        waiting = table("WAITING", "FOR", "VERDICT")
         waiting.columns[2].no_wrap = False
         for one in snapshot.waiting:
             since = one.waiting_since or one.queued.created_at
             pod = f"{one.queued.namespace}/{one.queued.name}"
             waiting.add_row(pod, age(snapshot.read_at - since), one.refusal.text)
         blocks += [Text(), waiting]
-    return Group(*blocks)
+    return Group(*blocks, *usage_notes(snapshot.usage))
+
+
+def usage_notes(usage: MeasuredUsage) -> list[Text]:
+    """Return why usage is missing, if it is."""
+    notes = [usage.problem] if usage.problem else []
+    if usage.unmeasured_nodes:
+        notes.append(f"no usage from the agents of: {', '.join(usage.unmeasured_nodes)}")
+    return [Text(note, style="yellow") for note in notes]
 
 
 def explanation(explained: Explanation) -> RenderableType:
@@ -57,7 +67,7 @@ def explanation(explained: Explanation) -> RenderableType:
     )
 
 
-def _device_lines(totals: NodeTotals, width: int) -> list[RenderableType]:
+def _device_lines(totals: NodeTotals, width: int, usage: MeasuredUsage) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for device, use in sorted(totals.node.devices, key=lambda pair: pair[0].index):
         shares = list(shares_on(totals, device.uuid))
@@ -78,9 +88,11 @@ def _device_lines(totals: NodeTotals, width: int) -> list[RenderableType]:
         line.append("." * free + "]" + tail, style=None if device.healthy else "red")
         lines.append(line)
         for lease, share in shares:
+            used_mib, used_cores = used_texts(usage.of(lease, share))
             text = (
                 f"      {letter[lease.pod]} {lease.namespace}/{lease.name} {share.container}  "
-                f"{share.memory_mib} MiB  {_place(share)}  {lease.state}"
+                f"{share.memory_mib} MiB  {_place(share)}  {lease.state}  "
+                f"in use: {used_mib} MiB, {used_cores}"
             )
             lines.append(Text(text, style=style[lease.pod]))
         if device.fault:
@@ -121,30 +133,43 @@ def _letter(number: int) -> str:
 
 
 def _lease_row(
-    lease: Lease, now: float, device_faults: Mapping[DeviceUuid, str]
+    lease: Lease, snapshot: Snapshot, device_faults: Mapping[DeviceUuid, str]
 ) -> tuple[str, ...]:
     shares = [share for share in lease.shares if not share.init] or list(lease.shares)
+    used = [used_texts(snapshot.usage.of(lease, share)) for share in shares]
     unhealthy = any(share.device in device_faults for share in lease.shares)
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
-        ",".join(map(str, sorted({share.index for share in shares}))) or "-",
-        "+".join(str(share.memory_mib) for share in shares) or "-",
-        "+".join(map(_cores, shares)) or "-",
+        _device_indices(shares),
+        _sum_text(str(share.memory_mib) for share in shares),
+        _sum_text(memory for memory, _ in used),
+        _sum_text(map(cores_text, shares)),
+        _sum_text(cores for _, cores in used),
         f"{lease.state}, on an unhealthy device" if unhealthy else str(lease.state),
-        age(now - lease.created_at),
+        age(snapshot.read_at - lease.created_at),
         lease.dialect or "-",
     )
 
 
-def _cores(share: Share) -> str:
+def _device_indices(shares: Iterable[Share]) -> str:
+    return ",".join(map(str, sorted({share.index for share in shares}))) or "-"
+
+
+def _sum_text(amounts: Iterable[str]) -> str:
+    return "+".join(amounts) or "-"
+
+
+def cores_text(share: Share) -> str:
+    """Return the leased part of a device's cores, or the profile of the instance."""
     if share.mig is not None:
         return share.mig.profile
     return f"{share.cores_percent}%" if share.cores_percent else "any"
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def table(*titles: str) -> Table:
+    """Return a table whose lines are never broken."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(title, no_wrap=True)
-    return table
+        made.add_column(title, no_wrap=True)
+    return made

@@ -1,45 +1,85 @@
-"""The commands gpus, ps, explain, trace and topology."""
+"""The commands gpus, ps, top, explain, trace and topology."""
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
-from services.cli.snapshot.location import locate, redis_credentials_of
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.snapshot.location import locate, nats_credentials_of, redis_credentials_of
+from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
+from services.cli.snapshot.usage_reader import read_usage
 from shared.model.errors import RequestError
+from shared.model.ledger import NodeTotals
+
+if TYPE_CHECKING:
+    from services.cli.inspect.top import TopRow
 
 T = TypeVar("T")
 
 
 def gpus(flags: argparse.Namespace) -> int:
     """Show every device and its leases."""
-    nodes = _read(flags, lambda reader: reader.nodes(), pods=False)
+    nodes, usage = _read(flags, _nodes_and_usage, pods=False)
     if flags.json:
-        terminal.print_json(json_output.gpus(nodes))
+        terminal.print_json(json_output.gpus(nodes, usage))
     else:
         from services.cli.inspect import render
 
-        terminal.print_text(render.gpus(nodes, terminal.terminal_width()))
+        terminal.print_text(render.gpus(nodes, terminal.terminal_width(), usage))
     return 0
 
 
 def ps(flags: argparse.Namespace) -> int:
     """Show leases and waiting pods."""
-    snapshot = _read(flags, lambda reader: reader.snapshot(now=time.time(), pods=False), pods=False)
+    snapshot = _read(flags, _snapshot_and_usage, pods=False)
     if flags.json:
         terminal.print_json(json_output.ps(snapshot))
     else:
         from services.cli.inspect import render
 
         terminal.print_text(render.ps(snapshot))
+    return 0
+
+
+def top(flags: argparse.Namespace) -> int:
+    """Show the usage of every share beside its lease, until interrupted."""
+    from rich.live import Live
+
+    from services.cli.inspect.top import top_rows, top_shape, top_table
+
+    if flags.interval <= 0:
+        raise RequestError(f"--interval must be above 0, got {flags.interval:g}")
+
+    async def show(reader: SnapshotReader) -> None:
+        async def read() -> tuple[list[TopRow], MeasuredUsage]:
+            nodes, usage = await _nodes_and_usage(reader)
+            selected = {"namespace": flags.namespace, "node": flags.node}
+            return top_rows(nodes, usage, sort=flags.sort, **selected), usage
+
+        rows, usage = await read()
+        if flags.json:
+            terminal.print_json(top_shape(rows, usage))
+            return
+        if flags.once or not sys.stdout.isatty():
+            terminal.print_text(top_table(rows, usage, time.time()))
+            return
+        with Live(top_table(rows, usage, time.time()), screen=True, auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(flags.interval)
+                rows, usage = await read()
+                live.update(top_table(rows, usage, time.time()), refresh=True)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        _read(flags, show, pods=False)
     return 0
 
 
@@ -56,7 +96,7 @@ def explain(flags: argparse.Namespace) -> int:
 
     async def read(reader: SnapshotReader) -> tuple[PodSummary | None, Snapshot]:
         pod = await reader.pod(flags.namespace, flags.pod)
-        return pod, await reader.snapshot(now=time.time(), pods=False)
+        return pod, await _snapshot_and_usage(reader)
 
     pod, snapshot = _read(flags, read)
     if pod is None:
@@ -119,6 +159,16 @@ def topology(flags: argparse.Namespace) -> int:
     return 0
 
 
+async def _nodes_and_usage(reader: SnapshotReader) -> tuple[tuple[NodeTotals, ...], MeasuredUsage]:
+    nodes = await reader.nodes()
+    return nodes, await read_usage(reader.location, nodes)
+
+
+async def _snapshot_and_usage(reader: SnapshotReader) -> Snapshot:
+    snapshot = await reader.snapshot(now=time.time(), pods=False)
+    return replace(snapshot, usage=await read_usage(reader.location, snapshot.nodes))
+
+
 def _read(
     flags: argparse.Namespace,
     read: Callable[[SnapshotReader], Awaitable[T]],
@@ -129,6 +179,8 @@ def _read(
         flags.state,
         redis_url=flags.redis_url,
         redis_credentials=redis_credentials_of(flags),
+        nats_url=flags.nats_url,
+        nats_credentials=nats_credentials_of(flags),
         kubeconfig=flags.kubeconfig,
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.state_dir import State, StateDir, load_state, supervisor_pid
+from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
@@ -17,6 +18,9 @@ class ClusterLocation:
     redis_url: str
     kubeconfig: Path | None
     redis_credentials: ClientCredentials = NO_CREDENTIALS
+    nats_url: str = ""
+    """Empty: the node agents cannot be asked for usage."""
+    nats_credentials: ClientCredentials = NO_CREDENTIALS
     traces: Path | None = None
     agents: Path | None = None
     hint: str = ""
@@ -28,6 +32,8 @@ def locate(
     *,
     redis_url: str = "",
     redis_credentials: ClientCredentials = NO_CREDENTIALS,
+    nats_url: str = "",
+    nats_credentials: ClientCredentials | None = None,
     kubeconfig: str = "",
     trace_dir: str = "",
     agents: str = "",
@@ -42,6 +48,8 @@ def locate(
         return ClusterLocation(
             redis_url=redis_url,
             redis_credentials=redis_credentials,
+            nats_url=nats_url,
+            nats_credentials=nats_credentials or NO_CREDENTIALS,
             kubeconfig=optional_path(kubeconfig),
             traces=optional_path(trace_dir) or directory.traces,
             agents=optional_path(agents),
@@ -55,6 +63,8 @@ def locate(
     return ClusterLocation(
         redis_url=saved.redis_url,
         redis_credentials=_own_or_saved(redis_credentials, saved),
+        nats_url=nats_url or saved.nats_url,
+        nats_credentials=nats_credentials or saved.nats_client_credentials,
         kubeconfig=optional_path(kubeconfig or saved.kubeconfig),
         traces=optional_path(trace_dir) or directory.traces,
         agents=optional_path(agents) or directory.root / "agents",
@@ -77,6 +87,19 @@ def redis_credentials_of(flags: argparse.Namespace) -> ClientCredentials:
             certificate=optional_path(flags.redis_certificate_file),
             key=optional_path(flags.redis_key_file),
         ),
+    )
+
+
+def nats_credentials_of(flags: argparse.Namespace) -> ClientCredentials | None:
+    """Return the operator's credentials for NATS that the flags name; None: they name none."""
+    login, token, authority = (
+        optional_path(text)
+        for text in (flags.nats_credentials, flags.nats_token_file, flags.nats_ca_file)
+    )
+    if not (login or token or authority):
+        return None
+    return ClientCredentials(
+        login_file=login, token_file=token, user=OPERATOR.name, tls=TlsFiles(ca=authority)
     )
 
 

@@ -10,6 +10,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quota import QuotaTotals
+from shared.model.usage import ShareKey, ShareMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,21 @@ class WindowTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredUsage:
+    """The usage of leased shares, as the agents of their nodes measured it last."""
+
+    shares: Mapping[ShareKey, ShareMeasurement] = field(default_factory=dict)
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    """Nodes with leases whose agent did not reply."""
+    problem: str = ""
+    """Why no agent was asked, as text."""
+
+    def of(self, lease: Lease, share: Share) -> ShareMeasurement | None:
+        """Return the usage of a share; None: it was not measured."""
+        return self.shares.get((lease.pod, share.container, share.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The ledger, the pods, and the allocations in the agents' checkpoints."""
 
@@ -72,6 +88,7 @@ class Snapshot:
     """The parts that this machine could not read, as text."""
     fair_share: FairShare = field(default_factory=FairShare)
     """The usage that orders the waiting pods, as the ledger stores it."""
+    usage: MeasuredUsage = field(default_factory=MeasuredUsage)
 
     @property
     def leases(self) -> tuple[Lease, ...]:

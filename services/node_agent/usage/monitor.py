@@ -31,12 +31,14 @@ from services.node_agent.usage.leased_containers import (
     LeasedContainer,
     leased_containers,
 )
+from services.node_agent.usage.share_measurements import IdleShares, share_measurements
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.stuck_regions import StuckRegions
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
+from shared.model.events.request_reply import UsageReply
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class UsageMonitor(Collector):
         self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
         self._last_error = ""
         self._stuck = StuckRegions()
+        self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
         """Containers whose limits the latest scan could not restore."""
 
@@ -140,7 +143,15 @@ class UsageMonitor(Collector):
         )
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
+        self._idle.observe(snapshot.containers, began)
         self._report(snapshot.violations)
+
+    def report(self) -> UsageReply:
+        """Return the usage of every leased share as of the latest scan."""
+        return UsageReply(
+            measured_at=self.snapshot.scanned_at,
+            shares=tuple(share_measurements(self.snapshot.containers, self._idle.since)),
+        )
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
         """Return the PIDs of a container's processes in its own namespace; None: not known."""

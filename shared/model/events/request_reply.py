@@ -6,6 +6,7 @@ from typing import ClassVar
 from shared.model.events.event import Delivery, Event
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
+from shared.model.usage import ShareMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,32 @@ class LimitsReply(Event):
     """Why the limits were not applied."""
     in_use_mib: int = 0
     """Memory in use on the device that prevents it: the smallest limit that is possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRequest(Event):
+    """A command's request to a node agent: the measured usage of the node's leased shares."""
+
+    subject: ClassVar[str] = "usage.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    node: NodeName
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReply(Event):
+    """The reply to `UsageRequest`."""
+
+    subject: ClassVar[str] = "usage.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    measured_at: float
+    """Unix seconds of the latest scan; 0: there was none yet."""
+    shares: tuple[ShareMeasurement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

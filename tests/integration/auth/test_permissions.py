@@ -19,6 +19,7 @@ from services.auth.redis_users import USERS as LEDGER_USERS
 from services.auth.redis_users import RedisUser
 from services.cli import credentials
 from services.cli.credentials import CredentialFiles
+from services.cli.snapshot.usage_reader import request_usage
 from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
@@ -31,8 +32,11 @@ from shared.model.events.request_reply import (
     LeasesRequest,
     TerminationReply,
     TerminationRequest,
+    UsageReply,
+    UsageRequest,
 )
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.usage import ShareMeasurement
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.servers.nats import free_port, nats_binary
@@ -66,7 +70,7 @@ def nats_url(written: CredentialFiles) -> Iterator[str]:
 
 @asynccontextmanager
 async def bus_of(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Bus]:
-    is_service = not user.startswith("node-agent")
+    is_service = not user.startswith(("node-agent", "operator"))
     async with Bus.connect(
         url,
         name=user,
@@ -214,6 +218,22 @@ async def test_work_requests_and_replies_pass_between_users(
     assert ended.terminated
 
 
+async def test_the_operator_gets_usage_and_the_nodes_without_a_reply(
+    nats_url: str, written: CredentialFiles
+) -> None:
+    async with (
+        bus_of(nats_url, written, "operator") as operator,
+        bus_of(nats_url, written, "node-agent.node.b") as agent,
+    ):
+        await agent.reply(UsageRequest, "node-agent", "node.b", _measured)
+        await agent.client.flush()
+
+        usage = await request_usage(operator, [NodeName("node.b"), NodeName("node-a")])
+
+    assert [one.memory_mib for one in usage.shares.values()] == [1_200]
+    assert usage.unmeasured_nodes == ("node-a",)
+
+
 async def test_an_agents_event_about_another_node_is_ignored(
     nats_url: str, written: CredentialFiles
 ) -> None:
@@ -253,6 +273,18 @@ def _encoded(event: DeviceReported) -> bytes:
 
 async def _no_leases(_: LeasesRequest) -> LeasesReply:
     return LeasesReply()
+
+
+async def _measured(_: UsageRequest) -> UsageReply:
+    share = ShareMeasurement(
+        pod=PodUid("p"),
+        namespace=Namespace("team"),
+        name="first",
+        container="main",
+        device=DeviceUuid("GPU-0"),
+        memory_mib=1_200,
+    )
+    return UsageReply(measured_at=1.0, shares=(share,))
 
 
 async def _ended(_: TerminationRequest) -> TerminationReply:

@@ -36,7 +36,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert commands is not None
 
     assert set(commands) == {
-        *("up", "down", "gpus", "ps", "explain", "trace", "audit", "topology"),
+        *("up", "down", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
     }
     for name in commands:

@@ -63,6 +63,32 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(
     assert not [name for name in found if name.startswith(("python_", "process_"))]
 
 
+async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    assert world.monitor.report().shares == ()
+    await world.monitor.scan()
+    (used,) = world.monitor.report().shares
+
+    world.end_process(70)
+    world.clock.advance(60)
+    idle_at = world.clock.now()
+    await world.monitor.scan()
+    world.clock.advance(60)
+    await world.monitor.scan()
+    report = world.monitor.report()
+
+    assert used.key == (tenant.lease.pod, "main", share(0).device)
+    assert used.memory_mib is not None
+    assert used.memory_mib >= 300
+    assert used.cores_percent
+    assert (used.processes, used.idle_since) == (1, None)
+    (idle,) = report.shares
+    assert report.measured_at == idle_at + 60
+    assert (idle.cores_percent, idle.processes, idle.idle_since) == (0, 0, idle_at)
+
+
 async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
     place = MigPlacement(layout="all-1g", position=0, profile="1g.10gb")
     lease = lease_of(UID, share(0, 9728, mig=place))

@@ -1,0 +1,34 @@
+"""Measured usage of a leased share; pure."""
+
+from dataclasses import dataclass
+
+from shared.model.names import DeviceUuid, Namespace, PodUid
+
+ShareKey = tuple[PodUid, str, DeviceUuid]
+"""Pod, name of a container, and device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMeasurement:
+    """A container's usage of one device, as the agent of its node measured it last."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    container: str
+    device: DeviceUuid
+    memory_mib: int | None = None
+    """None: neither the driver nor HAMi-core reports it."""
+    cores_percent: int | None = None
+    """Percent of the device's cores in use; None: it is not reported."""
+    processes: int = 0
+    """Processes on the device, as the driver lists them."""
+    idle_since: float | None = None
+    """Unix seconds of the first of the latest measurements without use of the cores.
+
+    None: the cores are in use, or it is not known. It starts again when the agent restarts."""
+
+    @property
+    def key(self) -> ShareKey:
+        """Pod, container and device."""
+        return self.pod, self.container, self.device
