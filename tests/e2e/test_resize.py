@@ -78,6 +78,10 @@ async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_li
     assert "keep their cap of 20 % until they restart" in done.out
     assert "pending:" not in done.out
     assert limit_mib(place) == 6_000
+    top = await up.leasehold("top", "--json")
+    assert top.code == 0, top.err
+    (row,) = json.loads(top.out)["shares"]
+    assert (row["name"], row["memory_mib"]) == ("one", 6_000)
     pod = await up.pod("one")
     assert copy_of(pod).shares[0].memory_mib == 6_000
     assert ",NVIDIA,6000,30:" in pod["metadata"]["annotations"][IDS]

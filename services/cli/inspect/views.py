@@ -60,7 +60,7 @@ def top(flags: argparse.Namespace) -> int:
         raise RequestError(f"--interval must be above 0, got {flags.interval:g}")
 
     async def show(reader: SnapshotReader) -> None:
-        async def read() -> tuple[list[TopRow], MeasuredUsage]:
+        async def read() -> "tuple[list[TopRow], MeasuredUsage]":
             nodes, usage = await _nodes_and_usage(reader)
             selected = {"namespace": flags.namespace, "node": flags.node}
             return top_rows(nodes, usage, sort=flags.sort, **selected), usage
