@@ -179,11 +179,18 @@ class LedgerUpdater:
     async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
         """Activate leases; return the pods of those that are missing and could not be restored.
 
-        An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
+        A rebuild that missed a Binding in flight may have given the pod a lease of other devices
+        than those that its containers use: the lease of these replaces it. An agent reports the
+        allocations of pods that have ended for up to 10 s: that is no anomaly.
         """
         pods = sorted({allocation.pod for allocation in allocations})
-        leases = await self.ledger.activate(pods)
-        unleased = {pod for pod, lease in zip(pods, leases, strict=True) if lease is None}
+        leases = dict(zip(pods, await self.ledger.activate(pods), strict=True))
+        used = {allocation.pod: devices_of(allocation.lease) for allocation in allocations}
+        others = [
+            lease for lease in leases.values() if lease and devices_of(lease) != used[lease.pod]
+        ]
+        await self.release_unmoved(others, reason="its pod uses devices of an earlier lease")
+        unleased = {pod for pod, lease in leases.items() if lease is None or lease in others}
         if unleased:
             unleased -= await self.ledger.waiting_pods.list_gone(sorted(unleased))
         if not unleased:
@@ -194,6 +201,11 @@ class LedgerUpdater:
         return await self.lost_leases.restore(
             allocation for allocation in allocations if allocation.pod in unleased
         )
+
+
+def devices_of(lease: Lease) -> frozenset[DeviceUuid]:
+    """Return the devices of a lease."""
+    return frozenset(share.device for share in lease.shares)
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:

@@ -129,6 +129,25 @@ async def test_a_lost_lease_is_restored_by_the_next_report(cluster: Cluster) -> 
     assert isinstance(outcome, NoCapacity)
 
 
+async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    other = device(NODE, 1, memory_mib=81_920)
+    await cluster.leases.save_devices([report(NODE, [GPU, other])])
+    [outcome] = await cluster.leases.reserve(
+        [reservation("p1", share(NODE, 1, mib=51_200))], now=NOW, ttl_s=30
+    )
+    assert isinstance(outcome, Reserved)
+    assert isinstance((await cluster.leases.bind([outcome.lease]))[0], Lease)
+
+    await cluster.report_devices()
+
+    [lease] = await cluster.leases.load([first.pod])
+    assert lease is not None
+    assert [each.device for each in lease.shares] == [GPU.uuid]
+
+
 async def test_the_lease_of_a_pod_that_is_gone_is_not_restored(cluster: Cluster) -> None:
     first = await cluster.bind("p1")
     await cluster.allocate(first)
