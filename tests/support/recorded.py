@@ -64,7 +64,7 @@ PARTS = tuple(part.name for part in fields(Recorded))
 
 def versions() -> list[str]:
     """Return the names of all recorded versions."""
-    return sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+    return sorted(folder.name for folder in FOLDER.glob("version-*"))
 
 
 def recorded(version: str) -> Recorded:

@@ -20,7 +20,8 @@ from tests.support.servers.nats import free_port, nats_binary
 from tests.support.waiting import until
 
 SCALED = Path(__file__).parents[3] / "k8s" / "components" / "keda" / "placer-queue.yaml"
-TRIGGER: dict[str, str] = yaml.safe_load(SCALED.read_text())["spec"]["triggers"][0]["metadata"]
+SCALED_OBJECT, _ = yaml.safe_load_all(SCALED.read_text())
+TRIGGER: dict[str, str] = SCALED_OBJECT["spec"]["triggers"][0]["metadata"]
 
 
 @dataclass(frozen=True)
