@@ -179,18 +179,12 @@ class LedgerUpdater:
     async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
         """Activate leases; return the pods of those that are missing and could not be restored.
 
-        A rebuild that missed a Binding in flight may have given the pod a lease of other devices
-        than those that its containers use: the lease of these replaces it. An agent reports the
-        allocations of pods that have ended for up to 10 s: that is no anomaly.
+        An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
         """
         pods = sorted({allocation.pod for allocation in allocations})
         leases = dict(zip(pods, await self.ledger.activate(pods), strict=True))
-        used = {allocation.pod: devices_of(allocation.lease) for allocation in allocations}
-        others = [
-            lease for lease in leases.values() if lease and devices_of(lease) != used[lease.pod]
-        ]
-        await self.release_unmoved(others, reason="its pod uses devices of an earlier lease")
-        unleased = {pod for pod, lease in leases.items() if lease is None or lease in others}
+        replaced = await self._end_replaced(filter(None, leases.values()), allocations)
+        unleased = {pod for pod, lease in leases.items() if lease is None or pod in replaced}
         if unleased:
             unleased -= await self.ledger.waiting_pods.list_gone(sorted(unleased))
         if not unleased:
@@ -201,6 +195,18 @@ class LedgerUpdater:
         return await self.lost_leases.restore(
             allocation for allocation in allocations if allocation.pod in unleased
         )
+
+    async def _end_replaced(
+        self, leases: Iterable[Lease], allocations: Iterable[Allocation]
+    ) -> set[PodUid]:
+        """End leases of other devices than those that the pods' containers use; return the pods.
+
+        A rebuild that missed a Binding in flight gives such leases.
+        """
+        used = {allocation.pod: devices_of(allocation.lease) for allocation in allocations}
+        replaced = [lease for lease in leases if devices_of(lease) != used[lease.pod]]
+        await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
+        return {lease.pod for lease in replaced}
 
 
 def devices_of(lease: Lease) -> frozenset[DeviceUuid]:
