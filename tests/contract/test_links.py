@@ -44,3 +44,12 @@ def test_the_readme_names_every_page() -> None:
     named = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
 
     assert set((ROOT / "docs").glob("*.md")) <= named
+
+
+def test_every_decision_has_a_number_of_its_own() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    numbers = [int(page.name[:4]) for page in pages]
+    titles = [page.read_text().split(".", 1)[0] for page in pages]
+
+    assert numbers == list(range(1, len(pages) + 1))
+    assert titles == [f"# {number}" for number in numbers]

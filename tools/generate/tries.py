@@ -16,7 +16,7 @@ SYSTEM = f"/api/v1/namespaces/{NAMESPACE}"
 VGPU_MEMORY = "volcano.sh/vgpu-memory"
 
 
-class Outcome(StrEnum):
+class TryOutcome(StrEnum):
     """The response of the API server."""
 
     ALLOWED = "**allowed**"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 class Try:
     """One request with a stolen token."""
 
-    outcome: Outcome
+    outcome: TryOutcome
     words: str
     """What it would do."""
     method: str
@@ -37,7 +37,7 @@ class Try:
     """For PATCH, a merge patch."""
 
 
-ALLOWED, POLICY, RBAC = Outcome.ALLOWED, Outcome.POLICY, Outcome.RBAC
+ALLOWED, POLICY, RBAC = TryOutcome.ALLOWED, TryOutcome.POLICY, TryOutcome.RBAC
 POD = {"metadata": {"name": "new"}, "spec": {"containers": [{"name": "a", "image": "evil"}]}}
 IMAGE = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
 TAINT = {"spec": {"taints": [{"key": "stolen", "effect": "NoExecute"}]}}

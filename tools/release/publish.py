@@ -16,7 +16,7 @@ class PublishError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReleaseStep:
     """One command of a release, and what a dry run does instead."""
 
     name: str
@@ -25,7 +25,7 @@ class Step:
     """Empty: a dry run cannot do this."""
 
 
-def steps(output: Path, *, image: str, number: str) -> tuple[Step, ...]:
+def steps(output: Path, *, image: str, number: str) -> tuple[ReleaseStep, ...]:
     """Return the steps of a release, in order."""
     registry = image.rpartition("/")[0]
     reference = f"{image}:{number}"
@@ -38,26 +38,26 @@ def steps(output: Path, *, image: str, number: str) -> tuple[Step, ...]:
     chart = str(output / f"leasehold-chart-{number}.tgz")
     files = sorted(str(it) for it in output.iterdir() if it.name != NOTES)
     return (
-        Step(
+        ReleaseStep(
             "multi-arch image",
             (*build, "--tag", reference, "--push", "."),
             (*build, "--output", archive, "."),
         ),
-        Step(
+        ReleaseStep(
             "chart",
             ("helm", "push", chart, f"oci://{registry}/charts"),
             ("helm", "template", "leasehold", chart),
         ),
-        Step("signature of the image", ("cosign", "sign", "--yes", "--recursive", reference)),
-        Step(
+        ReleaseStep("signature of the image", ("cosign", "sign", "--yes", "--recursive", reference)),
+        ReleaseStep(
             "signature of the chart",
             ("cosign", "sign", "--yes", f"{registry}/charts/leasehold:{number}"),
         ),
-        Step(
+        ReleaseStep(
             "signature of the files",
             ("cosign", "sign-blob", "--yes", "--bundle", f"{sums}.sigstore.json", sums),
         ),
-        Step(
+        ReleaseStep(
             "release",
             (
                 *("gh", "release", "create", f"v{number}", "--verify-tag"),
