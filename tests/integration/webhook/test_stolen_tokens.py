@@ -16,8 +16,8 @@ from tools.generate.tries import (
     PODS,
     TRIES,
     WEBHOOK,
-    Outcome,
     Try,
+    TryOutcome,
 )
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -43,15 +43,15 @@ async def cluster() -> AsyncIterator[ApiUnderTest]:
         yield api
 
 
-async def outcome_of(session: aiohttp.ClientSession, one: Try) -> Outcome | str:
+async def outcome_of(session: aiohttp.ClientSession, one: Try) -> TryOutcome | str:
     headers = MERGE if one.method == "PATCH" else {}
     async with session.request(one.method, one.path, json=one.body, headers=headers) as response:
         text = await response.text()
     if response.status == 403:
         if "ValidatingAdmissionPolicy 'leasehold-" in text:
-            return Outcome.POLICY
-        return Outcome.RBAC if "cannot " in text else text
-    return Outcome.ALLOWED if response.status < 400 else f"{response.status}: {text}"
+            return TryOutcome.POLICY
+        return TryOutcome.RBAC if "cannot " in text else text
+    return TryOutcome.ALLOWED if response.status < 400 else f"{response.status}: {text}"
 
 
 @pytest.mark.parametrize("account", TRIES)
