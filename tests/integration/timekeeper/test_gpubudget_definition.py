@@ -1,23 +1,11 @@
 """GPUBudgets that the timekeeper could not read are refused where they are written."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from services.timekeeper.config.budget_sources import PATH
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
-
-DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiUnderTest]:
-    async with api_server() as started:
-        started.store.create("customresourcedefinitions", yaml.safe_load(DEFINITION.read_text()))
-        yield started
+from tests.support.simcluster.apiserver import ApiUnderTest
 
 
 def manifest(spec: dict[str, Any]) -> dict[str, Any]:

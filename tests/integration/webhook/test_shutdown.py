@@ -6,10 +6,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.integration.webhook.test_webhook import NAMES, VGPU, cluster, created, pod
 from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.service_process import service_process
 from tests.support.waiting import until
+from tests.support.webhook.replica import NAMES, VGPU, cluster, created, pod
 
 DRAIN_S = 2.0
 

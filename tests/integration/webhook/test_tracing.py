@@ -11,7 +11,7 @@ from shared.model.events.event import ADMISSION, is_traceparent
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
 from tests.integration.webhook.test_annotation_policy import install
-from tests.integration.webhook.test_webhook import PODS, VGPU, cluster, created, pod, replica
+from tests.support.webhook.replica import PODS, VGPU, cluster, created, pod, replica
 
 OLD = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 CORE = {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "4"}

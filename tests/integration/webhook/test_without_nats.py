@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from tests.integration.webhook.test_webhook import NAMES, VGPU, cluster, created, pod
 from tests.support.servers.nats import free_port
 from tests.support.servers.service_process import service_process
+from tests.support.webhook.replica import NAMES, VGPU, cluster, created, pod
 
 
 async def test_pods_are_admitted_by_a_webhook_that_started_without_nats(tmp_path: Path) -> None:

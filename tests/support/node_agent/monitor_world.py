@@ -32,35 +32,19 @@ from tests.support.node_agent.regions import path_of, process
 from tests.support.simcluster.kubelet import NODE
 
 MIB = 1 << 20
-
-
 UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
-
-
 ID = "e" * 64
-
-
 GPU = share(0).device
-
-
 HAMI = {
     "zone": "vGPU", "namespace": "default", "pod": "pod", "container": "main",
     "vdevice_index": "0", "device_uuid": GPU,
 }  # fmt: skip
-
-
 VOLCANO = {
     "zone": "vGPU", "podnamespace": "default", "podname": "pod", "ctrname": "main",
     "vdeviceid": "0", "deviceuuid": GPU,
 }  # fmt: skip
-
-
 HOST = {"zone": "vGPU", "device_index": "0", "device_uuid": GPU, "device_type": "Tesla T4"}
-
-
 DESCRIBED = {**VOLCANO, "context": "0", "module": "0", "data": str(300 * MIB), "offset": "0"}
-
-
 NUMBERS = {
     "HostGPUMemoryUsage": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 700 * MIB),
     "HostCoreUtilization": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 40),
@@ -81,11 +65,7 @@ NUMBERS = {
     "hami_container_device_utilization_ratio": (HAMI, 25),
     "hami_container_last_kernel_elapsed_seconds": (HAMI, 30),
 }
-
-
 OURS = {"namespace": "default", "pod": "pod", "container": "main", "device_uuid": GPU}
-
-
 OWN_NUMBERS = {
     "leasehold_container_memory_leased_bytes": 1000 * MIB,
     "leasehold_container_memory_measured_bytes": 350 * MIB,

@@ -1,29 +1,21 @@
-"""Which operations a real nats-server and a real valkey-server with users permit and deny."""
+"""Which operations a real nats-server with users permits and denies."""
 
 import asyncio
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
-import redis.asyncio
-from redis.exceptions import NoPermissionError, ResponseError
 
 from services.auth.nats_users import NatsUser, all_users
-from services.auth.redis_users import USERS as LEDGER_USERS
-from services.auth.redis_users import RedisUser
-from services.cli import credentials
 from services.cli.credentials import CredentialFiles
 from services.cli.snapshot.usage_reader import request_usage
 from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
-from shared.ledger.budgets import Budgets
-from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged, PodQueued
@@ -39,21 +31,13 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.usage import ShareMeasurement
 from shared.nats import subjects
 from shared.nats.bus import Bus
+from tests.support.auth.logins import NODES
 from tests.support.servers.nats import free_port, nats_binary
-from tests.support.servers.valkey import valkey_binary
-from tests.support.waiting import until
 
-NODES = [NodeName("node-a"), NodeName("node.b")]
 USERS = {user.name: user for user in all_users(NODES)}
 PUBLISHED = sorted(
     {subjects.publish_subject(edge.event, "") for edge in edges() if not edge.is_request}
 )
-
-
-@pytest.fixture(scope="module")
-def written() -> Iterator[CredentialFiles]:
-    with tempfile.TemporaryDirectory(prefix="lh-credentials-") as folder:
-        yield credentials.write(Path(folder) / "credentials", NODES)
 
 
 @pytest.fixture(scope="module")
@@ -289,193 +273,3 @@ async def _measured(_: UsageRequest) -> UsageReply:
 
 async def _ended(_: TerminationRequest) -> TerminationReply:
     return TerminationReply(terminated=True)
-
-
-# Redis or Valkey
-
-
-@pytest.fixture(scope="module")
-def redis_url(written: CredentialFiles) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="lh-valkey-") as folder:
-        socket = Path(folder) / "s"
-        command = [valkey_binary(), "--port", "0", "--unixsocket", str(socket), "--save", ""]
-        command += ["--dir", folder, "--aclfile", str(written.acl)]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        yield f"unix://{socket}"
-        server.kill()
-        server.wait()
-
-
-@asynccontextmanager
-async def logged_in(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Any]:
-    login = load_login(written.redis(user))
-    async with redis.asyncio.Redis.from_url(
-        url, username=login.user, password=login.secret
-    ) as client:
-        await until(lambda: _answers(client))
-        yield client
-
-
-async def _answers(client: Any) -> bool:
-    try:
-        return bool(await client.ping())
-    except redis.exceptions.ConnectionError:
-        return False
-
-
-FORBIDDEN = (
-    ("FLUSHALL",), ("FLUSHDB",), ("CONFIG", "SET", "maxmemory", "1"), ("KEYS", "*"), ("MONITOR",),
-    ("SHUTDOWN",), ("ACL", "LIST"), ("SCRIPT", "FLUSH"), ("SAVE",),
-    ("REPLICAOF", "other", "1"), ("CLIENT", "LIST"), ("GET", "elsewhere"), ("SET", "lh", "x"),
-    ("HSET", "elsewhere", "a", "b"), ("PUBLISH", "c", "x"), ("FUNCTION", "LIST"),
-)  # fmt: skip
-READERS = {"dashboard": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("lh:",)}
-
-
-@pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "dashboard", "operator"])
-async def test_no_service_has_the_permissions_of_an_administrator(
-    redis_url: str, written: CredentialFiles, user: str
-) -> None:
-    async with logged_in(redis_url, written, user) as client:
-        for arguments in FORBIDDEN:
-            with pytest.raises(NoPermissionError):
-                await client.execute_command(*arguments)
-        with pytest.raises(ResponseError, match="ACL failure"):
-            await client.eval("return redis.call('GET', 'elsewhere')", 0)
-
-
-@pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
-async def test_a_read_only_user_cannot_write_through_a_script(
-    redis_url: str, written: CredentialFiles, user: str, prefix: str
-) -> None:
-    async with logged_in(redis_url, written, user) as client:
-        await client.hgetall(f"{prefix}ledger")
-        with pytest.raises(NoPermissionError):
-            await client.hset(f"{prefix}ledger", "generation", "forged")
-        with pytest.raises(ResponseError, match="ACL failure"):
-            await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
-
-
-async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    async with logged_in(redis_url, written, "placer") as placer:
-        with pytest.raises(NoPermissionError):
-            await placer.hgetall("lh-budget:meta")
-    async with logged_in(redis_url, written, "timekeeper") as timekeeper:
-        with pytest.raises(NoPermissionError):
-            await timekeeper.hdel("lh:leases", "pod")
-
-
-async def test_clients_without_a_user_have_no_permission_and_the_probe_user_may_ping(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
-    async with logged_in(redis_url, written, "admin"), probing as probe:
-        for command_line in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
-            assert (await reply_to(redis_url, command_line)).startswith((b"-NOAUTH", b"-WRONGPASS"))
-        assert await probe.ping()
-        for arguments in FORBIDDEN:
-            with pytest.raises(NoPermissionError):
-                await probe.execute_command(*arguments)
-    async with RedisLeases.connect(redis_url) as ledger:
-        with pytest.raises(UnavailableError, match="--redis-credentials"):
-            await ledger.generation()
-
-
-async def reply_to(url: str, arguments: str) -> bytes:
-    """Send one command line without a login; return the reply."""
-    reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
-    writer.write(f"{arguments}\r\n".encode())
-    answer = await reader.readline()
-    writer.close()
-    return answer
-
-
-async def test_the_server_replays_the_transactions_of_every_user(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
-    async with logged_in(redis_url, written, "admin") as admin:
-        for key in KEYS:
-            assert await allowed(admin, "default", "HSET", key, "field", "value")
-
-
-def keys_at(written: CredentialFiles, user: str) -> ClientCredentials:
-    return ClientCredentials(login_file=written.redis(user))
-
-
-async def test_each_client_does_its_work_as_its_own_user(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    async with (
-        logged_in(redis_url, written, "admin"),
-        RedisLeases.connect(redis_url, credentials=keys_at(written, "binder")) as binder,
-        RedisLeases.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
-        Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
-    ):
-        token = await binder.begin_rebuild(now=1.0)
-        assert token is not None
-        await binder.finish_rebuild(token)
-
-        assert [page async for page in dashboard.totals.pages()] == []
-        assert await dashboard.waiting_pods.load() == []
-        assert await accounts.revisions() == {}
-        assert await accounts.acquire_lock("count", every_ms=60_000)
-
-
-async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
-
-    async with logged_in(redis_url, written, "admin") as admin:
-        dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
-
-    assert script_commands().isdisjoint(dangerous)
-
-
-KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", "elsewhere")
-
-
-@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
-async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
-    redis_url: str, written: CredentialFiles, user: RedisUser
-) -> None:
-    async with logged_in(redis_url, written, "admin") as admin:
-        for key in KEYS:
-            writes = any(fnmatch(key, pattern) for pattern in user.writes)
-            reads = writes or any(fnmatch(key, pattern) for pattern in user.reads)
-            assert await allowed(admin, user.name, "HGET", key, "field") is reads, key
-            assert await allowed(admin, user.name, "HSET", key, "field", "value") is writes, key
-            assert await allowed(admin, user.name, "DEL", key) is writes, key
-
-
-@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
-async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
-    redis_url: str, written: CredentialFiles, user: RedisUser
-) -> None:
-    line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
-    granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}
-    async with logged_in(redis_url, written, "admin") as admin:
-        commands = await admin.execute_command("COMMAND")
-        may = {
-            name
-            for name, reply in commands.items()
-            if await allowed(admin, user.name, *_called(name, reply["arity"]))
-        }
-
-    assert may <= granted | {"auth", "hello", "quit", "reset"}  # what everybody may
-
-
-def _called(name: str, arity: int) -> list[str]:
-    """Words for a command; keys are of the ledger, so that only the command itself decides."""
-    return [name.upper(), *["lh:leases"] * (abs(arity) - 1)]
-
-
-async def allowed(admin: Any, user: str, *arguments: str) -> bool:
-    """Ask the server whether a user could call this; no call is made."""
-    try:
-        return await admin.execute_command("ACL", "DRYRUN", user, *arguments) in {b"OK", "OK"}
-    except ResponseError:
-        return False

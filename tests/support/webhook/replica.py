@@ -1,0 +1,101 @@
+"""A webhook beside an API server that calls it over TLS, as it registered itself."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from services.webhook.admission import AdmissionPolicy
+from services.webhook.cluster_lookups import ApiServerLookups
+from services.webhook.metrics import WebhookMetrics
+from services.webhook.registration_writer import RegistrationWriter
+from services.webhook.server import serving_reviews
+from services.webhook.service import Webhook
+from shared.credentials.certificate_rotation import ServingCertificate
+from shared.credentials.certificate_stores import DirectoryStore
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.runtime.telemetry import Tracing
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+NAMES = ("127.0.0.1", "localhost")
+PODS = "/api/v1/namespaces/default/pods"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@dataclass
+class Time:
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@dataclass
+class Replica:
+    webhook: Webhook
+    certificate: ServingCertificate
+    registration: RegistrationWriter
+
+
+@asynccontextmanager
+async def replica(
+    api: ApiUnderTest,
+    kube: KubernetesClient,
+    directory: Path,
+    time: Time | None = None,
+    tracing: Tracing | None = None,
+    **policy: Any,
+) -> AsyncIterator[Replica]:
+    """Run a webhook with its own certificate, and register it."""
+    registration = RegistrationWriter(kube)
+    certificate = ServingCertificate(
+        DirectoryStore(directory), registration.trust, NAMES, time or Time()
+    )
+    webhook = Webhook(
+        AdmissionPolicy(**policy),
+        ApiServerLookups(kube),
+        rotate_certificate=certificate.run,
+        metrics=WebhookMetrics(),
+        clock=SystemClock(),
+        tracing=tracing or Tracing("webhook", None),
+    )
+    async with serving_reviews(webhook.review, "127.0.0.1:0", certificate.context) as (_, port):
+        registration.url = f"https://127.0.0.1:{port}"
+        await certificate.refresh()
+        yield Replica(webhook, certificate, registration)
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[ApiUnderTest, KubernetesClient, aiohttp.ClientSession]]:
+    async with (
+        api_server() as api,
+        KubernetesClient(load_credentials(api.kubeconfig, environ={})) as kube,
+        api.client() as client,
+    ):
+        yield api, kube, client
+
+
+def pod(name: str = "pod", limits: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    main: dict[str, Any] = {"name": "main", "image": "app"}
+    if limits:
+        main["resources"] = {"limits": limits}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [main], **spec},
+    }
+
+
+VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+
+
+async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, Any]:
+    async with client.post(PODS, json=obj) as response:
+        return response.status, await response.json()

@@ -1,0 +1,122 @@
+"""explain: why a pod runs on its node, or why it waits, as text and JSON."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from services.cli.inspect import render
+from services.cli.inspect.explanation import explain, shape
+from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from shared.dialects import SCHEDULERS
+from shared.model.events.pod_events import PodQueued
+from shared.model.lease import LeaseState
+from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.names import BUDGET_GATE, PodUid
+from shared.model.node import CORDON_PREFIX
+from shared.model.placement import Refusal
+from shared.model.request import Gang, PodRequest
+from tests.support.snapshots import HELD, LEASE, NODE, OURS, POD, WAITING, drawn
+
+
+def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
+    bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
+
+    answer = explain(bound, HELD, OURS)
+    text = drawn(render.explanation(answer))
+
+    assert answer.verdict == "running"
+    assert "lease on node node-0" in text
+    assert "3000 MiB, 30 % of the cores of device 2, slot 1, fence 5" in text
+    assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in text
+    assert "volcano.sh/vgpu-node: x" in text
+    assert shape(bound, answer)["lease"]["version"] == 7
+
+
+def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> None:
+    node = replace(NODE.node, served=(f"{CORDON_PREFIX}its agent does not answer",))
+    reserved = structs.replace(LEASE, state=LeaseState.RESERVED)
+
+    stuck = replace(NODE, node=node, leases=(reserved,))
+    active = replace(NODE, node=node)
+
+    def output(node: NodeTotals) -> str:
+        snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
+        return "\n".join(explain(POD, snapshot, OURS).lines)
+
+    assert "waits for   its agent does not answer" in output(stuck)
+    assert "waits for" not in output(active)
+
+
+def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
+    answer = explain(POD, Snapshot(read_at=1_000.0, waiting=(WAITING,)), OURS)
+    text = drawn(render.explanation(answer))
+
+    assert answer.verdict == "waiting"
+    assert "has waited for 100s" in text
+    assert "node node-0 (the nearest fit): Insufficient GPU memory" in text
+    assert "device 2: 9 MiB are requested, 4 are free" in text
+    assert "next: ask for at most 4 MiB" in text
+    assert json.loads(json.dumps(shape(POD, answer)))["refusal"]["counts"] == [
+        {"reason": "InsufficientGpuMemory", "nodes": 1}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pod", "verdict"),
+    [
+        (replace(POD, scheduler="default-scheduler"), "foreign"),
+        (replace(POD, phase="Succeeded"), "ended"),
+        (
+            replace(POD, unschedulable_message="volcano.sh/vgpu-cores must be at most 100"),
+            "rejected",
+        ),
+        (replace(POD, gates=("example.com/gate",)), "gated"),
+        (
+            replace(POD, gates=(BUDGET_GATE,), unschedulable_message="Scheduling is blocked"),
+            "gated",
+        ),
+        (POD, "unknown"),
+    ],
+)
+def test_explain_of_a_pod_with_neither_lease_nor_refusal(pod: PodSummary, verdict: str) -> None:
+    answer = explain(pod, Snapshot(read_at=1_000.0), OURS)
+
+    assert answer.verdict == verdict
+    assert answer.next
+
+
+def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
+    foreign = replace(POD, scheduler="default-scheduler")
+
+    answer = explain(foreign, Snapshot(read_at=1_000.0), frozenset(SCHEDULERS))
+
+    assert "set spec.schedulerName to leasehold" in answer.next
+
+
+def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs() -> None:
+    gang = Gang(name="team/g", min_member=3)
+    queued = PodQueued(
+        pod=POD.pod,
+        namespace=POD.namespace,
+        name="first",
+        resource_version="1",
+        request=PodRequest(gang=gang),
+    )
+    waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods exist"), capacity=1)
+    peer = structs.replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
+    node = replace(NODE, leases=(peer,))
+    snapshot = Snapshot(read_at=1_000.0, nodes=(node,), waiting=(waiting,))
+
+    first = explain(POD, snapshot, OURS)
+    second = explain(replace(POD, pod=PodUid("other"), name="second"), snapshot, OURS)
+
+    expected = (
+        "gang        team/g, at least 3 run together or none: 1 of its pods hold a lease, 1 wait",
+        "            hold: second",
+        "            wait: first",
+    )
+    assert first.lines[:3] == expected == second.lines[:3]
+    assert shape(POD, first)["gang"]["holding"] == ["second"]
+    assert "gang" not in shape(POD, explain(POD, Snapshot(read_at=1.0, nodes=(NODE,)), OURS))

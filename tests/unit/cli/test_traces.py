@@ -1,0 +1,99 @@
+"""trace: spans from files, as a waterfall and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.cli.inspect import traces
+from tests.support.snapshots import POD
+
+TRACE = POD.pod.replace("-", "")
+
+
+def line(span: str, parent: str, start_ms: int, end_ms: int, **changes: object) -> str:
+    fields = {
+        "trace": TRACE,
+        "span": span,
+        "parent": parent,
+        "name": f"step {span}",
+        "service": "leasehold-placer",
+        "start_ns": start_ms * 1_000_000,
+        "end_ns": end_ms * 1_000_000,
+        "ok": True,
+        "text": "",
+        "attributes": {
+            "k8s.namespace.name": "team",
+            "k8s.pod.name": "first",
+            "k8s.pod.uid": POD.pod,
+        },
+    }
+    return json.dumps({**fields, **changes}) + "\n"
+
+
+@pytest.fixture
+def trace_files(tmp_path: Path) -> Path:
+    (tmp_path / "watcher.jsonl").write_text(
+        line("a", "", 0, 10) + line("x", "", 0, 9, trace="other")
+    )
+    (tmp_path / "placer.jsonl").write_text(
+        line("b", "a", 10, 40) + line("c", "b", 40, 100, ok=False, text="no room", attributes={})
+    )
+    (tmp_path / "binder.jsonl").write_text('{"trace": "' + TRACE + '", "span": "cut sho')
+    (tmp_path / "other.jsonl").write_text(line("y", "", 0, 5, attributes={"k8s.pod.name": "first"}))
+    return tmp_path
+
+
+def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(
+    trace_files: Path,
+) -> None:
+    named = traces.read_spans(trace_files, namespace="team", name="first")
+    by_uid = traces.read_spans(trace_files, namespace="default", name=POD.pod)
+
+    assert named == by_uid
+    assert {"a", "b", "c"} <= {span.span for span in named}
+    assert traces.read_spans(trace_files, namespace="team", name="second") == ()
+
+
+def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        line("old", "", 0, 1, trace="1" * 32) + line("new", "", 500, 501, trace="2" * 32)
+    )
+
+    (span,) = traces.read_spans(tmp_path, namespace="team", name="first")
+
+    assert span.span == "new"
+
+
+def test_a_pods_own_admission_is_the_first_step(
+    tmp_path: Path,
+) -> None:
+    unknown = {"k8s.namespace.name": "team", "k8s.pod.name": "first"}
+    admission = {"trace": "9" * 32, "name": "webhook review", "attributes": unknown}
+    text = line("r", "", 5, 8, **admission) + line("z", "", 900, 903, **admission)
+    text += line("a", "", 10, 20, links=["r", "nowhere"]) + line("b", "a", 20, 40)
+    (tmp_path / "a.jsonl").write_text(text)
+
+    spans = traces.read_spans(tmp_path, namespace="team", name="first")
+    shown = traces.shape(spans)
+
+    assert [span.span for span in spans] == ["r", "a", "b"]
+    assert traces.waterfall(spans, 100)[0].startswith("webhook review")
+    assert traces.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
+    assert shown["trace"] == TRACE
+    assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
+
+
+def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: Path) -> None:
+    text = (
+        line("a", "", 0, 10) + line("b", "a", 10, 40) + line("c", "b", 40, 100, ok=False, text="x")
+    )
+    (tmp_path / "a.jsonl").write_text(text)
+
+    spans = traces.read_spans(tmp_path, namespace="team", name="first")
+    drawn_lines = traces.waterfall(spans, 100)
+
+    assert [row.index("step") for row in drawn_lines] == [0, 2, 4]
+    assert drawn_lines[1].endswith("10.0 +30.0 ms")
+    assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
+    assert traces.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)

@@ -1,0 +1,209 @@
+"""What the usage monitor reports as violations, and restores."""
+
+import asyncio
+import os
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.isolation.region import Region
+from services.node_agent.isolation.region_image import image_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.usage.monitor import REPORT_AGAIN_S
+from services.node_agent.usage.usage_metrics import render_metrics
+from shared.model.events.node_events import ViolationReason
+from tests.support.node_agent.agent import lease_of
+from tests.support.node_agent.monitor_world import MIB, OURS, UID, MonitorWorld, computing, read
+from tests.support.node_agent.regions import path_of, process
+
+
+async def test_altered_limits_are_reported_once_and_restored_in_place(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    await world.monitor.scan()
+    world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
+
+    await world.monitor.scan()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.scan()
+
+    assert tenant.region_path is not None
+    region = read_region(tenant.region_path)
+    assert isinstance(region, Region)
+    assert region.memory_limits[0] == 1000 * MIB
+    assert [slot.pid for slot in region.slots] == [7]
+    assert (violation.reason, violation.pod) == (ViolationReason.TAMPERED, UID)
+    found = read(render_metrics(world.monitor).decode())
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert "leasehold_violations" not in found
+
+
+async def test_hami_core_38_a_disabled_switch_is_restored_by_the_next_scan(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.switch, struct.pack("<i", 0))
+
+    await world.monitor.scan()
+
+    assert tenant.region_path is not None
+    region = read_region(tenant.region_path)
+    assert isinstance(region, Region)
+    assert region.utilization_switch == 1
+
+
+async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    world.add_process(tenant, 71, inner=8)
+
+    await world.monitor.scan()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.scan()
+
+    assert violation.reason is ViolationReason.ISOLATION_LOST
+    row = {key: OURS[key] for key in ("namespace", "pod", "container")}
+    found = read(render_metrics(world.monitor).decode())
+    assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
+    assert found["leasehold_violations"] == {(("reason", "GpuIsolationLost"),): 1}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
+
+
+async def test_a_process_that_hami_core_has_lost_is_reported(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    assert tenant.region_path is not None
+    world.add_process(tenant, 71, inner=8, mib=600)
+    image = bytearray(path_of(tenant.region_path).read_bytes())
+    process(image, 5, 8, totals=(600 * MIB,), counted=False)
+    path_of(tenant.region_path).write_bytes(bytes(image))
+
+    await world.monitor.scan()
+
+    (violation,) = await world.monitor.violations()
+    (use,) = world.monitor.snapshot.containers
+    assert use.lost_pids == (8,)
+    assert use.shares[0].region is not None
+    assert use.shares[0].region.total == 900 * MIB
+    assert violation.reason is ViolationReason.ISOLATION_LOST
+    assert "PIDs 8 in the container" in violation.message
+    found = read(render_metrics(world.monitor).decode())
+    assert list(found["leasehold_container_region_orphan_slots"].values()) == [1]
+
+
+async def test_a_region_that_stays_locked_is_reported(world: MonitorWorld) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.semaphore, bytes(4))
+    world.change(tenant, V1_2.owner, struct.pack("<Q", 7))
+
+    await world.monitor.scan()
+    assert not world.monitor.snapshot.violations
+    world.clock.advance(30)
+    await world.monitor.scan()
+
+    (violation,) = await world.monitor.violations()
+    assert violation.reason is ViolationReason.STUCK
+    assert "by PID 7 in the container" in violation.message
+
+
+async def test_a_reused_pid_causes_no_violation(
+    world: MonitorWorld,
+) -> None:
+    tenant = world.add_container(lease_of(UID))
+    world.add_process(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
+    (sample,) = world.driver.samples
+
+    world.driver.samples = (replace(sample, sampled_at_s=999.0),)
+    await world.monitor.scan()
+    before = world.monitor.snapshot.violations
+    world.driver.samples = (replace(sample, sampled_at_s=1001.0),)
+    await world.monitor.scan()
+
+    assert before == ()
+    assert [one.reason for one in world.monitor.snapshot.violations] == [
+        ViolationReason.ISOLATION_LOST
+    ]
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
+async def test_metrics_are_served_whatever_replaced_the_region(
+    world: MonitorWorld, what: str
+) -> None:
+    tenant = computing(world)
+    assert tenant.region_path is not None
+    assert tenant.seed is not None
+    path = path_of(tenant.region_path)
+    path.unlink()
+    if what == "link":
+        path.symlink_to("/etc/passwd")
+    elif what == "short":
+        path.write_bytes(b"x")
+    elif what == "fifo":
+        os.mkfifo(path)
+
+    await world.monitor.scan()
+
+    found = read(render_metrics(world.monitor).decode())
+    assert "hami_vgpu_memory_used_bytes" not in found
+    assert list(found["leasehold_container_isolation_lost"].values()) == [1]
+    assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
+    assert list(found["leasehold_container_region_tampered"].values()) == [what != "gone"]
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert path.read_bytes() == image_of(tenant.seed)
+    assert Path("/etc/passwd").stat().st_size > 100
+
+
+async def test_limits_that_cannot_be_restored_are_logged_once(
+    world: MonitorWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenant = computing(world)
+    assert tenant.region_path is not None
+    shutil.rmtree(tenant.region_path.directory)
+
+    await world.monitor.scan()
+    await world.monitor.scan()
+
+    messages = [record.message for record in caplog.records]
+    assert sum("altered limits could not be restored" in one for one in messages) == 1
+
+
+async def test_an_ongoing_violation_is_reported_again_after_five_minutes(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.add_process(tenant, 71, inner=8)
+    violations = []
+
+    for _ in range(3):
+        await world.monitor.scan()
+        violations += await world.monitor.violations()
+        world.clock.advance(REPORT_AGAIN_S - 1)
+        await world.monitor.scan()
+        world.clock.advance(1)
+
+    assert [one.reason for one in violations] == 3 * [ViolationReason.ISOLATION_LOST]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
+
+
+async def test_no_process_is_reported_as_unleased_before_leases_are_known(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.record.recorded.clear()
+    world.record.lost = True
+    await world.monitor.scan()
+    early = world.monitor.snapshot
+    world.record.lost = False
+    world.known.sync([], since=world.known.revision)
+
+    await world.monitor.scan()
+
+    assert not early.violations
+    assert [(one.reason, one.pod) for one in world.monitor.snapshot.violations] == [
+        (ViolationReason.UNLEASED, tenant.lease.pod)
+    ]
