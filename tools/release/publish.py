@@ -48,7 +48,9 @@ def steps(output: Path, *, image: str, number: str) -> tuple[ReleaseStep, ...]:
             ("helm", "push", chart, f"oci://{registry}/charts"),
             ("helm", "template", "leasehold", chart),
         ),
-        ReleaseStep("signature of the image", ("cosign", "sign", "--yes", "--recursive", reference)),
+        ReleaseStep(
+            "signature of the image", ("cosign", "sign", "--yes", "--recursive", reference)
+        ),
         ReleaseStep(
             "signature of the chart",
             ("cosign", "sign", "--yes", f"{registry}/charts/leasehold:{number}"),
