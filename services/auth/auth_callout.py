@@ -46,6 +46,19 @@ class ReviewedToken:
     extra: Mapping[str, Sequence[str]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceNamespaces:
+    """Where the service accounts are: an account of the agents' namespace is only ever an agent."""
+
+    system: str
+    agents: str
+
+    def account(self, service: ServiceEntry) -> str:
+        """Return the user name of a service's account."""
+        namespace = self.agents if service.per_node else self.system
+        return f"system:serviceaccount:{namespace}:{service.name}"
+
+
 class AuthorizationRefusedError(RequestError):
     """The connection is refused; the message is logged here and by the server."""
 
@@ -67,16 +80,15 @@ def parse_request(request: str) -> AuthorizationRequest:
 
 def user_of_token(
     reviewed: ReviewedToken,
-    namespace: str,
+    namespaces: ServiceNamespaces,
     services: Sequence[ServiceEntry],
     roles: Mapping[str, tuple[Role, ...]],
 ) -> NatsUser:
     """Return the user that a token authorizes. Raises AuthorizationRefusedError if none."""
-    prefix, _, account = reviewed.user.rpartition(":")
-    if reviewed.user == f"system:serviceaccount:{namespace}:{OPERATOR.name}":
+    if reviewed.user == namespaces.account(OPERATOR):
         return operator_user()
-    listed = next((service for service in services if service.name == account), None)
-    if prefix != f"system:serviceaccount:{namespace}" or listed is None:
+    listed = next((each for each in services if reviewed.user == namespaces.account(each)), None)
+    if listed is None:
         raise AuthorizationRefusedError(f"{reviewed.user} is not a service account of Leasehold")
     nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
     if listed.per_node and len(nodes) != 1:

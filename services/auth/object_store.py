@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from services.auth.auth_callout import ServiceNamespaces
 from services.auth.root_secret import ManagedObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
@@ -80,8 +81,9 @@ class DataObjectStore:
 class RootSecretStore:
     """The root Secret, and the objects derived from it."""
 
-    def __init__(self, objects: DataObjectStore, name: str) -> None:
-        self.objects = objects
+    def __init__(self, client: KubernetesClient, namespaces: ServiceNamespaces, name: str) -> None:
+        self.objects = DataObjectStore(client, namespaces.system)
+        self.agents_objects = DataObjectStore(client, namespaces.agents)
         self.name = name
 
     async def load(self) -> tuple[Mapping[str, bytes], str]:
@@ -95,7 +97,8 @@ class RootSecretStore:
 
     async def apply(self, managed: ManagedObject) -> bool:
         """Write a derived object; return False if it held this data already."""
-        return await self.objects.apply(managed)
+        objects = self.agents_objects if managed.for_agents else self.objects
+        return await objects.apply(managed)
 
 
 def _encode(kind: str, value: bytes) -> str:

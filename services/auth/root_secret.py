@@ -34,6 +34,8 @@ class ManagedObject:
     """`secrets` or `configmaps`."""
     name: str
     data: Mapping[str, bytes]
+    for_agents: bool = False
+    """It is in the namespace of the node agents."""
 
 
 def complete(
@@ -79,8 +81,10 @@ def managed_objects(
     single, clustered = auth_callout_configuration(auth_user, passwords, issuer, nats_directory)
     nats = {"nats.conf": single.encode(), "nats-cluster.conf": clustered.encode()}
     acl = redis_acl(_password_digests(data))
+    authority = {"ca.crt": data["ca.crt"]}
     return (
-        ManagedObject(kind="configmaps", name="auth-ca", data={"ca.crt": data["ca.crt"]}),
+        ManagedObject(kind="configmaps", name="auth-ca", data=authority),
+        ManagedObject(kind="configmaps", name="node-agent-ca", data=authority, for_agents=True),
         ManagedObject(kind="secrets", name="auth-nats", data={**nats, **certificate}),
         ManagedObject(
             kind="secrets", name="auth-redis", data={"users.acl": acl.encode(), **certificate}

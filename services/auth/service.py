@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.auth import auth_callout, root_secret
-from services.auth.auth_callout import AuthorizationRefusedError, ReviewedToken
+from services.auth.auth_callout import (
+    AuthorizationRefusedError,
+    ReviewedToken,
+    ServiceNamespaces,
+)
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import NatsUser, service_users
@@ -56,7 +60,7 @@ class AuthService:
         review: TokenReviewer,
         clock: Clock,
         *,
-        namespace: str,
+        namespaces: ServiceNamespaces,
         server_names: Sequence[str],
         nats_directory: str,
         roles: Mapping[str, tuple[Role, ...]],
@@ -67,7 +71,7 @@ class AuthService:
         self.servers = servers
         self.review = review
         self.clock = clock
-        self.namespace = namespace
+        self.namespaces = namespaces
         self.server_names = tuple(server_names)
         self.nats_directory = nats_directory
         self.roles = roles
@@ -187,7 +191,7 @@ class AuthService:
     async def _review(self, token: str) -> NatsUser | AuthorizationRefusedError:
         try:
             reviewed = await self.review(token)
-            return auth_callout.user_of_token(reviewed, self.namespace, SERVICES, self.roles)
+            return auth_callout.user_of_token(reviewed, self.namespaces, SERVICES, self.roles)
         except AuthorizationRefusedError as error:
             logger.warning("NATS refuses a token: %s", error)
             return error

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.model.errors import RequestError
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Makes the secrets and certificates of NATS and Redis, renews them, and authorizes each
@@ -25,7 +26,10 @@ class AuthSettings(LedgerSettings):
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     secret: str = setting(
-        "leasehold-system/auth", "NAMESPACE/NAME of the Secret that stores all secrets"
+        f"{SYSTEM_NAMESPACE}/auth", "NAMESPACE/NAME of the Secret that stores all secrets"
+    )
+    agents_namespace: str = setting(
+        AGENTS_NAMESPACE, "namespace of the node agents; all other services are in that of --secret"
     )
     names: tuple[str, ...] = setting(("nats", "redis"), "names in the servers' certificate")
     state_dir: Path = setting(

@@ -1,10 +1,14 @@
 """Builds the auth service from real clients and serves it."""
 
-from services.auth.auth_callout import AuthorizationRefusedError, ReviewedToken
+from services.auth.auth_callout import (
+    AuthorizationRefusedError,
+    ReviewedToken,
+    ServiceNamespaces,
+)
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics, export_expiration
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
-from services.auth.object_store import DataObjectStore, RootSecretStore
+from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, TokenReviewer
 from services.auth.settings import AuthSettings
@@ -41,14 +45,15 @@ async def serve_auth(settings: AuthSettings) -> None:
     for NATS.
     """
     namespace, name = settings.secret_name
+    namespaces = ServiceNamespaces(system=namespace, agents=settings.agents_namespace)
     servers = ManagedServers(settings)
     async with KubernetesClient(load_credentials(settings.kubeconfig)) as client:
         auth = AuthService(
-            RootSecretStore(DataObjectStore(client, namespace), name),
+            RootSecretStore(client, namespaces, name),
             servers,
             token_reviewer(client, settings.audience),
             SystemClock(),
-            namespace=namespace,
+            namespaces=namespaces,
             server_names=settings.names,
             nats_directory=settings.nats_files,
             roles=roles(),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.binder.preempt.rules import PreemptionRules, parse_violations
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.runtime.settings import LedgerSettings, setting
 
 
@@ -42,7 +43,8 @@ class BinderSettings(LedgerSettings):
         "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck; default: none"
     )  # fmt: skip
     evict_violators_spare: tuple[str, ...] = setting(
-        ("kube-system", "leasehold-system"), "namespaces whose pods are not evicted for violations"
+        ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
+        "namespaces whose pods are not evicted for violations",
     )
 
     @property

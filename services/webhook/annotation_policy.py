@@ -16,15 +16,15 @@ from shared.dialects.reserved import (
 
 NAME = "leasehold-annotations"
 API_VERSION = "admissionregistration.k8s.io/v1"
-WRITERS = ("binder", "node-agent")
+BINDER, AGENT = "binder", "node-agent"
 """Service accounts that write a pod's annotations."""
 
 Manifest = dict[str, object]
 
 
-def writers_in(namespace: str) -> tuple[str, ...]:
-    """Return the user names of the services that may write."""
-    return tuple(account_in(namespace, name) for name in WRITERS)
+def writers(system: str, agents: str) -> tuple[str, ...]:
+    """Return the user names of the services that may write, by the namespaces they are in."""
+    return account_in(system, BINDER), account_in(agents, AGENT)
 
 
 def account_in(namespace: str, name: str) -> str:

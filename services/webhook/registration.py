@@ -24,6 +24,7 @@ from shared.dialects.reserved import (
     VISIBLE,
 )
 from shared.model.errors import RequestError
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
@@ -38,7 +39,7 @@ TIMEOUT_S, HIDING_TIMEOUT_S = 5, 2
 EXEMPT_LABEL = "leasehold.dev/sees-devices"
 """On a namespace, `true`: its pods may see devices without a request, as drivers do, and set what
 `pod_policy` denies. Only administrators should be able to label namespaces."""
-EXEMPT_NAMESPACES = ("kube-system", "leasehold-system")
+EXEMPT_NAMESPACES = ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
 
 CONTAINER_KINDS = ("containers", "initContainers", "ephemeralContainers")
 

@@ -8,12 +8,17 @@ https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#
 
 from collections.abc import Iterable, Iterator
 
-from services.webhook.annotation_policy import API_VERSION, Manifest, account_in
+from services.webhook.annotation_policy import (
+    AGENT,
+    API_VERSION,
+    BINDER,
+    Manifest,
+    account_in,
+)
 from shared.dialects import DIALECTS, STATUS_RESOURCES
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.node import AGENT_ANNOTATION, OWN_ENTRIES_PREFIX
 
-AGENT, BINDER = "node-agent", "binder"
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
 
 NODE_ANNOTATIONS = frozenset({AGENT_ANNOTATION}).union(
@@ -36,12 +41,12 @@ BOUND_MAPS = (*POD_MAPS, "spec", "status")
 _SET_BY_SERVER = ("managedFields", "resourceVersion", "generation")
 
 
-def service_policies(namespace: str) -> list[Manifest]:
-    """Return the policies and their bindings for the services of a namespace."""
+def service_policies(system: str, agents: str) -> list[Manifest]:
+    """Return the policies and their bindings for the services of these namespaces."""
     nodes = [_rule("", "v1", ("nodes", "nodes/status"), ("UPDATE",))]
     pods = [_rule("", "v1", ("pods",), ("UPDATE",))]
     bound = [_rule("", "v1", ("pods", "pods/status"), ("UPDATE",))]
-    agent, binder = account_in(namespace, AGENT), account_in(namespace, BINDER)
+    agent, binder = account_in(agents, AGENT), account_in(system, BINDER)
     objects = [_collection_rule(path) for path in sorted(NODE_OBJECTS)]
     return [
         *_policy("leasehold-agent-nodes", agent, nodes, NODE_MAPS, _node_validations()),

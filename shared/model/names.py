@@ -8,6 +8,10 @@ Namespace = NewType("Namespace", str)
 DeviceUuid = NewType("DeviceUuid", str)
 """NVML's UUID of a physical GPU, `GPU-…`: the key of a device, since indices may change."""
 
+SYSTEM_NAMESPACE = "leasehold-system"
+"""The namespace of all services but the node agents, in the manifests."""
+AGENTS_NAMESPACE = "leasehold-agents"
+"""The namespace of the node agents."""
 OWN_SCHEDULER = "leasehold"
 """`spec.schedulerName` of the pods that Leasehold schedules."""
 BUDGET_GATE = "leasehold.dev/budget"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from tests.support.simcluster.installed import namespace_of
 from tools.generate.manifests import webhook_manifests
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -46,7 +48,7 @@ def test_every_workload_selects_its_pods_and_is_in_the_namespace(directory: str)
     for workload in found:
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert workload["metadata"]["namespace"] == "leasehold-system"
+        assert workload["metadata"]["namespace"] == namespace_of(workload["metadata"]["name"])
 
 
 SECRETS_OF = {
@@ -97,6 +99,37 @@ def test_only_the_node_agent_is_root_and_mounts_host_paths() -> None:
             own = {"add": ["DAC_OVERRIDE"]} if agent else {}
             assert inside["capabilities"] == {"drop": ["ALL"], **own}
             assert inside.get("runAsUser", 65532) == (0 if agent else 65532)
+
+
+RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+
+
+@pytest.mark.parametrize("directory", ["base", "overlays/dev", "overlays/ha"])
+def test_all_pods_but_the_agents_comply_with_the_restricted_profile(directory: str) -> None:
+    """By the controls of https://kubernetes.io/docs/concepts/security/pod-security-standards."""
+    found = {it["metadata"]["name"]: it for it in kinds(directory, *WORKLOADS)}
+    labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in built("persistent")}
+    assert found.pop("node-agent")["metadata"]["namespace"] == AGENTS_NAMESPACE
+    assert labels[AGENTS_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert labels[SYSTEM_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+    for workload in found.values():
+        pod = workload["spec"]["template"]["spec"]
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        kinds_of_volumes = {key for it in pod.get("volumes", ()) for key in it.keys() - {"name"}}
+        assert kinds_of_volumes <= RESTRICTED_VOLUMES
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            own = container["securityContext"]
+            assert own.keys() == {
+                "allowPrivilegeEscalation",
+                "readOnlyRootFilesystem",
+                "capabilities",
+            }
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert not any("hostPort" in port for port in container.get("ports", ()))
 
 
 def test_the_binder_alone_may_bind() -> None:

@@ -8,17 +8,25 @@ from typing import Any
 import pytest
 
 from services.topology import SERVICES
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.contract.test_overlays import K8S, built, with_component
 from tests.contract.test_pods_start import ours
+from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
-from tools.generate.network_policies import DASHBOARD, METRICS, PART_OF, manifest
+from tools.generate.network_policies import (
+    DASHBOARD,
+    METRICS,
+    NAMESPACE_NAME,
+    PART_OF,
+    manifest,
+)
 
 Json = dict[str, Any]
 Labels = Mapping[str, str]
 
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
-OUR_NAMESPACE = {"kubernetes.io/metadata.name": "leasehold-system"}
-TENANT = {"kubernetes.io/metadata.name": "team-a"}
+SYSTEM, AGENTS = ({NAMESPACE_NAME: name} for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE))
+TENANT = {NAMESPACE_NAME: "team-a"}
 NATS = {("nats", "client")}
 RAFT = {("nats", "client"), ("nats", "cluster")}
 REDIS = {("redis", "redis")}
@@ -36,6 +44,10 @@ def workloads(found: list[Json]) -> dict[str, Json]:
     }
 
 
+def home_of(workload: str) -> Labels:
+    return {NAMESPACE_NAME: namespace_of(workload)}
+
+
 def matches(selector: Json, labels: Labels) -> bool:
     """Whether a label selector matches; only what our policies use of selectors."""
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
@@ -46,23 +58,28 @@ def matches(selector: Json, labels: Labels) -> bool:
     )
 
 
-def peer_matches(peer: Json, pod: Labels | None, namespace: Labels) -> bool:
-    """Whether a peer has a pod with these labels; None: an address that is no pod."""
+def peer_matches(peer: Json, home: Labels, pod: Labels | None, namespace: Labels) -> bool:
+    """Whether a peer of a policy at home has a pod with these labels; None: no pod."""
     assert peer.keys() <= {"podSelector", "namespaceSelector"}
     if pod is None:
         return False
-    home = peer.get("namespaceSelector")
-    in_namespace = namespace == OUR_NAMESPACE if home is None else matches(home, namespace)
+    selector = peer.get("namespaceSelector")
+    in_namespace = namespace == home if selector is None else matches(selector, namespace)
     return in_namespace and matches(peer.get("podSelector", {}), pod)
 
 
 def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tuple[str, str]]:
     """Workloads with names of ports to which a source may open connections."""
-    policies = [it["spec"] for it in found if it["kind"] == "NetworkPolicy"]
+    policies = [it for it in found if it["kind"] == "NetworkPolicy"]
     opened = set()
     for name, template in workloads(found).items():
-        labels = template["metadata"]["labels"]
-        mine = [it for it in policies if matches(it["podSelector"], labels)]
+        labels, home = template["metadata"]["labels"], home_of(name)
+        mine = [
+            it["spec"]
+            for it in policies
+            if {NAMESPACE_NAME: it["metadata"]["namespace"]} == home
+            and matches(it["spec"]["podSelector"], labels)
+        ]
         assert mine, f"no policy selects {name}: all its ports are open"
         rules = [rule for it in mine for rule in it["ingress"]]
         for port in template["spec"]["containers"][0].get("ports", ()):
@@ -73,7 +90,7 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
                 if named & {it["port"] for it in rule["ports"]}
                 and (
                     "from" not in rule
-                    or any(peer_matches(it, pod, namespace) for it in rule["from"])
+                    or any(peer_matches(it, home, pod, namespace) for it in rule["from"])
                 )
             }
     return opened
@@ -89,9 +106,11 @@ def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
     found = built(K8S / "overlays" / "ha")
 
     assert reached(found, {"app": "train"}, TENANT) == FOR_ALL_PODS
-    assert reached(found, {"app": "train"}, OUR_NAMESPACE) == FOR_ALL_PODS
+    assert reached(found, {"app": "train"}, SYSTEM) == FOR_ALL_PODS
+    assert reached(found, {"app": "train"}, AGENTS) == FOR_ALL_PODS
     claims = {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
     assert reached(found, claims, TENANT) == FOR_ALL_PODS
+    assert reached(found, claims, AGENTS) == FOR_ALL_PODS
     assert reached(found, None, {}) == {("webhook", "https")}
 
 
@@ -102,7 +121,7 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
         container["name"] for pod, container in ours(found) if "'redis-" in str(pod["volumes"])
     } | {"auth"}
 
-    opened = {name: reached(found, its, OUR_NAMESPACE) for name, its in labels.items()}
+    opened = {name: reached(found, its, home_of(name)) for name, its in labels.items()}
 
     assert {service.name for service in SERVICES} | {"operator", "nats", "redis"} == opened.keys()
     assert opened.pop("redis") == FOR_ALL_PODS

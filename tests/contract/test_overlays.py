@@ -16,6 +16,7 @@ from services.auth.root_secret import complete, managed_objects
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
+from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -65,7 +66,7 @@ def container(workload: Json) -> Json:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay_builds_in_one_namespace_with_every_object_of_the_base(name: str) -> None:
+def test_an_overlay_builds_in_two_namespaces_with_every_object_of_the_base(name: str) -> None:
     base, found = built(K8S / "base"), overlay(name)
 
     known = {(o["kind"], o["metadata"]["name"]) for o in found}
@@ -73,7 +74,7 @@ def test_an_overlay_builds_in_one_namespace_with_every_object_of_the_base(name: 
     for workload in (o for o in found if o["kind"] in WORKLOADS):
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert workload["metadata"]["namespace"] == "leasehold-system"
+        assert workload["metadata"]["namespace"] == namespace_of(workload["metadata"]["name"])
 
 
 def test_with_ha_every_leasehold_service_has_several_replicas() -> None:

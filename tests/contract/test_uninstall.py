@@ -43,6 +43,7 @@ def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> No
 
     assert kept == {
         ("Namespace", "leasehold-system"),
+        ("Namespace", "leasehold-agents"),
         ("CustomResourceDefinition", "gpubudgets.leasehold.dev"),
         ("CustomResourceDefinition", "gpuquotas.leasehold.dev"),
     }

@@ -5,7 +5,7 @@ overlay and the components is built, and all of them together, so that no part m
 others at once; where combinations differ, the template tests the value that stands for the part
 (`highAvailability`, or the component's name). A few scalars become values by
 `tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for Helm
-requires the namespace before it installs anything.
+requires the namespace before it installs anything. That of the agents is created by the chart.
 """
 
 import itertools
@@ -22,12 +22,16 @@ from typing import Any, Final
 
 import yaml
 
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tools.generate.chart_values import Expression, Members, Optional, with_values
 
 K8S = Path(__file__).parents[2] / "k8s"
 TEMPLATES = K8S / "chart" / "templates"
-NAMESPACE = "leasehold-system"
-RELEASE_NAMESPACE = "{{ .Release.Namespace }}"
+NAMESPACES = {
+    SYSTEM_NAMESPACE: "{{ .Release.Namespace }}",
+    AGENTS_NAMESPACE: "{{ .Values.agentsNamespace }}",
+}
+"""What stands for each namespace of the manifests."""
 KOORDINATOR = K8S / "base" / "crds" / "koordinator-device.yaml"
 WITH_KOORDINATOR = "koordinatorDevice"
 HIGHLY_AVAILABLE = "highAvailability"
@@ -78,6 +82,7 @@ def kustomized(chosen: Parts) -> Mapping[Key, Any]:
     added = added_files()
     files = [path for part, paths in added.items() if part in chosen for path in paths]
     made = [
+        *agents_namespace(),
         *_built(chosen.difference(added)),
         *(it for path in files for it in objects(path.read_text())),
     ]
@@ -97,6 +102,12 @@ def added_files() -> dict[str, list[Path]]:
         if kustomization.keys() == {"apiVersion", "kind", "resources"}:
             found[part] = [folder / name for name in kustomization["resources"]]
     return found
+
+
+def agents_namespace() -> list[Any]:
+    """Return the Namespace of the agents, as `k8s/persistent` has it."""
+    found = objects((K8S / "persistent" / "namespaces.yaml").read_text())
+    return [it for it in found if it["metadata"]["name"] == AGENTS_NAMESPACE]
 
 
 @cache
@@ -175,9 +186,12 @@ def scalar(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     text = yaml.safe_dump(value, width=100_000, allow_unicode=True).removesuffix("\n...\n").strip()
-    if "\n" in text or "{{" in value or NAMESPACE in value:
+    if "\n" in text or "{{" in value or any(namespace in value for namespace in NAMESPACES):
         text = json.dumps(value, ensure_ascii=False)
-    return text.replace("{{", '{{ "{{" }}').replace(NAMESPACE, RELEASE_NAMESPACE)
+    text = text.replace("{{", '{{ "{{" }}')
+    for namespace, expression in NAMESPACES.items():
+        text = text.replace(namespace, expression)
+    return text
 
 
 def lines(tree: Any, depth: int = 0) -> Iterator[str]:
@@ -252,7 +266,7 @@ def document(tree: Any) -> Iterator[str]:
 def sources() -> dict[Key, Path]:
     """Return the file that defines each object: that of the base before an overlay's patch."""
     found: dict[Key, Path] = {}
-    for folder in ("base", "overlays/ha", "components"):
+    for folder in ("base", "overlays/ha", "components", "persistent"):
         for path in sorted((K8S / folder).rglob("*.yaml")):
             for it in objects(path.read_text()):
                 if "name" in it.get("metadata", {}):

@@ -15,6 +15,8 @@ import yaml
 
 VALUES = Path(__file__).parents[2] / "k8s" / "chart" / "values.yaml"
 STORES = ("nats", "redis")
+SETTINGS = {"leasehold": "settings", "node-agent": "agentSettings"}
+"""The ConfigMaps of settings, and the values that replace them."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
             limits = made["spec"]
             limits["minReplicaCount"] = _number("placers.min", limits["minReplicaCount"])
             limits["maxReplicaCount"] = _number("placers.max", limits["maxReplicaCount"])
-        case "ConfigMap" if made["metadata"]["name"] == "leasehold":
-            _settings(made["data"])
+        case "ConfigMap" if made["metadata"]["name"] in SETTINGS:
+            _settings(made["data"], SETTINGS[made["metadata"]["name"]])
         case "CustomResourceDefinition":
             # Deleting a definition deletes its objects: budgets must outlive the release.
             made["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
@@ -90,11 +92,11 @@ def _workload(made: dict[str, Any]) -> None:
             container["image"] = _value("hamiCoreImage")
 
 
-def _settings(data: dict[str, Any]) -> None:
+def _settings(data: dict[str, Any], value: str) -> None:
     """Replace the settings of values.yaml by its map; those of an overlay stay."""
-    for name in defaults()["settings"]:
+    for name in defaults()[value]:
         data.pop(name, None)
-    data["settings"] = Members(".Values.settings")
+    data[value] = Members(f".Values.{value}")
 
 
 def _number(path: str, otherwise: int) -> Expression:

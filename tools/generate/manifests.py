@@ -4,22 +4,22 @@ from pathlib import Path
 
 import yaml
 
-from services.webhook.annotation_policy import annotation_policy, writers_in
+from services.webhook.annotation_policy import annotation_policy, writers
 from services.webhook.registration import configuration, service_client
 from services.webhook.service_policies import service_policies
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tools.generate.pages import ROOT
 
 BASE = ROOT / "k8s" / "base"
 HEAD = "# Generated: python -m tools.generate\n"
-NAMESPACE = "leasehold-system"
 
 
 def webhook_manifests() -> dict[Path, str]:
     """Return the webhook configuration and the admission policies, by path."""
     found = {
-        "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
-        "annotation-policy.yaml": annotation_policy(writers_in(NAMESPACE)),
-        "service-policies.yaml": service_policies(NAMESPACE),
+        "webhook-configuration.yaml": [configuration(service_client(SYSTEM_NAMESPACE))],
+        "annotation-policy.yaml": annotation_policy(writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE)),
+        "service-policies.yaml": service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
     }
     return {
         BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
@@ -37,7 +37,7 @@ def alerts() -> str:
         "kind": "PrometheusRule",
         "metadata": {
             "name": "leasehold",
-            "namespace": "leasehold-system",
+            "namespace": SYSTEM_NAMESPACE,
             "labels": {"app.kubernetes.io/part-of": "leasehold"},
         },
         "spec": yaml.safe_load((ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text()),

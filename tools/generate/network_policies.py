@@ -12,6 +12,7 @@ import yaml
 
 from services.auth.redis_users import password_users
 from services.topology import OPERATOR, SERVICES
+from shared.model.names import AGENTS_NAMESPACE
 
 Json = dict[str, Any]
 Peers = Sequence[Json]
@@ -20,6 +21,8 @@ METRICS = "leasehold.dev/allow-metrics"
 """Label of namespaces whose pods may read metrics: that of Prometheus."""
 DASHBOARD = "leasehold.dev/allow-dashboard"
 """Label of namespaces whose pods may open the dashboard: that of an ingress controller."""
+NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""The label with a namespace's name, which the API server sets."""
 NAME, PART_OF = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 OURS = {PART_OF: "leasehold"}
 ANY_POD: Peers = ({"namespaceSelector": {}},)
@@ -28,9 +31,10 @@ ANY_ADDRESS: Peers = ()
 DNS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
 
 
-def nats_clients() -> list[str]:
-    """Return the components that connect to NATS."""
-    return sorted(service.name for service in (*SERVICES, OPERATOR))
+def nats_clients(*, per_node: bool) -> list[str]:
+    """Return the components that connect to NATS, of each node or of the cluster."""
+    clients = (*SERVICES, OPERATOR)
+    return sorted(service.name for service in clients if service.per_node == per_node)
 
 
 def redis_clients() -> list[str]:
@@ -43,13 +47,16 @@ def policies() -> list[Json]:
     """Return all policies."""
     of_namespace = [{"namespaceSelector": {"matchLabels": {METRICS: "true"}}}]
     page = [{"namespaceSelector": {"matchLabels": {DASHBOARD: "true"}}}]
+    metrics = {"matchLabels": OURS}, [_rule(of_namespace, "http")]
+    clients = [*_pods(nats_clients(per_node=False)), *_agents(nats_clients(per_node=True))]
+    usage = _rule(of_namespace, "usage")
     return [
         _policy("default-deny", {}, []),
-        _policy("metrics", {"matchLabels": OURS}, [_rule(of_namespace, "http")]),
+        _policy("metrics", *metrics),
         _policy(
             "nats",
             _named("nats"),
-            [_rule(_pods(nats_clients()), "client"), _rule(_pods(["nats"]), 4222, 6222)],
+            [_rule(clients, "client"), _rule(_pods(["nats"]), 4222, 6222)],
             egress=[{"to": [*_pods(["nats"])], "ports": [{"port": 6222}]}, {"ports": [*DNS]}],
         ),
         _policy("redis", _named("redis"), [_rule(_pods(redis_clients()), "redis")], egress=[]),
@@ -62,7 +69,9 @@ def policies() -> list[Json]:
             _named("dashboard"),
             [_rule(page, "page"), _rule(of_namespace, "old-metrics")],
         ),
-        _policy("node-agent", _named("node-agent"), [_rule(of_namespace, "usage")]),
+        _in_agents_namespace(_policy("agents-default-deny", {}, [])),
+        _in_agents_namespace(_policy("agents-metrics", *metrics)),
+        _in_agents_namespace(_policy("node-agent", _named("node-agent"), [usage])),
     ]
 
 
@@ -78,6 +87,10 @@ def _policy(name: str, pods: Json, ingress: list[Json], egress: list[Json] | Non
     }
 
 
+def _in_agents_namespace(policy: Json) -> Json:
+    return policy | {"metadata": {**policy["metadata"], "namespace": AGENTS_NAMESPACE}}
+
+
 def _rule(peers: Peers, *ports: str | int) -> Json:
     rule: Json = {"ports": [{"port": port} for port in ports]}
     return {"from": list(peers), **rule} if peers else rule
@@ -91,6 +104,12 @@ def _pods(names: Iterable[str]) -> Peers:
     """Our pods of these components, in our namespace."""
     among = {"key": NAME, "operator": "In", "values": list(names)}
     return ({"podSelector": {"matchLabels": OURS, "matchExpressions": [among]}},)
+
+
+def _agents(names: Iterable[str]) -> Peers:
+    """Our pods of these components, in the namespace of the agents."""
+    home = {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: AGENTS_NAMESPACE}}}
+    return tuple(home | peer for peer in _pods(names))
 
 
 def manifest() -> str:

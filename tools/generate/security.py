@@ -9,7 +9,7 @@ import yaml
 from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS as REDIS_USERS
 from services.webhook.pod_policy import RULES
-from shared.model.names import NodeName
+from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.tries import table
 
@@ -38,10 +38,18 @@ def rights() -> dict[str, list[str]]:
     for binding in objects:
         if binding["kind"] in {"ClusterRoleBinding", "RoleBinding"}:
             role = binding["roleRef"]["kind"], binding["roleRef"]["name"]
-            where = " in its namespace" if role[0] == "Role" else ""
             for subject in binding["subjects"]:
+                where = _where(binding, subject)
                 may[subject["name"]] += [_words(rule) + where for rule in roles[role]]
     return may
+
+
+def _where(binding: dict[str, Any], subject: dict[str, Any]) -> str:
+    """Return the namespace to which a binding restricts a service account, in words."""
+    if binding["kind"] == "ClusterRoleBinding":
+        return ""
+    namespace = binding["metadata"].get("namespace", SYSTEM_NAMESPACE)
+    return " in its namespace" if namespace == subject["namespace"] else f" in `{namespace}`"
 
 
 def _words(rule: dict[str, Any]) -> str:

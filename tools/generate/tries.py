@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-NAMESPACE = "leasehold-system"
+from shared.model.names import SYSTEM_NAMESPACE
+
 OWN, OTHER = "gpu-1", "gpu-2"
 """The node that the token is bound to, and another one."""
 PODS = "/api/v1/namespaces/team-a/pods"
-SYSTEM = f"/api/v1/namespaces/{NAMESPACE}"
+SYSTEM = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}"
 VGPU_MEMORY = "volcano.sh/vgpu-memory"
 
 

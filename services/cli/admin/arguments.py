@@ -6,6 +6,7 @@ import platform
 
 from services.cli import flags
 from services.cli.flags import AddCommand
+from shared.model.names import AGENTS_NAMESPACE
 
 RESIZE_ABOUT = """\
 The container keeps running. Additional memory is available to its next allocation. Memory can
@@ -169,7 +170,7 @@ def _add_node_keys(add: AddCommand) -> None:
         help="the node [LEASEHOLD_NODE; default: this machine]",
     )
     option("--days", type=int, default=30, help="how long the tokens are valid (default: 30)")
-    flags.add_namespace(node_keys, "leasehold-system")
+    flags.add_namespace(node_keys, AGENTS_NAMESPACE)
     option(
         "--kubeconfig",
         default=environ.get("LEASEHOLD_KUBECONFIG", ""),

@@ -28,7 +28,7 @@ from shared.model.errors import RequestError
 
 ACCOUNT = "node-agent"
 NATS_AUDIENCE = "leasehold-nats"
-AUTHORITY_CONFIG_MAP = "auth-ca"
+AUTHORITY_CONFIG_MAP = "node-agent-ca"
 AUTHORITY = "ca.crt"
 API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
     "api-token", "nats-token", "nats-ca.crt", "kubeconfig"

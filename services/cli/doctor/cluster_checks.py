@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from services.cli.doctor.server_versions import AS_OF, patched_version
 from shared.ledger.redis_server import RedisFacts
 from shared.model.findings import Finding, fail, ok, warn
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+
+ALL_PODS = "kubectl get pods -A -l app.kubernetes.io/part-of=leasehold"
 
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0
@@ -19,7 +22,7 @@ def nats(messages: int | None) -> Finding:
             "start a service: each creates the stream; see its log if it cannot",
         )
     if messages > 10_000:
-        return warn(f"{messages} messages wait", "kubectl -n leasehold-system get pods")
+        return warn(f"{messages} messages wait", f"kubectl -n {SYSTEM_NAMESPACE} get pods")
     return ok(f"JetStream responds, {messages} messages wait")
 
 
@@ -96,27 +99,27 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
     if missing:
         return fail(
             f"not registered: {', '.join(missing)}: pods pass unchecked",
-            "kubectl -n leasehold-system rollout restart deployment/webhook",
+            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
         )
     if refusal:
         return fail(
             f"the API server would not trust it: {refusal}",
-            "kubectl -n leasehold-system logs deployment/webhook",
+            f"kubectl -n {SYSTEM_NAMESPACE} logs deployment/webhook",
         )
     if days_left is None:
         return fail(
             "it is registered without a certificate authority",
-            "kubectl -n leasehold-system rollout restart deployment/webhook",
+            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
         )
     if days_left <= 0:
         return fail(
             "its certificate authority has expired",
-            "kubectl -n leasehold-system rollout restart deployment/webhook",
+            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
         )
     if days_left < WEEK_DAYS:
         return warn(
             f"its certificate authority expires in {days_left:.1f} days, and is not renewed",
-            "kubectl -n leasehold-system logs deployment/webhook",
+            f"kubectl -n {SYSTEM_NAMESPACE} logs deployment/webhook",
         )
     return ok(f"registered; its certificate authority is valid for {days_left:.0f} days")
 
@@ -128,12 +131,10 @@ def versions(by_replica: Mapping[str, str]) -> Finding:
         return warn(
             "components are of different versions: "
             + ", ".join(f"{name} {version or 'unknown'}" for name, version in replicas),
-            "finish the rollout: kubectl -n leasehold-system get pods -o wide",
+            f"finish the rollout: {ALL_PODS} -o wide",
         )
     if not by_replica:
-        return fail(
-            "no component sends a heartbeat", "leasehold up; kubectl -n leasehold-system get pods"
-        )
+        return fail("no component sends a heartbeat", f"leasehold up; {ALL_PODS}")
     version = next(iter(by_replica.values())) or "unknown"
     return ok(f"{len(by_replica)} components run, all of version {version}")
 
@@ -146,7 +147,10 @@ def components(unready_reasons: Mapping[str, Sequence[str]]) -> Finding:
         if reasons
     ]
     if unready:
-        return fail("; ".join(unready), "kubectl -n leasehold-system logs POD has the details")
+        return fail(
+            "; ".join(unready),
+            f"kubectl -n {SYSTEM_NAMESPACE} logs POD; of agents: -n {AGENTS_NAMESPACE}",
+        )
     return ok(f"{len(unready_reasons)} components are ready")
 
 
@@ -157,7 +161,7 @@ def rights(denied: Iterable[str], allowed: int) -> Finding:
         return fail(
             f"the account may not {', '.join(missing)}",
             "kubectl apply -k k8s/base; kubectl auth can-i --list --as "
-            "system:serviceaccount:leasehold-system:node-agent",
+            f"system:serviceaccount:{AGENTS_NAMESPACE}:node-agent",
         )
     return ok(f"the account has all {allowed} rights that an agent needs")
 

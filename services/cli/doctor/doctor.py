@@ -32,7 +32,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.ledger import NodeTotals
-from shared.model.names import NodeName
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
 from shared.runtime.settings import load
 
 CHECK_TIMEOUT_S = 30.0
@@ -75,8 +75,8 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "components": ClusterProbes.components,
     "versions": ClusterProbes.versions,
 }
-_KUBECTL = "kubectl -n leasehold-system"
-_LOGS = f"{_KUBECTL} logs daemonset/node-agent"
+_KUBECTL = f"kubectl -n {SYSTEM_NAMESPACE}"
+_LOGS = f"kubectl -n {AGENTS_NAMESPACE} logs daemonset/node-agent"
 _NATS = f"{_KUBECTL} get pods | grep nats; --nats-url and its credentials name another"
 _REDIS = f"{_KUBECTL} get pods | grep redis; --redis-url and --redis-credentials name another"
 _API = "kubectl get --raw /readyz; --kubeconfig names another, or an account with the rights"

@@ -11,9 +11,9 @@ from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, fail, ok, warn
 from shared.model.lease import Lease
-from shared.model.names import PodUid
+from shared.model.names import AGENTS_NAMESPACE, PodUid
 
-AGENT_POD = "kubectl -n leasehold-system"
+AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
 """With the value `unit` the DaemonSet has no pod on the node, in spite of `GPU_LABEL`."""
 GPU_LABEL = "leasehold.dev/gpu"

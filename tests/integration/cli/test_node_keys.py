@@ -23,10 +23,10 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.findings import Outcome, SkipError
-from shared.model.names import NodeName
+from shared.model.names import AGENTS_NAMESPACE, NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
-from tests.support.auth.cluster import AUDIENCE, NAMESPACE
+from tests.support.auth.cluster import AUDIENCE
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import install_rights
@@ -58,7 +58,7 @@ class Hosts:
         return await self.token_by(self.api.kubeconfig, **spec)
 
     async def token_by(self, kubeconfig: Path, **spec: Any) -> str:
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/node-agent/token"
+        path = f"/api/v1/namespaces/{AGENTS_NAMESPACE}/serviceaccounts/node-agent/token"
         async with KubernetesClient(load_credentials(kubeconfig)) as kube:
             answer = await kube.create(path, {"spec": spec}, dict[str, Any])
         return str(answer["status"]["token"])
@@ -82,7 +82,7 @@ async def hosts() -> AsyncIterator[Hosts]:
             for node in (A, B):
                 api.store.create("nodes", {"metadata": {"name": node}})
             authority = (folder / "run" / "ca.crt").read_text()
-            authority_map = {"metadata": {"name": "auth-ca", "namespace": NAMESPACE}}
+            authority_map = {"metadata": {"name": "node-agent-ca", "namespace": AGENTS_NAMESPACE}}
             api.store.create("configmaps", {**authority_map, "data": {"ca.crt": authority}})
             async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
                 world.auth.review = token_reviewer(kube, AUDIENCE)

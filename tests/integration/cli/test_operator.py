@@ -9,8 +9,8 @@ import pytest
 
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.lease import ShareSize
+from shared.model.names import SYSTEM_NAMESPACE
 from shared.nats.bus import Bus
-from tests.support.auth.cluster import NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.stack import LEASEHOLD, Done, run
 
@@ -46,7 +46,7 @@ async def resize(world: AuthWorld, token: str) -> Done:
         )
     )
     file.write_text(f"{token}\n")
-    words = ["resize", "train", "-n", NAMESPACE, "--memory", "2Gi", "--nats-url", world.url]
+    words = ["resize", "train", "-n", SYSTEM_NAMESPACE, "--memory", "2Gi", "--nats-url", world.url]
     words += ["--nats-token-file", str(file), "--nats-ca-file", str(world.trusting.ca)]
     return await run(*LEASEHOLD, *words, "--kubeconfig", str(kubeconfig))
 

@@ -16,21 +16,22 @@ from typing import Any
 import pytest
 import yaml
 
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from simcluster.apiserver.crd.schema_check import schema_violations
 from tests.support.helm_template import rendered
 from tools.generate.chart import (
     HIGHLY_AVAILABLE,
     K8S,
-    NAMESPACE,
     TEMPLATES,
     Parts,
+    agents_namespace,
     combinations,
     generated,
     kustomized,
     objects,
     parts,
 )
-from tools.generate.chart_values import defaults
+from tools.generate.chart_values import SETTINGS, defaults
 
 CHART = K8S / "chart"
 ROOT = K8S.parent
@@ -48,7 +49,9 @@ def values(chosen: Parts = frozenset(), **others: Any) -> Json:
     return defaults() | dict.fromkeys(chosen, True) | others
 
 
-def charted(wanted: Mapping[str, Any], namespace: str = NAMESPACE) -> dict[tuple[str, str], Json]:
+def charted(
+    wanted: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE
+) -> dict[tuple[str, str], Json]:
     """The chart's objects by kind and name."""
     found: dict[tuple[str, str], Json] = {}
     for template in sorted(TEMPLATES.glob("*.yaml")):
@@ -98,10 +101,10 @@ def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
         check=True,
     ).stdout
     overlay = {(it["kind"], it["metadata"]["name"]): it for it in objects(text)}
-    definitions = {
+    persistent = {
         key: it
         for key, it in kustomized(frozenset()).items()
-        if key[0] == "CustomResourceDefinition"
+        if key[0] in {"CustomResourceDefinition", "Namespace"}
     }
     dev = yaml.safe_load((CHART / "values-dev.yaml").read_text())
     wanted = {
@@ -109,11 +112,21 @@ def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
         for name, it in defaults().items()
     }
 
-    assert charted(wanted) == kept(overlay | definitions)
+    assert charted(wanted) == kept(overlay | persistent)
 
 
-def test_another_namespace_replaces_the_default_everywhere() -> None:
-    assert NAMESPACE not in json.dumps(list(charted(values(), "gpus").values()))
+def test_other_namespaces_replace_the_defaults_everywhere() -> None:
+    made = json.dumps(list(charted(values(agentsNamespace="gpu-nodes"), "gpus").values()))
+
+    assert SYSTEM_NAMESPACE not in made
+    assert AGENTS_NAMESPACE not in made
+
+
+def test_the_chart_creates_the_namespace_of_the_agents_and_leaves_the_release_to_helm() -> None:
+    (created,) = (it for (kind, _), it in charted(values()).items() if kind == "Namespace")
+
+    assert [created] == agents_namespace()
+    assert created["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
 
 
 def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -> None:
@@ -153,7 +166,7 @@ def test_the_schema_lists_exactly_the_values() -> None:
         if described:
             assert set(part["properties"]) == set(described)
         for name, it in described.items():
-            if isinstance(it, dict) and name != "settings":
+            if isinstance(it, dict) and name not in SETTINGS.values():
                 closed(part["properties"][name], it)
 
     closed(schema(), defaults())
@@ -176,7 +189,9 @@ def test_the_documentation_names_every_value() -> None:
     page = (CHART / "README.md").read_text()
 
     for name, it in defaults().items():
-        within = it if isinstance(it, dict) and name not in {"settings", "replicas"} else [None]
+        within = (
+            it if isinstance(it, dict) and name not in {*SETTINGS.values(), "replicas"} else [None]
+        )
         for inner in within:
             path = f"{name}.{inner}" if inner else name
             assert f"`{path}" in page, path
@@ -198,7 +213,7 @@ def test_helm_template_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
         "leasehold",
         str(CHART),
         "--namespace",
-        NAMESPACE,
+        SYSTEM_NAMESPACE,
         "--kube-version",
         "1.30",
     ]

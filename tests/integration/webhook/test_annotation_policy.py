@@ -5,7 +5,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.webhook.annotation_policy import annotation_policy, writers_in
+from services.webhook.annotation_policy import annotation_policy, writers
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -46,7 +46,7 @@ async def annotated(
 @pytest.mark.parametrize("key", [IDS, "leasehold.dev/lease", "tencent.com/predicate-gpu-idx-0"])
 async def test_gpusharing_8_a_pod_that_is_created_with_an_assignment_is_denied(key: str) -> None:
     async with api_server() as api, api.client() as client:
-        await install(client, *writers_in("leasehold-system"))
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
 
         status, text = await created(client, pod("forged", **{key: "x"}))
         plain, _ = await created(client, pod("plain", mine="stays"))
@@ -59,7 +59,7 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
     async with api_server() as api, api.client() as client:
         await created(client, pod("assigned", **{IDS: "GPU-a,NVIDIA,1,1:"}))
         await created(client, pod("free"))
-        await install(client, *writers_in("leasehold-system"))
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
 
         answers = [
             await annotated(client, "free", {IDS: "GPU-b"}),

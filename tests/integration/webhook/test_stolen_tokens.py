@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from shared.model.names import SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
-from tests.support.simcluster.installed import NAMESPACE, created, install_rights, token_of
+from tests.support.simcluster.installed import created, install_rights, token_of
 from tools.generate.tries import (
     EVERYWHERE,
     OTHER,
@@ -37,7 +38,7 @@ async def cluster() -> AsyncIterator[ApiUnderTest]:
             path = f"/api/v1/namespaces/team-a/{kind}"
             await created(client, path, {"metadata": {"name": "own"}})
         for name in ("auth", "webhook-certificate"):
-            path = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+            path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"
             await created(client, path, {"metadata": {"name": name}})
         await created(client, WEBHOOK, {"metadata": {"name": "leasehold"}})
         yield api

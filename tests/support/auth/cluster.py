@@ -9,8 +9,9 @@ from aiohttp import web
 from services.auth.auth_callout import NODE_NAME_KEY
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from tests.support.simcluster.installed import namespace_of
 
-NAMESPACE = "leasehold-system"
 AUDIENCE = "leasehold-nats"
 SECRETS = (
     *("auth", "auth-nats", "auth-redis"),
@@ -26,6 +27,7 @@ class AuthCluster:
         self.objects: dict[tuple[str, str], Json] = {
             **{("secrets", name): {} for name in SECRETS},
             ("configmaps", "auth-ca"): {},
+            ("configmaps", "node-agent-ca"): {},
         }
         self.versions = dict.fromkeys(self.objects, 1)
         self.tokens: dict[str, Json] = {}
@@ -37,10 +39,11 @@ class AuthCluster:
         account: str,
         *,
         node: str = "",
-        namespace: str = NAMESPACE,
+        namespace: str = "",
         audience: str = AUDIENCE,
     ) -> str:
-        """Issue a token of a service account's pod, on a node."""
+        """Issue a token of a service account's pod, on a node, in the namespace that it is in."""
+        namespace = namespace or namespace_of(account)
         token = f"token-{len(self.tokens)}-{account}-{node}"
         extra = {NODE_NAME_KEY: [node]} if node else {}
         self.tokens[token] = {
@@ -58,7 +61,7 @@ class AuthCluster:
     async def served(self) -> AsyncIterator[KubernetesClient]:
         """Serve, and yield a client."""
         app = web.Application()
-        path = f"/api/v1/namespaces/{NAMESPACE}/{{kind}}/{{name}}"
+        path = "/api/v1/namespaces/{namespace}/{kind}/{name}"
         app.router.add_get(path, self._read)
         app.router.add_patch(path, self._patch)
         app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", self._review)
@@ -74,13 +77,20 @@ class AuthCluster:
             await runner.cleanup()
 
     async def _read(self, request: web.Request) -> web.Response:
-        key = request.match_info["kind"], request.match_info["name"]
+        key = self._key(request)
         if key not in self.objects:
             return web.json_response({"kind": "Status", "code": 404}, status=404)
         return web.json_response(self._shape(key))
 
+    def _key(self, request: web.Request) -> tuple[str, str]:
+        """Return the kind and name of the object of a path, which is in its namespace."""
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        in_agents = (kind, name) == ("configmaps", "node-agent-ca")
+        expected = AGENTS_NAMESPACE if in_agents else SYSTEM_NAMESPACE
+        return (kind, name) if request.match_info["namespace"] == expected else (kind, "")
+
     async def _patch(self, request: web.Request) -> web.Response:
-        key = request.match_info["kind"], request.match_info["name"]
+        key = self._key(request)
         body = await request.json()
         if body["metadata"]["resourceVersion"] != str(self.versions[key]):
             conflict = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"}

@@ -9,10 +9,11 @@ from typing import Any
 
 import nats
 
+from services.auth.auth_callout import ServiceNamespaces
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
-from services.auth.object_store import DataObjectStore, RootSecretStore
+from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
@@ -22,10 +23,13 @@ from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.model.clock import SystemClock
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.nats import subjects
 from shared.nats.bus import Bus
-from tests.support.auth.cluster import AUDIENCE, NAMESPACE, AuthCluster
+from tests.support.auth.cluster import AUDIENCE, AuthCluster
 from tests.support.servers.nats import free_port, nats_binary
+
+NAMESPACES = ServiceNamespaces(system=SYSTEM_NAMESPACE, agents=AGENTS_NAMESPACE)
 
 
 class AuthWorld:
@@ -66,11 +70,11 @@ class AuthWorld:
     def new_replica(self) -> AuthService:
         """Return another replica."""
         return AuthService(
-            RootSecretStore(DataObjectStore(self.kube, NAMESPACE), "auth"),
+            RootSecretStore(self.kube, NAMESPACES, "auth"),
             self.servers,
             token_reviewer(self.kube, AUDIENCE),
             SystemClock(),
-            namespace=NAMESPACE,
+            namespaces=NAMESPACES,
             server_names=self.settings.names,
             nats_directory=self.settings.nats_files,
             roles=roles(),

@@ -6,10 +6,11 @@ from typing import Any
 import aiohttp
 import yaml
 
+from services.webhook.annotation_policy import AGENT
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest
 
 BASE = Path(__file__).parents[3] / "k8s" / "base"
-NAMESPACE = "leasehold-system"
 INSTALLED = {
     "ServiceAccount",
     "Role",
@@ -32,11 +33,12 @@ async def install_rights(api: ApiUnderTest, *components: Path) -> None:
         if found and found["kind"] in INSTALLED
     ]
     async with api.client() as client:
-        for name in (NAMESPACE, "team-a"):
+        for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE, "team-a"):
             await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
         for found in sorted(objects, key=lambda each: "Policy" in each["kind"]):
             group = found["apiVersion"]
-            inside = f"/namespaces/{NAMESPACE}" if found["kind"] in NAMESPACED else ""
+            namespace = found["metadata"].get("namespace", SYSTEM_NAMESPACE)
+            inside = f"/namespaces/{namespace}" if found["kind"] in NAMESPACED else ""
             plural = found["kind"].lower().removesuffix("y") + (
                 "ies" if found["kind"].endswith("y") else "s"
             )
@@ -51,6 +53,11 @@ async def created(client: aiohttp.ClientSession, path: str, obj: dict[str, Any])
         return await response.json()
 
 
+def namespace_of(account: str) -> str:
+    """Return the namespace of a service account."""
+    return AGENTS_NAMESPACE if account == AGENT else SYSTEM_NAMESPACE
+
+
 async def token_of(client: aiohttp.ClientSession, account: str, node: str) -> str:
     """Return the token that the kubelet of a node mounts into the account's pod there."""
     pod = {
@@ -61,8 +68,9 @@ async def token_of(client: aiohttp.ClientSession, account: str, node: str) -> st
             "containers": [{"name": "main", "image": "leasehold"}],
         },
     }
-    await created(client, f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+    namespace = namespace_of(account)
+    await created(client, f"/api/v1/namespaces/{namespace}/pods", pod)
     bound = {"apiVersion": "v1", "kind": "Pod", "name": f"{account}-{node}"}
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     issued = await created(client, path, {"spec": {"boundObjectRef": bound}})
     return str(issued["status"]["token"])

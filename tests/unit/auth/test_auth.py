@@ -15,6 +15,7 @@ from services.auth.auth_callout import (
     AuthorizationRefusedError,
     AuthorizationRequest,
     ReviewedToken,
+    ServiceNamespaces,
     encode_grant,
     parse_request,
     user_of_token,
@@ -28,6 +29,7 @@ from shared.model.names import NodeName
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
 NAMES = ("nats", "redis")
+NAMESPACES = ServiceNamespaces(system="leasehold-system", agents="leasehold-agents")
 AUTH_USER = next(user for user in all_users([]) if user.name == "auth")
 
 
@@ -99,6 +101,8 @@ def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
 
     assert objects["auth-ca"].kind == "configmaps"
     assert set(objects["auth-ca"].data) == {"ca.crt"}
+    assert {name for name, each in objects.items() if each.for_agents} == {"node-agent-ca"}
+    assert objects["node-agent-ca"].data == objects["auth-ca"].data
     for name, one in objects.items():
         text = b"".join(one.data.values())
         assert whole["ca.key"] not in text, name
@@ -160,34 +164,37 @@ def test_a_malformed_authorization_request_is_refused(text: str) -> None:
         "system:serviceaccount:leasehold-system:default",
         "system:serviceaccount:team-a:binder",
         "system:serviceaccount:leasehold-system:binder:binder",
+        "system:serviceaccount:leasehold-agents:binder",
+        "system:serviceaccount:leasehold-agents:operator",
+        "system:serviceaccount:leasehold-system:node-agent",
         "binder",
         "system:node:node-a",
         "",
     ],
 )
-def test_only_accounts_of_services_in_our_own_namespace_are_authorized(user: str) -> None:
+def test_only_accounts_of_services_in_their_own_namespace_are_authorized(user: str) -> None:
     with pytest.raises(AuthorizationRefusedError):
-        user_of_token(ReviewedToken(user=user, extra={}), "leasehold-system", SERVICES, roles())
+        user_of_token(ReviewedToken(user=user, extra={}), NAMESPACES, SERVICES, roles())
 
 
 @pytest.mark.parametrize("nodes", [[], [""], ["a", "b"]], ids=str)
 def test_an_agent_whose_token_does_not_name_one_node_is_not_authorized(nodes: list[str]) -> None:
-    user = "system:serviceaccount:leasehold-system:node-agent"
+    user = "system:serviceaccount:leasehold-agents:node-agent"
 
     with pytest.raises(AuthorizationRefusedError, match="does not name its node"):
         user_of_token(
             ReviewedToken(user=user, extra={NODE_NAME_KEY: nodes}),
-            "leasehold-system",
+            NAMESPACES,
             SERVICES,
             roles(),
         )
 
 
 def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
-    user = "system:serviceaccount:leasehold-system:node-agent"
+    user = "system:serviceaccount:leasehold-agents:node-agent"
     reviewed = ReviewedToken(user=user, extra={NODE_NAME_KEY: ["gpu.example"]})
 
-    found = user_of_token(reviewed, "leasehold-system", SERVICES, roles())
+    found = user_of_token(reviewed, NAMESPACES, SERVICES, roles())
 
     declared = {one.name: one for one in all_users([NodeName("gpu.example")])}
     assert found == declared["node-agent.gpu.example"]
