@@ -53,7 +53,6 @@ def requesting(
     """Return a pod for Koordinator's scheduler that may only go to `node`."""
     spec: dict[str, Any] = {
         "schedulerName": "koord-scheduler",
-        "terminationGracePeriodSeconds": 0,
         "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
     }
     return gpu_pod(name, limits, **(spec | more))

@@ -59,7 +59,7 @@ def asking(
     **spec: Any,
 ) -> dict[str, Any]:
     """Return a pod of one container that may only go to `node`."""
-    wanted = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 0}
+    wanted = {"nodeSelector": {"kubernetes.io/hostname": node}}
     return gpu_pod(name, limits, annotations=annotations, **(wanted | spec))
 
 
