@@ -22,7 +22,7 @@ from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
 from tests.support.binder.world import lease
-from tests.support.servers.nats import nats_server
+from tests.support.servers.nats import flush, nats_server
 
 CEILING_MS = 5.0
 
@@ -41,7 +41,7 @@ async def _serve(url: str, nodes: int, ready: Callable[[], None]) -> None:
     async with Bus.connect(url, name="agents") as bus:
         for n in range(nodes):
             await bus.reply(BindRequest, "agent", f"n{n}", reply)
-        await bus.client.flush()
+        await flush(bus.client)
         ready()
         await asyncio.Event().wait()
 

@@ -25,7 +25,7 @@ from shared.nats.bus import Bus
 from shared.nats.servers import reload_servers
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld, auth_world
-from tests.support.servers.nats import free_port
+from tests.support.servers.nats import flush, free_port
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -89,8 +89,7 @@ async def test_an_agent_has_no_permission_for_another_nodes_subjects_whatever_it
         for subject in subscribed:
             await client.subscribe(subject)
         await client.publish(subjects.publish_subject(DeviceReported, A), b"x")
-        for _ in range(2):
-            await client.flush(timeout=10)
+        await flush(client)
 
         violations = [text for text in errors if "permissions violation" in text]
 
@@ -120,13 +119,11 @@ async def test_each_service_account_has_the_permissions_of_its_service_and_no_mo
     async with world.raw(token, name) as (client, errors):
         for subject in mine.publish:
             await client.publish(subject.replace("*", "x").replace(">", "x"), b"x")
-        for _ in range(2):
-            await client.flush(timeout=10)
+        await flush(client)
         assert [text for text in errors if "violation" in text] == []
         for subject in others:
             await client.publish(subject.replace(">", "x"), b"x")
-        for _ in range(2):
-            await client.flush(timeout=10)
+        await flush(client)
 
     assert {_subject(text) for text in errors if "violation" in text} == {
         subject.replace(">", "x").lower() for subject in others

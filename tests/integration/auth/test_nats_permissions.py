@@ -32,7 +32,7 @@ from shared.model.usage import ShareMeasurement
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.auth.logins import NODES
-from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.nats import flush, free_port, nats_binary
 
 USERS = {user.name: user for user in all_users(NODES)}
 PUBLISHED = sorted(
@@ -80,8 +80,7 @@ class Raw:
             await self.client.publish(subject, b"x")
         else:
             subscription = await self.client.subscribe(subject, queue=queue)
-        for _ in range(2):  # a first ping may overtake what was published before it
-            await self.client.flush(timeout=10)
+        await flush(self.client)
         if not publish:
             await subscription.unsubscribe()
         return any("permissions violation" in text for text in self.refused)
@@ -210,7 +209,7 @@ async def test_the_operator_gets_usage_and_the_nodes_without_a_reply(
         bus_of(nats_url, written, "node-agent.node.b") as agent,
     ):
         await agent.reply(UsageRequest, "node-agent", "node.b", _measured)
-        await agent.client.flush()
+        await flush(agent.client)
 
         usage = await request_usage(operator, [NodeName("node.b"), NodeName("node-a")])
 

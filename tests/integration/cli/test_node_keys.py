@@ -28,6 +28,7 @@ from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import AUDIENCE
 from tests.support.auth.world import AuthWorld, auth_world
+from tests.support.servers.nats import flush
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import install_rights
 
@@ -106,8 +107,7 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
             one for one in USERS["node-agent.node-a"].publish if one.endswith("node-a")
         ):
             await client.publish(subject, b"x")
-        for _ in range(2):
-            await client.flush(timeout=10)
+        await flush(client)
         found = await kube.read(f"/api/v1/nodes/{B}", dict[str, Any])
 
     assert len([text for text in errors if "permissions violation" in text]) >= 4

@@ -12,6 +12,7 @@ from shared.model.lease import ShareSize
 from shared.model.names import SYSTEM_NAMESPACE
 from shared.nats.bus import Bus
 from tests.support.auth.world import AuthWorld, auth_world
+from tests.support.servers.nats import flush
 from tests.support.stack import LEASEHOLD, Done, run
 
 
@@ -55,7 +56,7 @@ async def test_a_command_with_the_operators_token_reaches_a_binder(world: AuthWo
     keys = world.credentials(world.cluster.issue_token("binder"), "binder")
     async with Bus.connect(world.url, name="binder", credentials=keys) as binder:
         await binder.reply(ResizeRequest, "binder", "", answer)
-        await binder.client.flush()
+        await flush(binder.client)
 
         done = await resize(world, world.cluster.issue_token("operator"))
 

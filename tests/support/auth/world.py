@@ -27,7 +27,7 @@ from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import AUDIENCE, AuthCluster
-from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.nats import flush, free_port, nats_binary
 
 NAMESPACES = ServiceNamespaces(system=SYSTEM_NAMESPACE, agents=AGENTS_NAMESPACE)
 
@@ -143,7 +143,7 @@ class AuthWorld:
         ) as bus:
             for _ in range(4):
                 await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
-            await bus.client.flush()
+            await flush(bus.client)
             yield bus
 
 

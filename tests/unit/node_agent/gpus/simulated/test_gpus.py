@@ -41,6 +41,19 @@ async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: P
     assert uuid_of(NodeName("node-1"), 0) != uuid_of(node, 0)
 
 
+async def test_faults_stay_while_their_file_is_being_written(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.json"
+    gpus = SimulatedGpus(NodeName("node-0"), "2xT4", faults)
+
+    faults.write_text('{"1": "unhealthy"}')
+    before = await gpus.discover()
+    faults.write_text("")
+    during = await gpus.discover()
+
+    assert [gpu.fault is None for gpu in during] == [True, False]
+    assert during == before
+
+
 class OnASlowMachine(SimulatedGpus):
     """Simulated GPUs whose threads get the processor late."""
 
