@@ -18,6 +18,7 @@ from services.node_agent.node_state import AgentNodeState
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
@@ -185,7 +186,7 @@ class NodeAgent:
                 yield [
                     DeviceReported(
                         node=self.route,
-                        devices=self.state.devices,
+                        devices=close_unrecorded(self.state.devices, self.checkpoint.unrecorded),
                         served=() if self.window.draining else self._served(),
                         allocations=self.checkpoint.allocations,
                         reported_at=self._next_reported_at(),

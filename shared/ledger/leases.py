@@ -309,7 +309,7 @@ class RedisLeases(LedgerFeed):
     async def generation(self) -> str | None:
         """Return the generation of the ledger; None while it is not ready."""
         try:
-            generation, _, version = await self._connection.run("query", "position")
+            generation, _, version = await self._connection.run("position")
         except RebuildPendingError:
             return None
         self._connection.observe_version(version)

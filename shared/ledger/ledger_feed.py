@@ -19,7 +19,7 @@ class LedgerFeed(LedgerPart):
 
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""
-        _, capacity, _ = await self._connection.run("query", "position")
+        _, capacity, _ = await self._connection.run("position")
         return int(capacity)
 
     async def snapshot(self) -> LedgerSnapshot:

@@ -20,14 +20,35 @@ _COMMON = (
     "tenures",
     "claims",
 )
-"""Put before every script, in this order."""
+"""Put before the scripts that use them, in this order; the first one, before every script."""
+_COMMENT = re.compile(r"--.*")
+_NAME = re.compile(r"\w+(?:\.\w+)?")
+_DEFINED = re.compile(r"^(?:local (?:function )?|function )([\w., ]+)", re.MULTILINE)
 
 
 def script_source(name: str) -> str:
-    """Return a script with everything that it needs."""
-    common = (_FOLDER / "common" / f"{part}.lua" for part in _COMMON)
-    parts = [file.read_text() for file in (*common, _FOLDER / f"{name}.lua")]
-    return "".join((_constants(), *parts))
+    """Return a script with those common parts that it uses.
+
+    The server creates every function of a source anew in each call: that is most of the time of a
+    short script.
+    """
+    parts = [(_FOLDER / "common" / f"{part}.lua").read_text() for part in _COMMON]
+    source = (_FOLDER / f"{name}.lua").read_text()
+    used = _names_used(source)
+    for part in reversed(parts):
+        if part is parts[0] or not used.isdisjoint(_names_defined(part)):
+            used |= _names_used(part)
+            source = part + source
+    return _constants() + source
+
+
+def _names_used(text: str) -> set[str]:
+    found = set(_NAME.findall(_COMMENT.sub("", text)))
+    return found | {name.partition(".")[0] for name in found}
+
+
+def _names_defined(part: str) -> set[str]:
+    return {name.strip() for names in _DEFINED.findall(part) for name in names.split(",")}
 
 
 def script_commands() -> frozenset[str]:

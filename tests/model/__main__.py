@@ -1,75 +1,109 @@
-"""`python -m tests.model --runs 10000 --seed 1`: seeded runs of the model, with figures."""
+"""`python -m tests.model --runs 10000 --seed 1`: runs of the model, a seed each, with figures."""
 
 import argparse
+import sys
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 
 from tests.model.mutations import MUTATIONS, mutated
-from tests.model.runs import model_server, run
+from tests.model.runs import Run, model_on_server
 
-CHUNK = 250
-"""Runs per seed: hypothesis remembers what it tried, and its memory grows with it."""
+CHUNK = 100
+"""Runs of a process on one server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line."""
+
+    runs: int
+    seed: int
+    steps: int
+    processes: int
+    shorten_s: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument(
-        "--shrink", action="store_true", help="search for the smallest trace of a violation"
+        "--seed", type=int, default=1, help="of the first run; the next has the next"
+    )
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=1, help="each with a server of its own")
+    parser.add_argument(
+        "--shorten", type=float, default=0.0, metavar="S", help="search so long for a shorter run"
     )
     parser.add_argument(
         "--mutations", nargs="*", metavar="NAME", help="take checks out: each must be found"
     )
-    options = parser.parse_args()
-    if options.mutations is None:
-        find_violations(
-            runs=options.runs, steps=options.steps, seed=options.seed, shrink=options.shrink
-        )
-    else:
-        find_mutations(
-            options.mutations or MUTATIONS,
-            runs=options.runs,
-            steps=options.steps,
-            seed=options.seed,
-        )
+    found = parser.parse_args()
+    options = Options(found.runs, found.seed, found.steps, found.processes, found.shorten)
+    if found.mutations is None:
+        sys.exit(find_violations(options))
+    find_mutations(found.mutations or MUTATIONS, options)
 
 
-def find_violations(*, runs: int, steps: int, seed: int, shrink: bool) -> None:
-    """Run the model; print each violation with its trace, and what happened in all runs."""
-    began, done, violations = time.monotonic(), 0, 0
-    with model_server() as machine:
-        while done < runs:
-            count, of_chunk = min(CHUNK, runs - done), seed + done // CHUNK
-            try:
-                run(machine, runs=count, steps=steps, seed=of_chunk, shrink=shrink)
-            except Exception as error:  # noqa: BLE001 - an invariant, or a bug of the model
+def find_violations(options: Options) -> bool:
+    """Run the model; print each violation with its story, and what happened in all runs."""
+    began, figures, violations = time.monotonic(), Counter[str](), 0
+    for chunk in _chunks(options):
+        for seed, run in chunk:
+            figures += run.figures
+            figures["runs"] += 1
+            if run.failure:
                 violations += 1
-                trace = "\n".join(getattr(error, "__notes__", []))
-                print(f"seed {of_chunk}: {error}\n{trace}")  # noqa: T201
-            done += count
-            tried, seconds = machine.figures["runs"], time.monotonic() - began
-            text = f"{tried} runs of {steps} steps in {seconds:.0f} s, {violations} violations"
-            print(text, flush=True)  # noqa: T201
-        for what, number in sorted(machine.figures.items()):
-            print(f"{number:>10,} {what}")  # noqa: T201
+                print(f"seed {seed}: {run}", flush=True)  # noqa: T201
+        text = f"{figures['runs']} runs of {options.steps} steps, {violations} violations"
+        print(f"{text}, {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201
+    for what, number in sorted(figures.items()):
+        print(f"{number:>10,} {what}")  # noqa: T201
+    return violations > 0
 
 
-def find_mutations(names: Iterable[str], *, runs: int, steps: int, seed: int) -> None:
+def _chunks(options: Options) -> Iterator[list[tuple[int, Run]]]:
+    """Yield the runs of each chunk, with their seeds, as they end."""
+    end = options.seed + options.runs
+    work = partial(_run_chunk, options)
+    chunks = [range(first, min(first + CHUNK, end)) for first in range(options.seed, end, CHUNK)]
+    if options.processes == 1:
+        yield from map(work, chunks)
+        return
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(work, chunk) for chunk in chunks]):
+            yield done.result()
+
+
+def _run_chunk(options: Options, seeds: Iterable[int]) -> list[tuple[int, Run]]:
+    """Run the seeds; of runs without a violation, return the figures only."""
+    done: list[tuple[int, Run]] = []
+    with model_on_server() as model:
+        for seed in seeds:
+            run = model.run(seed, steps=options.steps)
+            if run.failure and options.shorten_s:
+                run = model.shorten(run, limit_s=options.shorten_s)
+            done.append((seed, run if run.failure else Run(figures=run.figures)))
+    return done
+
+
+def find_mutations(names: Iterable[str], options: Options) -> None:
     """Print after how many runs each mutation was found, and by which invariant."""
     for name in names:
-        with model_server() as machine, mutated(name, machine.server):
-            machine.figures.clear()
-            found, done = "NOT FOUND", 0
-            try:
-                while done < runs:
-                    count = min(CHUNK, runs - done)
-                    run(machine, runs=count, steps=steps, seed=seed + done // CHUNK, shrink=False)
-                    done += count
-            except AssertionError as error:
-                found = str(error).splitlines()[0]
-            print(f"{machine.figures['runs']:>6} runs  {name}: {found}", flush=True)  # noqa: T201
+        began, found, number = time.monotonic(), "NOT FOUND", 0
+        with mutated(name), model_on_server() as model:
+            for seed in range(options.seed, options.seed + options.runs):
+                number += 1
+                run = model.run(seed, steps=options.steps)
+                if run.failure:
+                    found = f"seed {seed}, {run.failure.splitlines()[0]}"
+                    break
+        seconds = time.monotonic() - began
+        print(f"{number:>6} runs {seconds:>5.0f} s  {name}: {found}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

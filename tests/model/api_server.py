@@ -71,8 +71,8 @@ class ApiServer:
         self.cordoned: set[NodeName] = set()
         self.node_states: list[NodeChanged] = []
         """All that were published."""
-        self.slow = False
-        """Bindings wait until the model answers them."""
+        self.held = 0
+        """As many of the next Bindings wait until the model answers them."""
         self.calls: list[BindingCall] = []
         self.resync_requests: dict[str, None] = {}
         self._numbers = 0
@@ -184,9 +184,10 @@ class ApiServer:
         annotations: Mapping[str, str],
         **_: Any,
     ) -> None:
-        if not self.slow:
+        if not self.held:
             self._bind(name, uid, node, annotations)
             return
+        self.held -= 1
         call = BindingCall(f"{uid} to {node}", lambda: self._bind(name, uid, node, annotations))
         self.calls.append(call)
         if await call.outcome != "done":
@@ -216,7 +217,7 @@ class ApiServer:
 
     def answer_all(self) -> None:
         """Carry out all Bindings, and be fast again."""
-        self.slow = False
+        self.held = 0
         while self.calls:
             self.answer(0, "done")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
-from shared.model.names import NodeName, PodUid
-from tests.model.api_server import Pod
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from tests.model.api_server import NAMESPACE, Pod
 from tests.model.node import KubeletRecord, Node
 from tests.model.raw_ledger import RESERVED, RawLedger, decode
 from tests.model.world import DEVICE_MIB, SLOTS, World
@@ -198,7 +198,12 @@ class Judge:
             return ["P6: the ledger is not ready"]
         pods = {pod.uid: pod for pod in world.api.pods.values()}
         running = {record.pod.uid: _given(record) for _, record in _running(world)}
-        found = [f"P6: {pod} has no lease as given" for pod in _unleased(running, ledger)]
+        unrecorded = self._unrecorded(ledger)
+        found = [
+            f"P6: {pod} has no lease as given"
+            for pod in _unleased(running, ledger)
+            if pod not in unrecorded
+        ]
         for lease in ledger.leases.values():
             pod = pods.get(lease.pod)  # type: ignore[call-overload]
             if (pod is None or pod.is_terminal) and lease.pod not in running:
@@ -210,7 +215,7 @@ class Judge:
         found += [
             f"S3: {pod.uid} is bound, and has no lease"
             for pod in pods.values()
-            if pod.node and not pod.is_terminal and pod.uid not in ledger.leases
+            if pod.node and not pod.is_terminal and pod.uid not in {*ledger.leases, *unrecorded}
         ]
         found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
         if ledger.nodes != world.api.nodes:
@@ -221,6 +226,22 @@ class Judge:
             if (node in ledger.cordoned) != (node in world.api.cordoned)
         ]
         return found
+
+    def _unrecorded(self, ledger: RawLedger) -> set[str]:
+        """Return pods of which no record is left, on devices that the ledger does not give out.
+
+        The lease was lost unseen, and with it the records of the agent, so that the copy in the
+        pod's annotation is all that is left. It counts in a rebuild only.
+        """
+        return {
+            record.pod.uid
+            for node, record in _running(self.world)
+            if self.world.lost_unseen
+            and node.lost_records
+            and f"{NAMESPACE}/{record.pod.name}"
+            in node.agent.checkpoint.unrecorded.get(DeviceUuid(_given(record).device), ())
+            and ledger.devices[_given(record).device].status != 1
+        }
 
     def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
         """P1, P4: a pending pod has a lease or waits, and waits only while it fits nowhere."""

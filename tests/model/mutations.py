@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import shared.ledger.scripts
-from tests.model.redis_links import RedisServer
+from tests.model.redis_links import EDITS
 
 FOLDER = Path(shared.ledger.scripts.__file__).parent
 
@@ -50,7 +50,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
 
 
 @contextmanager
-def mutated(name: str, server: RedisServer) -> Iterator[None]:
+def mutated(name: str) -> Iterator[None]:
     """Take a check out. Raises ValueError if no script contains it."""
     what, replacement = MUTATIONS[name]
     if not isinstance(replacement, str):
@@ -59,5 +59,8 @@ def mutated(name: str, server: RedisServer) -> Iterator[None]:
         return
     if not any(what in file.read_text() for file in FOLDER.rglob("*.lua")):
         raise ValueError(f"no script contains what {name!r} takes out: {what!r}")
-    server.edits.append((what, replacement))
-    yield
+    EDITS.append((what, replacement))
+    try:
+        yield
+    finally:
+        EDITS.remove((what, replacement))

@@ -14,6 +14,7 @@ from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
 from shared.dialects.advertised import PluginDeviceId
@@ -130,7 +131,8 @@ class Agent:
         )
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
-        return self.window.admit_binds(leases, None, unreadable_reason="")
+        unready = "its records are lost" if self.checkpoint.lost else None
+        return self.window.admit_binds(leases, unready, unreadable_reason="")
 
     def observe(self, event: LeaseChanged) -> None:
         self.leases.observe([event.lease])
@@ -264,6 +266,8 @@ class Node:
     silent: bool = False
     """The agent answers no request of binders, and they answer none of its."""
     was_silent: bool = False
+    lost_records: bool = False
+    """Its checkpoint was lost at least once."""
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     reported_at: float = 0.0
 
@@ -308,7 +312,7 @@ class Node:
             [
                 DeviceReported(
                     node=self.name,
-                    devices=tuple(self.devices),
+                    devices=close_unrecorded(self.devices, self.agent.checkpoint.unrecorded),
                     served=(TRIGGER,),
                     allocations=self.agent.checkpoint.allocations,
                     reported_at=self.reported_at,

@@ -17,6 +17,8 @@ from shared.ledger.script_sources import script_source
 from tests.model.virtual_time import ActorClock
 
 PREFIX = "lh:"
+EDITS = [("call('TIME')", "({ARGV[7], ARGV[8]})")]
+"""What is replaced in scripts: they read the time of the model; mutations add to this."""
 FEED_WAIT_S = 4.0
 """A placer that the model does not have read the feed reads it after this, below its timeout."""
 
@@ -64,8 +66,6 @@ class RedisServer:
         self.wire = Wire(url)
         self.scripts: dict[str, tuple[str, str]] = {}
         """Shared by all connections: sources are read once."""
-        self.edits: list[tuple[str, str]] = [("call('TIME')", "({ARGV[7], ARGV[8]})")]
-        """What is replaced in scripts."""
         self.saved: list[tuple[bytes, bytes]] | None = None
         self.calls = 0
         """Grows whenever something may have been written."""
@@ -97,7 +97,7 @@ class RedisServer:
         """Return a script's hash and source."""
         if name not in self.scripts:
             source = script_source(name)
-            for before, after in self.edits:
+            for before, after in EDITS:
                 source = source.replace(before, after)
             sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
             self.scripts[name] = (sha, source)

@@ -1,53 +1,104 @@
-"""Runs of the model on a server of their own."""
+"""Runs of the model on a server of their own, each from a seed; and the shortest run that fails."""
 
 import asyncio
 import logging
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import seed as seeded
-from hypothesis.stateful import run_state_machine_as_test
-
-from tests.model.machine import LeaseProtocol
+from tests.model.faults import LeaseProtocol
+from tests.model.machine import BrokenInvariantError
 from tests.model.redis_links import RedisServer
+from tests.model.rules import Step, random_steps, rules_of
 from tests.support.servers.valkey import valkey_server
 
 IN_MEMORY = Path("/dev/shm")
 """Checkpoints are written here, where there is such a directory: each save waits for its disk."""
+Steps = Callable[[LeaseProtocol], Iterable[Step]]
+
+
+@dataclass(slots=True)
+class Run:
+    """The steps of one run, and what came of them."""
+
+    steps: list[Step] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    """The steps, and below each what it made the actors do."""
+    failure: str = ""
+    figures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def invariant(self) -> str:
+        """The first invariant that was broken."""
+        return self.failure.partition(":")[0]
+
+    def __str__(self) -> str:
+        return "\n".join([self.failure, *self.story])
+
+
+class Model:
+    """Runs, one after the other, on one server."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+
+    def run(self, seed: int, *, steps: int) -> Run:
+        """Run as many random steps."""
+        return self._run(lambda machine: random_steps(machine, seed, steps))
+
+    def repeat(self, steps: Sequence[Step]) -> Run:
+        """Run these steps, those left out that are not possible any more."""
+        rules = rules_of(LeaseProtocol)
+        return self._run(lambda machine: (each for each in steps if rules[each.rule].when(machine)))
+
+    def shorten(self, run: Run, *, limit_s: float) -> Run:
+        """Leave out steps of a failed run for as long as it breaks the same invariant."""
+        until, length = time.monotonic() + limit_s, len(run.steps) // 2
+        while length and time.monotonic() < until:
+            position, before = 0, len(run.steps)
+            while position < len(run.steps) and time.monotonic() < until:
+                shorter = self.repeat(run.steps[:position] + run.steps[position + length :])
+                if shorter.invariant == run.invariant:
+                    run = shorter
+                else:
+                    position += length
+            if length > 1 or len(run.steps) == before:
+                length //= 2
+        return run
+
+    def _run(self, choose_steps: Steps) -> Run:
+        run = Run()
+        machine = LeaseProtocol(
+            self.server, self.folder, lambda text: run.story.append(f"  {text}")
+        )
+        try:
+            for step in choose_steps(machine):
+                run.steps.append(step)
+                run.story.append(str(step))
+                machine.make(step)
+            machine.settle()
+        except BrokenInvariantError as error:
+            run.failure = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug of the model, or of the product
+            run.failure = f"{type(error).__name__}: {error}"
+        finally:
+            machine.close()
+        run.figures = machine.figures
+        return run
 
 
 @contextmanager
-def model_server() -> Iterator[type[LeaseProtocol]]:
-    """Start a server; yield the machine that uses it."""
+def model_on_server() -> Iterator[Model]:
+    """Start a server, and yield a model that uses it."""
+    logging.disable(logging.CRITICAL)
     parent = IN_MEMORY if IN_MEMORY.is_dir() else None
     with valkey_server() as server, tempfile.TemporaryDirectory(dir=parent) as folder:
         asyncio.run(server.ready())
-        LeaseProtocol.server = RedisServer(server.url)
-        LeaseProtocol.folder = Path(folder)
-        yield LeaseProtocol
-        LeaseProtocol.server.wire.close()
-
-
-def run(
-    machine: type[LeaseProtocol],
-    *,
-    runs: int,
-    steps: int,
-    seed: int,
-    shrink: bool = True,
-) -> None:
-    """Run the model; raises what failed, with hypothesis' smallest trace if it may `shrink`."""
-    logging.disable(logging.CRITICAL)
-    wanted = settings(
-        max_examples=runs,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(seeded(seed)(machine), settings=wanted)
+        redis = RedisServer(server.url)
+        yield Model(redis, Path(folder))
+        redis.wire.close()

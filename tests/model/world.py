@@ -64,6 +64,8 @@ class World:
         self.failures: list[str] = []
         self.bag: list[Message] = []
         self.lost_redis = False
+        self.lost_unseen = False
+        """Redis was rolled back, and nothing was left that knew a newer version."""
         self.watcher_clock = ActorClock(self.loop)
         self.api = ApiServer(self.publish, self.watcher_clock)
         self.binders = [

@@ -4,7 +4,7 @@ It uses the agent's own records only, so no error of the ledger, a binder or a c
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.device import Device, DeviceMode
@@ -69,6 +69,28 @@ def check_fits(
                 f"device {uuid} would be over-committed: {reason}; pod {own.pod} would have "
                 f"{_amounts(own, device)}" + (f", {held}" if held else "")
             )
+
+
+def close_unrecorded(
+    devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
+) -> tuple[Device, ...]:
+    """Return devices as they are to be reported: those with `unrecorded` pods as unhealthy.
+
+    The agent refuses every further pod on such a device, so none should be placed on it.
+    """
+    return tuple(
+        replace(device, healthy=False, fault=_unrecorded_fault(unrecorded[device.uuid]))
+        if device.healthy and unrecorded.get(device.uuid)
+        else device
+        for device in devices
+    )
+
+
+def _unrecorded_fault(pods: Collection[str]) -> str:
+    return (
+        f"pods {', '.join(sorted(pods))} use parts of it of which neither the node agent nor the "
+        "ledger has a record: delete them"
+    )
 
 
 def _name(entry: CheckpointEntry) -> str:

@@ -1,5 +1,4 @@
 -- Query the ledger. Returns, by the first argument:
---   'position'     {generation, capacity number, highest version}
 --   'by_agent', node
 --                  whether our agent sent the node's latest device report
 --   'vanished'     pods that are gone and have leases
@@ -12,10 +11,6 @@
 --                  the same for MiB; and rows of {namespace, whether its budget is exhausted, weight,
 --                  whether its new pods wait}
 local queries = {}
-
-function queries.position()
-  return {generation, capacity, last_version}
-end
 
 function queries.by_agent()
   return call('HGET', PREFIX .. 'facts:' .. ARGS[2], 'by_agent') == '1'

@@ -1,8 +1,29 @@
 """The lease protocol holds whatever is lost, late, repeated or killed: see tests/model."""
 
-from tests.model.runs import model_server, run
+from tests.model.rules import Step
+from tests.model.runs import model_on_server
+
+RUNS = 200
 
 
 def test_no_run_of_the_model_breaks_an_invariant() -> None:
-    with model_server() as machine:
-        run(machine, runs=200, steps=50, seed=13)
+    with model_on_server() as model:
+        for seed in range(RUNS):
+            run = model.run(seed, steps=50)
+            if run.failure:
+                raise AssertionError(f"seed {seed}: {model.shorten(run, limit_s=60)}")
+
+
+def test_a_device_with_a_pod_of_which_no_record_is_left_takes_no_more_pods() -> None:
+    steps = [
+        Step("redis", {"what": "save"}),
+        Step("create_pods", {"mib": (30, 30, 30)}),
+        Step("flow", {}),
+        Step("kill", {"which": "checkpoint", "number": 0}),
+        Step("kill", {"which": "checkpoint", "number": 1}),
+        Step("redis", {"what": "roll back unseen"}),
+        Step("work", {}),
+        Step("create_pods", {"mib": (60, 60, 60)}),
+    ]
+    with model_on_server() as model:
+        assert not model.repeat(steps).failure

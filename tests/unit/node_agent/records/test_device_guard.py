@@ -8,7 +8,7 @@ import pytest
 
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.device_guard import OvercommitError, check_fits
+from services.node_agent.records.device_guard import OvercommitError, check_fits, close_unrecorded
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import MigPlacement, Share
@@ -140,3 +140,19 @@ async def test_a_checkpoint_records_no_allocation_that_over_commits(tmp_path: Pa
 
     assert {key[0] for key in checkpoint.by_key} == {"a"}
     assert [fence.pod for fence in checkpoint.fences.values()] == ["a"]
+
+
+def test_a_device_with_unrecorded_pods_is_reported_as_unhealthy() -> None:
+    free = replace(DEVICES[GPU], uuid=DeviceUuid("GPU-2"), index=1)
+
+    closed, open_ = close_unrecorded((DEVICES[GPU], free), {GPU: ("default/pod-a",)})
+
+    assert not closed.healthy
+    assert "default/pod-a" in closed.fault
+    assert open_ == free
+
+
+def test_a_fault_of_a_device_with_unrecorded_pods_stays() -> None:
+    faulty = replace(DEVICES[GPU], healthy=False, fault="XID 79")
+
+    assert close_unrecorded((faulty,), {GPU: ("default/pod-a",)}) == (faulty,)

@@ -1,0 +1,167 @@
+"""The faults of the model: what is killed, delayed, lost, moved, or set wrong."""
+
+import contextlib
+from dataclasses import replace
+
+from shared.model.errors import UnavailableError
+from shared.model.names import NodeName
+from tests.model.machine import chosen
+from tests.model.rules import any_of, rule
+from tests.model.services import BinderReplica, Service
+from tests.model.users import Users, nodes, numbers, positions
+from tests.model.world import NODES
+
+
+class LeaseProtocol(Users):
+    """All rules."""
+
+    @rule(which=any_of("binder", "placer", "agent", "checkpoint"), number=numbers)
+    def kill(self, which: str, number: int) -> None:
+        """Kill a process and start it again; with `checkpoint`, an agent that loses its own."""
+        self.count(f"{which}s lost" if which == "checkpoint" else f"{which}s killed")
+        world = self.world
+        if which in {"binder", "placer"}:
+            world.restart((world.binders if which == "binder" else world.placers)[number])
+            return
+        machine = world.nodes[NODES[number]]
+        if which == "checkpoint":
+            (machine.folder / f"{machine.name}.json").unlink(missing_ok=True)
+            machine.lost_records = True
+            self.judge.forget_fences(machine.name)
+        world.loop.run_until_complete(machine.start_agent())
+
+    @rule(
+        number=any_of(0, 1, 2, 3),
+        what=any_of("lose request", "lose reply", "delay", "delay"),
+        spared_calls=any_of(0, 1, 2, 3, 4),
+    )
+    def disturb_link(self, number: int, what: str, spared_calls: int) -> None:
+        """Delay the calls of a service, or lose one, after some that are spared."""
+        service = self.world.services[number]
+        self.count(f"links: {what}")
+        self.tell(f"{what} of {service.name} to Redis")
+        service.link.spared_calls = spared_calls
+        if what == "delay":
+            service.link.delay()
+        else:
+            service.link.loses = what.removeprefix("lose ")
+        self.world.loop.settle()
+
+    @rule(lambda self: self.disturbed(), position=positions)
+    def restore_link(self, position: int) -> None:
+        self.count("links: restored")
+        chosen(self.disturbed(), position).link.restore()
+        self.world.loop.settle()
+
+    def disturbed(self) -> list[Service]:
+        return [each for each in self.world.services if each.link.delayed]
+
+    @rule(lambda self: self.world.server.late_calls)
+    def late_call_arrives(self) -> None:
+        self.count("late calls")
+        self.world.server.run_late_call()
+
+    @rule(lambda self: not self.world.api.held, bindings=any_of(1, 1, 2, 9))
+    def slow_api(self, bindings: int) -> None:
+        """The model answers each of the next Bindings."""
+        self.count("API server slow")
+        self.world.api.held = bindings
+
+    @rule(
+        lambda self: self.world.api.calls,
+        position=positions,
+        outcome=any_of("done", "done", "reply lost", "lost"),
+    )
+    def answer_binding(self, position: int, outcome: str) -> None:
+        calls = self.world.api.calls
+        self.tell(f"Binding of {chosen(calls, position).about}: {outcome}")
+        self.count(f"slow Bindings: {outcome}")
+        self.world.api.answer(position % len(calls), outcome)
+        self.world.loop.settle()
+
+    @rule(node=nodes)
+    def cut_off_or_reconnect(self, node: NodeName) -> None:
+        """Cut an agent off from the binders, or end that."""
+        machine = self.world.nodes[node]
+        machine.silent = not machine.silent
+        machine.was_silent = True
+        self.count("agents cut off" if machine.silent else "agents reconnected")
+
+    @rule(what=any_of("save", "save", "flush", "roll back", "roll back unseen"))
+    def redis(self, what: str) -> None:
+        """Save the state of Redis, lose all of it, or return to what was saved.
+
+        Unseen, if all binders and placers that remember a newer version are killed as well.
+        """
+        if what == "save" or ("roll" in what and self.server.saved is None):
+            self.count("Redis: save")
+            self.server.save()
+            return
+        self.count(f"Redis: {what}")
+        self.world.lost_redis = True
+        self.judge.forget_gone()
+        if what == "flush":
+            self.server.flush()
+        elif what == "roll back unseen":
+            self.world.lost_unseen = True
+            self.server.roll_back()
+            for binder, placer in zip(self.world.binders, self.world.placers, strict=True):
+                self.world.restart(binder)
+                self.world.restart(placer)
+        else:
+            self.roll_redis_back()
+
+    def roll_redis_back(self) -> None:
+        """Roll back while a binder that knows the newest version reads it again at once."""
+        witness = next((each for each in self.world.binders if not each.link.delayed), None)
+        self.read_version(witness)
+        self.server.roll_back()
+        self.read_version(witness)
+
+    def read_version(self, binder: BinderReplica | None) -> None:
+        if binder is not None:
+            with contextlib.suppress(UnavailableError):
+                self.world.loop.run_until_complete(binder.binder.ledger.generation())
+
+    @rule(
+        what=any_of("Redis", "Redis", "watcher", *NODES),
+        seconds=any_of(-3600.0, -20.0, 40.0, 3600.0),
+    )
+    def clock_jumps(self, what: str, seconds: float) -> None:
+        """Set the clock of a host; that of Redis is set back by seconds at most."""
+        self.count(f"clock jumps: {what}")
+        world = self.world
+        if what == "Redis":
+            self.server.clock.ahead_s += max(seconds, -20.0)
+            self.judge.forget_gone()
+        else:
+            clock = world.watcher_clock if what == "watcher" else world.nodes[NodeName(what)].clock
+            clock.ahead_s += seconds
+
+    @rule(lambda self: self.world.api.nodes, position=positions)
+    def cordon_or_uncordon(self, position: int) -> None:
+        self.count("nodes cordoned or uncordoned")
+        self.world.api.cordon_or_uncordon(chosen(sorted(self.world.api.nodes), position))
+
+    @rule(node=nodes)
+    def node_goes_or_comes(self, node: NodeName) -> None:
+        api = self.world.api
+        self.count("nodes deleted" if node in api.nodes else "nodes back")
+        if node in api.nodes:
+            api.remove_node(node)
+        else:
+            api.add_node(node)
+            self.world.nodes[node].report()
+
+    @rule(weight=0.5)
+    def device_moves(self) -> None:
+        """Build a device into the other machine: containers that use it fail."""
+        self.count("devices moved")
+        first, second = (self.world.nodes[name] for name in NODES)
+        if len(first.devices) == 1:
+            first, second = second, first
+        device = first.devices.pop()
+        first.kubelet.fail_users(device.uuid)
+        second.devices.append(replace(device, index=len(second.devices)))
+        for machine in (first, second):
+            machine.report()

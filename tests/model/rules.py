@@ -1,0 +1,92 @@
+"""Rules of a machine, and the random choice among them: a seed stands for one run; pure.
+
+In each run some rules come often and some not at all, so that runs differ more than their steps.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+Draw = Callable[[Random], object]
+F = TypeVar("F", bound=Callable[..., None])
+
+FACTORS = (0.0, 0.3, 1.0, 1.0, 3.0)
+"""How much more or less often than usual a rule comes in one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of step."""
+
+    name: str
+    draws: Mapping[str, Draw]
+    """Of its arguments."""
+    when: Callable[[Any], object]
+    """Whether a machine can make such a step now."""
+    weight: float
+    always: bool
+    """Part of every run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A rule with its arguments."""
+
+    rule: str
+    arguments: Mapping[str, object]
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.rule}({arguments})"
+
+
+def rule(
+    when: Callable[[Any], object] = lambda _: True,
+    *,
+    weight: float = 1.0,
+    always: bool = False,
+    **draws: Draw,
+) -> Callable[[F], F]:
+    """Mark a method as a rule, possible `when` that is true of the machine."""
+
+    def mark(method: F) -> F:
+        method.__dict__["rule"] = Rule(method.__name__, draws, when, weight, always)
+        return method
+
+    return mark
+
+
+def rules_of(machine: type) -> dict[str, Rule]:
+    """Return the rules of a class and of those that it inherits from, by name."""
+    methods = (method for each in reversed(machine.__mro__) for method in vars(each).values())
+    rules = (getattr(method, "rule", None) for method in methods)
+    return {each.name: each for each in rules if isinstance(each, Rule)}
+
+
+def random_steps(machine: object, seed: int, count: int) -> Iterator[Step]:
+    """Yield steps that the machine can make; each is made before the next one is chosen."""
+    random, rules = Random(seed), rules_of(type(machine))  # noqa: S311 - no secret
+    weights = {
+        each.name: each.weight * (random.choice(FACTORS) or (0.3 if each.always else 0.0))
+        for each in rules.values()
+    }
+    used = [each for each in rules.values() if weights[each.name]]
+    for _ in range(count):
+        possible = [each for each in used if each.when(machine)]
+        (chosen,) = random.choices(possible, [weights[each.name] for each in possible])
+        yield Step(chosen.name, {name: draw(random) for name, draw in chosen.draws.items()})
+
+
+def any_of(*values: object) -> Draw:
+    return lambda random: random.choice(values)
+
+
+def several(draw: Draw, *, at_most: int) -> Draw:
+    """Draw a tuple of one to `at_most` of what `draw` returns."""
+    return lambda random: tuple(draw(random) for _ in range(random.randint(1, at_most)))
+
+
+def together(*draws: Draw) -> Draw:
+    """Draw a tuple of one of each."""
+    return lambda random: tuple(draw(random) for draw in draws)

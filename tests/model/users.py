@@ -1,0 +1,139 @@
+"""What users and time do to the cluster, and the order in which messages arrive."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shared.model.names import NodeName, PodUid
+from shared.model.request import Gang
+from tests.model.machine import Machine, chosen
+from tests.model.node import Node
+from tests.model.rules import any_of, rule, several, together
+from tests.model.world import NODES, Message
+from tests.support.build import gpu, request
+
+PODS = tuple(f"p{number}" for number in range(6))
+GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=3))
+"""The judge reads from a gang's name how many pods it needs."""
+WATCHER = ("list pods", "resync", "queue pods again")
+
+sizes = any_of(30, 60, 60, 100)
+"""MiB of a device of 100."""
+positions = any_of(0, 0, 0, 1, 2, 3, 4, 5, 6)
+numbers = any_of(0, 1)
+nodes = any_of(*NODES)
+
+
+class Users(Machine):
+    """Users, messages, loops and time."""
+
+    @rule(lambda self: self.free_names(), weight=2.0, always=True, mib=several(sizes, at_most=3))
+    def create_pods(self, mib: Sequence[int]) -> None:
+        for each in mib[: len(self.free_names())]:
+            self.create(each)
+
+    @rule(lambda self: self.free_names(), mib=sizes, gang=any_of(*GANGS), members=any_of(1, 2, 3))
+    def create_gang(self, mib: int, gang: Gang, members: int) -> None:
+        for _ in range(min(members, len(self.free_names()))):
+            self.create(mib, gang)
+
+    def create(self, mib: int, gang: Gang | None = None) -> None:
+        self.count("pods created")
+        wanted = replace(request(gpu(memory=mib, cores_percent=mib // 2)), gang=gang)
+        self.world.api.create(self.free_names()[0], wanted)
+
+    def free_names(self) -> list[str]:
+        return [name for name in PODS if name not in self.world.api.pods]
+
+    @rule(lambda self: self.world.api.pods, position=positions, force=any_of(False, True))
+    def delete_pod(self, position: int, force: bool) -> None:
+        self.count("pods deleted by force" if force else "pods deleted")
+        self.world.api.delete(chosen(self.world.api.pods, position), force=force)
+
+    @rule(lambda self: self.running(), position=positions)
+    def pod_succeeds(self, position: int) -> None:
+        self.count("pods succeeded")
+        node, pod = chosen(self.running(), position)
+        node.kubelet.end(pod, "Succeeded")
+
+    def running(self) -> list[tuple[Node, PodUid]]:
+        """Return the pods whose containers run, with their nodes."""
+        return [
+            (node, uid)
+            for node in self.world.nodes.values()
+            for uid, record in node.kubelet.records.items()
+            if record.given is not None
+        ]
+
+    # Messages
+
+    @rule(
+        lambda self: self.world.bag,
+        weight=4.0,
+        always=True,
+        deliveries=several(together(positions, numbers, any_of(False, True)), at_most=4),
+    )
+    def deliver(self, deliveries: Sequence[tuple[int, int, bool]]) -> None:
+        """Deliver some messages in any order; a `stale` placer has not read the feed since."""
+        for position, replica, stale in deliveries:
+            if self.world.bag:
+                message = chosen(self.world.bag, position)
+                self.tell(f"delivers {message} to {message.to} {replica}")
+                self.count("messages delivered out of order" if position else "messages delivered")
+                self.world.deliver(message, replica, stale=stale)
+
+    @rule(lambda self: self.world.bag, position=positions)
+    def duplicate(self, position: int) -> None:
+        message = chosen(self.world.bag, position)
+        self.tell(f"duplicates {message}")
+        self.count("messages duplicated")
+        self.world.bag.append(Message(message.event, message.to))
+
+    @rule(lambda self: self.world.bag, position=positions)
+    def lose(self, position: int) -> None:
+        message = chosen(self.world.bag, position)
+        self.tell(f"loses {message}")
+        self.count("messages lost")
+        self.world.bag.remove(message)
+
+    @rule(weight=3.0, always=True)
+    def flow(self) -> None:
+        """Everything that is on its way arrives, in order."""
+        self.count("calm moments")
+        self.world.flow()
+
+    @rule(weight=2.0, always=True)
+    def work(self) -> None:
+        """Let 3 s pass in which every loop of every service runs, and messages arrive in order."""
+        self.count("calm spells")
+        self.world.work()
+
+    # Time and loops
+
+    @rule(seconds=any_of(0.3, 1.0, 3.0, 7.0, 31.0))
+    def pass_time(self, seconds: float) -> None:
+        self.count("pauses")
+        self.world.loop.advance(seconds)
+
+    @rule(number=numbers)
+    def binder_works(self, number: int) -> None:
+        """One round of each loop of a binder: expiry, offers, vanished pods, cordons, rebuild."""
+        self.count("rounds of a binder's loops")
+        self.world.binders[number].run_loops()
+        self.world.loop.settle()
+
+    @rule(node=nodes, what=any_of("kubelet", "report", "sync", "clean up", *WATCHER))
+    def part_works(self, node: NodeName, what: str) -> None:
+        """The kubelet reads the API server, or a loop of the agent or the watcher runs once."""
+        self.count(f"loops: {what}")
+        machine, api = self.world.nodes[node], self.world.api
+        works: dict[str, Callable[[], None]] = {
+            "kubelet": machine.kubelet.sync,
+            "report": machine.report,
+            "sync": lambda: self.world.sync_agent(machine),
+            "clean up": lambda: self.world.clean_up_agent(machine),
+            "list pods": api.list_pods,
+            "resync": api.resync,
+            "queue pods again": api.queue_again,
+        }
+        works[what]()
+        self.world.loop.settle()
