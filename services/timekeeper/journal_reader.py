@@ -11,12 +11,11 @@ from services.timekeeper.accounts.journal import (
     journal_changes,
     reconcile,
 )
-from services.timekeeper.accounts.weights import LeaseWeight, WeighedDevice, weigh
+from services.timekeeper.accounts.weights import LeaseWeight, weigh
 from services.timekeeper.metrics import TimekeeperMetrics
 from shared.model.budget import Account, AccountChange, Budget, Journal
 from shared.model.lease import Lease
-from shared.model.ledger import LedgerSnapshot
-from shared.model.names import DeviceUuid, Namespace
+from shared.model.names import Namespace
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +48,10 @@ class JournalStore(Protocol):
 
 
 class ChargedLeases(Protocol):
-    """Live leases and their devices."""
+    """All live leases."""
 
     def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases."""
-        ...
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes with their devices."""
         ...
 
 
@@ -77,7 +72,6 @@ class JournalReader:
         self.budget_of = budget_of
         self.metrics = metrics
         self.factors = factors
-        self._devices: dict[DeviceUuid, WeighedDevice] = {}
 
     async def apply(self, known_ms: int) -> int:
         """Apply the journal to its end; return the instant up to which it is complete.
@@ -99,7 +93,6 @@ class JournalReader:
             lease for each in journal.entries if each.kind == "restored" for lease in each.leases
         ]
         accounts, counted_ms = await self._charged_so_far(restored) if restored else ({}, {})
-        await self._load_devices(lease for each in journal.entries for lease in each.leases)
         changes = journal_changes(journal.entries, self._weigh, counted_ms)
         await self._write_changes(journal, changes, accounts)
 
@@ -111,7 +104,6 @@ class JournalReader:
             logger.error("the journal was trimmed before it was read: ends of leases are lost")
             self.metrics.count_violations("journal-cut", 1)
         journaled = [lease for each in journal.entries for lease in each.leases]
-        await self._load_devices([*live, *journaled])
         accounts, counted_ms = await self._charged_so_far([*live, *journaled])
         changes = journal_changes(journal.entries, self._weigh, counted_ms)
         reconcile(changes, live, accounts.values(), self._weigh, counted_ms, known_ms=known_ms)
@@ -149,16 +141,5 @@ class JournalReader:
         ]
         await self.store.apply_journal(journal, account_changes)
 
-    async def _load_devices(self, leases: Iterable[Lease]) -> None:
-        if {share.device for lease in leases for share in lease.shares} <= self._devices.keys():
-            return
-        snapshot = await self.ledger.snapshot()
-        for node in snapshot.nodes:
-            for device, _ in node.devices:
-                self._devices[device.uuid] = WeighedDevice(
-                    memory_mib=device.memory_mib, model=device.model
-                )
-
     def _weigh(self, lease: Lease) -> LeaseWeight:
-        budget = self.budget_of(lease.namespace)
-        return weigh(lease, self._devices, budget, self.factors)
+        return weigh(lease, self.budget_of(lease.namespace), self.factors)

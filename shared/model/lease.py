@@ -54,8 +54,6 @@ class RequestedUnits:
 
     memory_mib: int
     """The requested memory; a MIG share takes the whole memory of its instance."""
-    device_mib: int
-    """Total memory of the device when the share was placed."""
     memory_bytes: int | None = None
     memory_percent: int | None = None
 
@@ -84,6 +82,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceUuid
     index: int
     """The device's index on its node when the share was placed."""
+    device_mib: int
+    """The device's total memory when the share was placed."""
+    device_model: str = ""
+    """See `Device.model`."""
     memory_mib: int
     cores_percent: int
     unit_mib: int = 1
@@ -92,6 +94,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     init: bool = False
     slot: int | None = None
     """Slot number, assigned by the ledger if the share is slotted."""
+    """Product name of the device, as in `Device.model`."""
     fence: int = 0
     """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED

@@ -33,6 +33,8 @@ def dump_lease(lease: Lease) -> str:
                     share.container,
                     share.device,
                     share.index,
+                    share.device_mib,
+                    share.device_model,
                     share.memory_mib,
                     share.cores_percent,
                     share.unit_mib,
@@ -92,6 +94,13 @@ def _number(value: Any) -> int:
     return int(value)
 
 
+def _size_mib(value: Any) -> int:
+    """Return the memory of a device. Raises ValueError for what no device has."""
+    if int(value) < 1:
+        raise ValueError(f"no device has {value} MiB")
+    return int(value)
+
+
 def _more(lease: Lease) -> dict[str, Any]:
     """Encode fields that few leases have. A reader that does not know them may ignore them."""
     shares = {str(n): rest for n, share in enumerate(lease.shares) if (rest := _unusual(share))}
@@ -116,7 +125,6 @@ def _unusual(share: Share) -> dict[str, Any]:
         terms = share.requested_units
         fields["requested_units"] = [
             terms.memory_mib,
-            terms.device_mib,
             terms.memory_bytes,
             terms.memory_percent,
         ]
@@ -129,11 +137,14 @@ def _unusual(share: Share) -> dict[str, Any]:
 
 
 def _share(row: list[Any], more: dict[str, Any]) -> Share:
-    container, device, index, memory, cores, unit, whole, slotted, init, slot, fence = row
+    container, device, index, device_mib, device_model, memory, cores, unit, *others = row
+    whole, slotted, init, slot, fence = others
     return Share(
         container=str(container),
         device=DeviceUuid(device),
         index=int(index),
+        device_mib=_size_mib(device_mib),
+        device_model=str(device_model),
         memory_mib=int(memory),
         cores_percent=int(cores),
         unit_mib=int(unit),
@@ -165,10 +176,9 @@ def _mig(row: list[Any] | None) -> MigPlacement | None:
 def _terms(row: list[Any] | None) -> RequestedUnits | None:
     if row is None:
         return None
-    memory_mib, device_mib, memory_bytes, percent = row
+    memory_mib, memory_bytes, percent = row
     return RequestedUnits(
         memory_mib=int(memory_mib),
-        device_mib=int(device_mib),
         memory_bytes=None if memory_bytes is None else int(memory_bytes),
         memory_percent=None if percent is None else int(percent),
     )

@@ -11,6 +11,8 @@ def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Sh
         container=container.container,
         device=device.uuid,
         index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
         memory_mib=memory_mib,
         cores_percent=required_cores_percent(container),
         unit_mib=device.unit_mib,
@@ -19,7 +21,7 @@ def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Sh
         init=container.init,
         sharing=container.sharing,
         slots=container.slots,
-        requested_units=_terms(container, device, memory_mib)
+        requested_units=_terms(container, memory_mib)
         if container.records_requested_units
         else None,
     )
@@ -33,6 +35,8 @@ def instance_share(
         container=container.container,
         device=device.uuid,
         index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
         memory_mib=memory_mib,
         cores_percent=container.cores_percent,
         unit_mib=device.unit_mib,
@@ -41,15 +45,14 @@ def instance_share(
         sharing=SharingPolicy.SHARED,
         slots=container.slots,
         mig=place,
-        requested_units=_terms(container, device, required_memory_mib(container, device)),
+        requested_units=_terms(container, required_memory_mib(container, device)),
     )
 
 
-def _terms(container: GpuRequest, device: Device, memory_mib: int) -> RequestedUnits:
+def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
     """Return the requested terms, for dialects whose annotations repeat them."""
     return RequestedUnits(
         memory_mib=memory_mib,
-        device_mib=device.memory_mib,
         memory_bytes=None if container.whole else container.memory_bytes,
         memory_percent=None if container.whole else container.memory_percent,
     )

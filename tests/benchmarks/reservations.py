@@ -57,6 +57,8 @@ def candidate(node: int, gpu: int) -> Placement:
         container="main",
         device=uuid(node, gpu),
         index=gpu,
+        device_mib=81_920,
+        device_model="NVIDIA A100-SXM4-80GB",
         memory_mib=SHARE_MIB,
         cores_percent=4,
     )

@@ -28,6 +28,7 @@ def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int
         container="main",
         device=GPU,
         index=0,
+        device_mib=15_000,
         memory_mib=memory_mib,
         cores_percent=cores,
         sharing=SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED,

@@ -117,7 +117,7 @@ def pod_queued(pod: str = "uid-1", wanted: PodRequest | None = None, **fields: A
 
 def share(uuid: str = "GPU-a", index: int = 0, container: str = "main", **fields: Any) -> Share:
     """One container's part of a device."""
-    known: dict[str, Any] = {"memory_mib": 1000, "cores_percent": 0}
+    known: dict[str, Any] = {"device_mib": V100_MIB, "memory_mib": 1000, "cores_percent": 0}
     return Share(container=container, device=DeviceUuid(uuid), index=index, **(known | fields))
 
 

@@ -41,6 +41,7 @@ LEASE = Lease(
             container="main",
             device=GPU,
             index=2,
+            device_mib=15_000,
             memory_mib=3_000,
             cores_percent=30,
             slot=1,

@@ -44,6 +44,7 @@ def lease(number: int, node: str, gpu: int, mib: int, state: LeaseState) -> Leas
         container="main",
         device=DeviceUuid(f"GPU-{node}-{gpu}"),
         index=gpu,
+        device_mib=16_000,
         memory_mib=mib,
         cores_percent=0,
         slot=number,

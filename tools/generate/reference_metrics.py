@@ -68,7 +68,12 @@ def _everything() -> UsageSnapshot:
     """Return a picture in which there is one of everything."""
     pod, namespace, node = PodUid("u1"), Namespace("default"), NodeName("n")
     share = Share(
-        container="main", device=DeviceUuid("GPU-0"), index=0, memory_mib=1000, cores_percent=10
+        container="main",
+        device=DeviceUuid("GPU-0"),
+        index=0,
+        device_mib=16_000,
+        memory_mib=1000,
+        cores_percent=10,
     )
     seed = RegionSeed(memory_bytes=(share.limit_bytes,), cores_percent=(share.cores_percent,))
     tenant = LeasedContainer(

@@ -1,7 +1,8 @@
 """The weight of a lease, in milli-GPU, exactly; pure.
 
 The shares of a device's cores and memory become one weight per device. The sum over devices, times
-each model's factor, is rounded up once.
+each model's factor, is rounded up once. A lease records all that its weight depends on, so it has
+the same weight whenever it is charged, also once its devices are gone.
 """
 
 import math
@@ -18,14 +19,6 @@ WHOLE = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeighedDevice:
-    """The properties of a device that determine its weight."""
-
-    memory_mib: int
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWeight:
     """The weight of a lease."""
 
@@ -36,28 +29,21 @@ class LeaseWeight:
     memory_mib: int
 
 
-def weigh(
-    lease: Lease,
-    known_devices: Mapping[DeviceUuid, WeighedDevice],
-    budget: Budget,
-    factors: Mapping[str, Fraction],
-) -> LeaseWeight:
+def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction]) -> LeaseWeight:
     """Weigh a lease.
 
     A factor applies to devices whose model contains its name, in any letter case; the longest such
     name counts. Containers run in parallel and init containers one by one before them, so the sum
-    of the containers or the largest init container counts, whichever is more. A share of an unknown
-    device counts as all of its memory, unless the share records the device's memory.
+    of the containers or the largest init container counts, whichever is more.
     """
     devices: dict[DeviceUuid, list[Share]] = {}
     for share in lease.shares:
         devices.setdefault(share.device, []).append(share)
     total = cores_total = Fraction(0)
     models: list[str] = []
-    for uuid, shares in devices.items():
-        device = known_devices.get(uuid)
-        cores, memory = _parts(shares, device, budget)
-        model = device.model if device else ""
+    for shares in devices.values():
+        cores, memory = _parts(shares, budget)
+        model = shares[0].device_model
         if model not in models:
             models.append(model)
         cores_total += cores
@@ -70,33 +56,25 @@ def weigh(
     )
 
 
-def _parts(
-    shares: list[Share], device: WeighedDevice | None, budget: Budget
-) -> tuple[Fraction, Fraction]:
+def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:
     if any(share.whole or share.sharing is SharingPolicy.EXCLUSIVE for share in shares):
         return WHOLE, WHOLE
-    memory = _most(shares, lambda share: _memory(share, device))
-    cores = _most(shares, lambda share: _cores(share, device, budget))
+    memory = _most(shares, _memory)
+    cores = _most(shares, lambda share: _cores(share, budget))
     return min(cores, WHOLE), min(memory, WHOLE)
 
 
-def _memory(share: Share, device: WeighedDevice | None) -> Fraction:
-    size = (
-        share.requested_units.device_mib
-        if share.requested_units
-        else device.memory_mib
-        if device
-        else 0
-    )
-    return Fraction(share.memory_mib, size) if size > 0 else WHOLE
+def _memory(share: Share) -> Fraction:
+    """Return the part of the device's memory; all of it if the lease was restored without that."""
+    return Fraction(share.memory_mib, share.device_mib) if share.device_mib > 0 else WHOLE
 
 
-def _cores(share: Share, device: WeighedDevice | None, budget: Budget) -> Fraction:
+def _cores(share: Share, budget: Budget) -> Fraction:
     if share.cores_percent > 0:
         return Fraction(share.cores_percent, 100)
     if budget.uncapped_core_percent is not None:
         return Fraction(budget.uncapped_core_percent, 100)
-    return _memory(share, device)
+    return _memory(share)
 
 
 def _weight(cores: Fraction, memory: Fraction, mode: WeightMode) -> Fraction:

@@ -69,7 +69,7 @@ def resources_of(share: Share) -> dict[str, str]:
 
 
 def _memory(share: Share, terms: RequestedUnits) -> tuple[int, int]:
-    total = terms.device_mib * MIB
+    total = share.device_mib * MIB
     if share.whole:
         return total, FULL
     if terms.memory_bytes is not None:

@@ -231,7 +231,7 @@ def released_amounts(share: Share) -> dict[str, int]:
     return {
         PREFIX + CORE: share.requested_size.cores_percent - share.cores_percent,
         PREFIX + MEMORY: less_mib * MIB,
-        PREFIX + RATIO: -(-100 * less_mib // share.requested_units.device_mib),
+        PREFIX + RATIO: -(-100 * less_mib // share.device_mib),
     }
 
 
@@ -291,7 +291,7 @@ def _is_limited(share: Share) -> bool:
     if share.whole:
         return False
     terms = share.requested_units
-    everything = terms is not None and share.limit_bytes >= terms.device_mib * MIB
+    everything = terms is not None and share.limit_bytes >= share.device_mib * MIB
     return not everything or 0 < share.cores_percent < FULL
 
 

@@ -43,21 +43,11 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 _decode_amounts = msgspec.json.Decoder(list[Any]).decode
 
-_share_values = attrgetter(
-    "device",
-    "memory_mib",
-    "cores_percent",
-    "slotted",
-    "slots",
-    "sharing",
-    "container",
-    "index",
-    "unit_mib",
-    "init",
-    "whole",
-    "mig",
-    "requested_units",
+_booked_values = attrgetter(
+    "device", "memory_mib", "cores_percent", "slotted", "slots", "sharing", "container"
 )
+_device_values = attrgetter("index", "device_mib", "device_model")
+_other_values = attrgetter("unit_mib", "init", "whole", "mig", "requested_units")
 _described_values = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
 
 
@@ -76,7 +66,7 @@ def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
 
     An init container uses a slot that another container of the pod uses after it.
     """
-    devices = [_device_values(booking, shares) for booking in bookings(shares)]
+    devices = [_booking_values(booking, shares) for booking in bookings(shares)]
     number = {values[0]: at for at, values in enumerate(devices, start=1)}
     slots: list[int] = []
     slots_given: dict[str, int] = {}
@@ -85,7 +75,7 @@ def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
     return [node, 2 + DEVICE_FIELDS * len(devices), *chain.from_iterable(devices), *slots]
 
 
-def _device_values(booking: Booking, shares: Sequence[Share]) -> list[Any]:
+def _booking_values(booking: Booking, shares: Sequence[Share]) -> list[Any]:
     slotted = [s for s in shares if s.device == booking.device and s.slotted and not s.mig]
     concurrent = sum(not share.init for share in slotted)
     return [
@@ -120,15 +110,16 @@ def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:
 
     Only resized shares, which are few, carry the size that their pod requests.
     """
-    values = [
-        _share_values(share)
-        if share.requested_size is None
-        else (*_share_values(share), share.requested_size)
-        for share in shares
-    ]
+    values = list(map(_share_values, shares))
     if len(shares) == 1 and shares[0].mig is None:
         return _pack((node, *values[0]))
     return _pack((node, False, demand_of(node, shares), values))
+
+
+def _share_values(share: Share) -> tuple[Any, ...]:
+    """Return a share's values; with the node, no more than an array of a one-byte header has."""
+    values = (*_booked_values(share), _device_values(share), *_other_values(share))
+    return values if share.requested_size is None else (*values, share.requested_size)
 
 
 def encode_description(
@@ -191,6 +182,8 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
                 container=share.container,
                 device=share.device,
                 index=share.index,
+                device_mib=share.device_mib,
+                device_model=share.device_model,
                 memory_mib=share.memory_mib,
                 cores_percent=share.cores_percent,
                 unit_mib=share.unit_mib,
@@ -265,11 +258,14 @@ def decode_lease(value: bytes) -> Lease:
 
 def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
     device, memory_mib, cores_percent, slotted, slots, sharing, container, *others = values
-    index, unit_mib, init, whole, mig, requested_units, *requested_size = others
+    device_values, unit_mib, init, whole, mig, requested_units, *requested_size = others
+    index, device_mib, device_model = device_values
     return Share(
         container=container,
         device=device,
         index=index,
+        device_mib=device_mib,
+        device_model=device_model,
         memory_mib=memory_mib,
         cores_percent=cores_percent,
         unit_mib=unit_mib,

@@ -107,6 +107,7 @@ class Stage:
             container="c",
             device=device.uuid,
             index=device.index,
+            device_mib=device.memory_mib,
             memory_mib=mib,
             cores_percent=0,
             slotted=False,

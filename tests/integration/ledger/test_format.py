@@ -74,7 +74,7 @@ async def rows_of(url: str) -> dict[str, Any]:
         await leases.save_devices([report("a", [*map(_device, range(6))], at=NOW)])
         assert await leases.finish_rebuild(token)
         instance = MigPlacement(layout="1g.5gb,1g.5gb", position=1, profile="1g.5gb")
-        terms = RequestedUnits(memory_mib=900, device_mib=16_000, memory_bytes=943_718_401)
+        terms = RequestedUnits(memory_mib=900, memory_bytes=943_718_401)
         bound, *_ = await reserve(
             leases,
             reservation("plain", share("a", 0, cores=20)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.timekeeper.accounts.weights import WeighedDevice, weigh
+from services.timekeeper.accounts.weights import weigh
 from shared.ledger.leases import RedisLeases
 from shared.model.budget import Budget
 from shared.model.lease import Lease, Share
@@ -356,10 +356,9 @@ async def test_concurrent_callers_never_exceed_a_quota(server: ValkeyServer) -> 
 def test_a_share_counts_for_a_quota_as_it_does_for_a_budget() -> None:
     chance = random.Random(11)  # noqa: S311
     sizes = {uuid("a", gpu): 16_000 for gpu in range(4)}
-    cards = {known: WeighedDevice(memory_mib=16_000) for known in sizes}
     for _ in range(200):
         cores, mib = chance.choice([0, 10, 50, 100]), chance.randrange(1, 16_000)
         given = tuple(share("a", gpu, mib, cores) for gpu in range(chance.choice([1, 1, 2])))
         lease = Lease(pod=PodUid("p"), namespace=TEAM, name="p", node=NodeName("a"), shares=given)
-        weight = weigh(lease, cards, Budget(namespace=TEAM), {}).milli_gpu
+        weight = weigh(lease, Budget(namespace=TEAM), {}).milli_gpu
         assert 0 <= charge_of(lease, sizes).milli_gpu - weight < len(given)

@@ -46,6 +46,7 @@ def lease(name: str = "p1", node: str = "n1", **changes: Any) -> Lease:
                 container="c",
                 device=DeviceUuid(f"GPU-{node}-0"),
                 index=0,
+                device_mib=16_000,
                 memory_mib=1000,
                 cores_percent=10,
                 slot=0,

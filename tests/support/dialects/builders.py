@@ -58,6 +58,8 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
         container=request.container,
         device=on.uuid,
         index=on.index,
+        device_mib=on.memory_mib,
+        device_model=on.model,
         memory_mib=required_memory_mib(request, on),
         cores_percent=required_cores_percent(request),
         unit_mib=on.unit_mib,

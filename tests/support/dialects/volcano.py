@@ -28,6 +28,7 @@ def share(container: str, gpu: str, memory: int, cores: int, index: int = 0) -> 
         container=container,
         device=DeviceUuid(gpu),
         index=index,
+        device_mib=11_178,
         memory_mib=memory,
         cores_percent=cores,
     )

@@ -74,6 +74,7 @@ def share(index: int = 0, memory_mib: int = 1000, **changes: Any) -> Share:
         "container": "main",
         "device": uuid_of(NodeName(NODE), index),
         "index": index,
+        "device_mib": 15_360,
         "memory_mib": memory_mib,
         "cores_percent": 10,
         "slot": 0,

@@ -37,7 +37,8 @@ def mig_share(group: str, position: int = 0, requested_mib: int = 3000, **change
         "fence": 1,
         "cores_percent": 0,
         "mig": MigPlacement(layout=group, position=position, profile=profile),
-        "requested_units": RequestedUnits(memory_mib=requested_mib, device_mib=40960),
+        "device_mib": 40960,
+        "requested_units": RequestedUnits(memory_mib=requested_mib),
     }
     return share(changes.pop("index", 0), memory_mib, **(facts | changes))
 

@@ -53,6 +53,8 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: obj
         "container": "main",
         "device": uuid(node, gpu),
         "index": gpu,
+        "device_mib": 16_000,
+        "device_model": "Tesla T4",
         "memory_mib": mib,
         "cores_percent": cores,
         "sharing": SharingPolicy.EXCLUSIVE

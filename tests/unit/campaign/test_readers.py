@@ -20,6 +20,7 @@ def share(device: str, slot: int | None, fence: int) -> Share:
         container="main",
         device=DeviceUuid(device),
         index=0,
+        device_mib=DEVICE_MIB,
         memory_mib=1000,
         cores_percent=20,
         slot=slot,

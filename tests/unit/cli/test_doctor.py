@@ -47,8 +47,8 @@ SERVED = {COUNT: {f"GPU-a-{n}": PluginDeviceId(id=f"GPU-a-{n}", healthy=True) fo
 DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
 
 
-def share(memory_mib: int = 1000) -> Share:
-    return Share(container="c", device=GPU, index=0, memory_mib=memory_mib, cores_percent=0)
+def share(mib: int = 1000) -> Share:
+    return Share(container="c", device=GPU, index=0, device_mib=1, memory_mib=mib, cores_percent=0)
 
 
 def lease(*shares: Share) -> Lease:

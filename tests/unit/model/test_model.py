@@ -71,6 +71,7 @@ def share(memory: int, cores: int, *, init: bool, device: str = "GPU-a") -> Shar
         container="c",
         device=DeviceUuid(device),
         index=0,
+        device_mib=16_000,
         memory_mib=memory,
         cores_percent=cores,
         init=init,

@@ -96,7 +96,8 @@ def test_item_42_an_idle_card_gets_the_first_layout_that_fits(
     [share] = placed.shares
     assert ids(placed) == [expected]
     assert share.memory_mib == booked
-    assert share.requested_units == RequestedUnits(memory_mib=memory or 40960, device_mib=40960)
+    assert share.requested_units == RequestedUnits(memory_mib=memory or 40960)
+    assert share.device_mib == 40960
     assert encode_shares([share]) == f"{expected},NVIDIA,{memory or 40960},30:"
 
 

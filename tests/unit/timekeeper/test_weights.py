@@ -5,22 +5,26 @@ from typing import Any
 
 import pytest
 
-from services.timekeeper.accounts.weights import WeighedDevice, weigh
+from services.timekeeper.accounts.weights import weigh
 from shared.model.budget import WeightMode
-from shared.model.lease import RequestedUnits, Share
-from shared.model.names import DeviceUuid
-from tests.support.build import share
+from shared.model.lease import Share
+from tests.support import build
 from tests.support.timekeeper.accounts import budget, lease
 
-CARDS = {
-    DeviceUuid("T4"): WeighedDevice(memory_mib=16_384, model="Tesla T4"),
-    DeviceUuid("A100"): WeighedDevice(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
-    DeviceUuid("A100b"): WeighedDevice(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
+MODELS = {
+    "T4": ("Tesla T4", 16_384),
+    "A100": ("NVIDIA A100-SXM4-40GB", 40_960),
+    "A100b": ("NVIDIA A100-SXM4-40GB", 40_960),
 }
 
 
+def share(uuid: str, **fields: Any) -> Share:
+    model, mib = MODELS[uuid]
+    return build.share(uuid, device_model=model, **({"device_mib": mib} | fields))
+
+
 def weight(*shares: Share, factors: dict[str, Fraction] | None = None, **fields: Any) -> int:
-    return weigh(lease("p", shares=shares), CARDS, budget(**fields), factors or {}).milli_gpu
+    return weigh(lease("p", shares=shares), budget(**fields), factors or {}).milli_gpu
 
 
 def half(uuid: str = "A100", **more: Any) -> Share:
@@ -68,8 +72,5 @@ def test_the_longest_matching_model_name_gives_the_factor_and_the_sum_is_rounded
     assert weight(third, factors={"T4": Fraction("0.001")}) == 1
 
 
-def test_a_device_that_was_removed_counts_by_the_requested_units_or_as_a_whole_device() -> None:
-    terms = RequestedUnits(memory_mib=4_096, device_mib=16_384)
-
-    assert weight(share("GPU-gone", memory_mib=4_096, requested_units=terms)) == 250
-    assert weight(share("GPU-gone", memory_mib=4_096)) == 1000
+def test_a_share_whose_device_had_no_memory_counts_as_the_whole_device() -> None:
+    assert weight(share("T4", device_mib=0, memory_mib=4_096)) == 1000

@@ -36,11 +36,12 @@ LAYOUTS = {
 
 def mig_share(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
     place = MigPlacement(layout=layout, position=0, profile=profile)
-    terms = RequestedUnits(memory_mib=3000, device_mib=40960)
+    terms = RequestedUnits(memory_mib=3000)
     facts: dict[str, object] = {
         "slot": 0,
         "cores_percent": 0,
         "mig": place,
+        "device_mib": 40960,
         "requested_units": terms,
     }
     return share(0, memory_mib, **(facts | changes))

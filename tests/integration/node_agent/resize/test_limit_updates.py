@@ -104,9 +104,8 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
             "koordinator.sh/gpu.shared",
             {
                 "slots": 100,
-                "requested_units": RequestedUnits(
-                    memory_mib=4_000, device_mib=T4_MIB, memory_percent=26
-                ),
+                "device_mib": T4_MIB,
+                "requested_units": RequestedUnits(memory_mib=4_000, memory_percent=26),
             },
         ),
     ],

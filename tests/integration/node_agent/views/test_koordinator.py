@@ -37,10 +37,11 @@ async def cluster() -> AsyncIterator[OneNodeCluster]:
 
 def half(index: int = 0, **changes: Any) -> Share:
     """Half a T4 for the container `main`."""
-    terms = RequestedUnits(memory_mib=T4_MIB // 2, device_mib=T4_MIB, memory_percent=50)
+    terms = RequestedUnits(memory_mib=T4_MIB // 2, memory_percent=50)
     known = {
         "cores_percent": 50,
         "slots": 100,
+        "device_mib": T4_MIB,
         "requested_units": terms,
         "sharing": SharingPolicy.SHARED,
     }

@@ -169,7 +169,7 @@ def test_a_resource_counted_in_device_ids_cannot_change() -> None:
 
 
 def test_koordinators_units_and_annotation_follow() -> None:
-    terms = RequestedUnits(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
+    terms = RequestedUnits(memory_mib=16_384, memory_percent=50)
     before = running(
         share(
             memory_mib=16_384, requested_units=terms, sharing=SharingPolicy.BEST_EFFORT, slots=100

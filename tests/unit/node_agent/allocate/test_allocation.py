@@ -64,6 +64,7 @@ def share(device: DeviceUuid = A, **changes: Any) -> Share:
         "container": "main",
         "device": device,
         "index": 0 if device == A else 1,
+        "device_mib": 16_000,
         "memory_mib": 3000,
         "cores_percent": 50,
         "slot": 2,
