@@ -1,4 +1,4 @@
-"""The page of what real hardware has not shown: all of it, and with commands that there are."""
+"""The page of what was seen on which hardware: all of it, and with commands that there are."""
 
 import ast
 import importlib
@@ -22,6 +22,15 @@ def test_the_page_lists_exactly_the_statements_without_a_test() -> None:
     rows = [int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
 
     assert rows == sorted(NOT_SHOWN["hami_core"])
+
+
+def test_the_table_of_results_has_a_row_for_each_procedure() -> None:
+    table = PAGE.partition("<!-- procedures -->")[2].partition("<!-- end -->")[0]
+
+    rows = re.findall(r"^\| \[([^\]]+)\]\(#[^)]+\) \|", table, re.MULTILINE)
+
+    assert rows
+    assert rows == re.findall(r"^### (.+)$", PAGE.partition("## Procedures")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
