@@ -18,6 +18,7 @@ from shared.dialects.reserved import (
     is_device_name_mount,
     is_reserved,
     is_reserved_prefix,
+    sets_reserved,
 )
 
 EnvFromKeys = Callable[[EnvFromSource], frozenset[str] | None]
@@ -133,7 +134,7 @@ def _variables(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
         place = f"container {container.name}"
         for name, value in container.variables.items():
-            if is_reserved(name):
+            if sets_reserved(name, value):
                 yield f"{place}: variable {name} is set by the lease only: remove it"
             elif name == LIBRARY_SEARCH and name in container.value_from:
                 yield f"{place}: {name} uses valueFrom, which cannot be checked: write its value"
@@ -213,8 +214,9 @@ RULES = (
     ),
     PodRule(
         "`env` of containers with GPUs",
-        "variables of the devices and of the library, `LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` "
-        "with the library's directory, with `valueFrom` or with `$(…)`",
+        "variables of the devices and of the library (but `CUDA_DEVICE_ORDER=PCI_BUS_ID`), "
+        "`LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` with the library's directory, with `valueFrom` "
+        "or with `$(…)`",
         _variables,
         variables=True,
     ),

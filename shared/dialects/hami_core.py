@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects.dialect import ContainerSetup, Mount, Paths
-from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
+from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 
@@ -22,8 +22,6 @@ POLICY = "GPU_CORE_UTILIZATION_POLICY"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ERRORS_ONLY = "1"
 """Without it the library writes notices to standard error, which breaks programs that parse it."""
-DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""CUDA lists faster models first otherwise, and limits are by its numbers."""
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Directory of the region file inside the container, in Volcano's plugin and ours."""

@@ -27,6 +27,8 @@ NAMES = frozenset(
         VISIBLE,
     }
 )
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA lists faster models first otherwise, and limits are by its numbers. Many programs set it."""
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
 """Directory of the isolation library inside containers."""
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
@@ -121,6 +123,11 @@ def is_cuda_image(image: str) -> bool:
 def is_reserved(variable: str) -> bool:
     """Return whether a pod must not set this variable."""
     return variable in NAMES or variable.startswith(PREFIXES)
+
+
+def sets_reserved(variable: str, value: str) -> bool:
+    """Return whether a pod must not set this variable to this value."""
+    return is_reserved(variable) and DEVICE_ORDER.get(variable) != value
 
 
 def is_reserved_prefix(prefix: str) -> bool:

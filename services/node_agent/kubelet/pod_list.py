@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from shared.dialects.reserved import DEVICE_ORDER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
@@ -23,6 +24,7 @@ class _KubeletPodMetadata(msgspec.Struct):
 
 class _EnvVariable(msgspec.Struct):
     name: str = ""
+    value: str = ""
 
 
 class _EnvFromSource(msgspec.Struct):
@@ -151,6 +153,10 @@ def _container(container: _KubeletContainerSpec, *, init: bool) -> KubeletContai
         name=container.name,
         limits={name: parse_count(amount) for name, amount in limits.items() if "/" in name},
         init=init,
-        variables=tuple(variable.name for variable in container.env or ()),
+        variables=tuple(
+            variable.name
+            for variable in container.env or ()
+            if DEVICE_ORDER.get(variable.name) != variable.value
+        ),
         prefixes=tuple(source.prefix for source in container.env_from or () if source.prefix),
     )

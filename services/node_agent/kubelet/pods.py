@@ -18,7 +18,7 @@ class KubeletContainer:
     init: bool = False
     """It ends before the next one starts; a sidecar does not count as an init container here."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that the pod sets itself."""
+    """Names of the variables that the pod sets itself, but to the value that its lease sets."""
     prefixes: tuple[str, ...] = ()
     """Prefixes under which variables come from a config map or a secret."""
 

@@ -68,7 +68,7 @@ from shared.dialects.koordinator.device import (
 )
 from shared.dialects.koordinator.hints import ANNOTATIONS, DeviceHints, parse_hints
 from shared.dialects.koordinator.texts import denial
-from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
+from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -265,7 +265,7 @@ def container_setup(
             "LD_PRELOAD": hami_core.LIBRARY,
             hami_core.CACHE: f"{LIBRARY_DIRECTORY}/{own}.cache",
             hami_core.LOG_LEVEL: hami_core.ERRORS_ONLY,
-            **hami_core.DEVICE_ORDER,
+            **DEVICE_ORDER,
         },
         mounts=(
             Mount(

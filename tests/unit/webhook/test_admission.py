@@ -176,6 +176,10 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             "variable NVIDIA_VISIBLE_DEVICES",
         ),
         (
+            pod(gpu(env=[{"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}])),
+            "variable CUDA_DEVICE_ORDER",
+        ),
+        (
             pod(gpu(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}])),
             "variable CUDA_DEVICE_MEMORY_LIMIT_0",
         ),
@@ -231,6 +235,7 @@ def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Any, message: str
     "obj",
     [
         pod(gpu(env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}])),
+        pod(gpu(env=[{"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}])),
         pod(gpu(envFrom=[{"configMapRef": {"name": "plain"}}])),
         pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/data/models"}}]),
         pod({**container(), "env": [{"name": "LD_PRELOAD", "value": "x.so"}]}, nodeName="n1"),

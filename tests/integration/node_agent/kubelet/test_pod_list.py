@@ -92,3 +92,21 @@ async def test_failures_to_list_pods_are_permanent_or_temporary(
         async with KubernetesClient(credentials) as kube:
             with pytest.raises(kind):
                 await KubeletPods(kube, lambda: replace(credentials)).list_pods()
+
+
+async def test_the_order_of_devices_that_every_lease_sets_is_no_variable_of_the_pod() -> None:
+    env = [
+        {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
+        {"name": "MODE", "value": "x"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+    ]
+    other = [{"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"}]
+    containers = [{"name": "main", "env": env}, {"name": "side", "env": other}]
+    listed = {"items": [{"metadata": METADATA, "spec": {"containers": containers}}]}
+
+    async with ScriptedApiserver(answers(200, listed)) as kubelet:
+        credentials = ClusterCredentials(server=kubelet.url)
+        async with KubernetesClient(credentials) as kube:
+            (pod,) = await KubeletPods(kube, lambda: credentials).list_pods()
+
+    assert [one.variables for one in pod.containers] == [("MODE", "TOKEN"), ("CUDA_DEVICE_ORDER",)]
