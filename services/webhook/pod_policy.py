@@ -215,8 +215,8 @@ RULES = (
     PodRule(
         "`env` of containers with GPUs",
         "variables of the devices and of the library (but `CUDA_DEVICE_ORDER=PCI_BUS_ID`), "
-        "`LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` with the library's directory, with `valueFrom` "
-        "or with `$(…)`",
+        "`LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` with the library's directory, `valueFrom` or "
+        "`$(…)`",
         _variables,
         variables=True,
     ),
