@@ -13,6 +13,7 @@ from shared.dialects.reserved import (
     CAPABILITIES,
     CDI_ANNOTATIONS,
     CDI_VENDORS,
+    DEVICE_ORDER,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
     is_device_name_mount,
@@ -214,7 +215,8 @@ RULES = (
     ),
     PodRule(
         "`env` of containers with GPUs",
-        "variables of the devices and of the library (but `CUDA_DEVICE_ORDER=PCI_BUS_ID`), "
+        "variables of the devices and of the library (except "
+        f"{', '.join(f'`{name}={value}`' for name, value in DEVICE_ORDER.items())}), "
         "`LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` with the library's directory, `valueFrom` or "
         "`$(…)`",
         _variables,
