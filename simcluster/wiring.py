@@ -6,15 +6,19 @@ import logging
 import secrets
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
+from simcluster.controller_manager.manager import ControllerManager
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
+from simcluster.scheduler.scheduler import DefaultScheduler
 
 log = logging.getLogger("simcluster")
 
@@ -35,6 +39,18 @@ def choose_port(host: str, port_file: Path) -> int:
             port_file.write_text(str(found))
             return found
     raise OSError(f"no free port on {host}")
+
+
+@asynccontextmanager
+async def _running(*parts: ControllerManager | DefaultScheduler) -> AsyncIterator[None]:
+    """Run controllers and scheduler while the context is open."""
+    tasks = [asyncio.create_task(part.run()) for part in parts]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -58,8 +74,10 @@ async def serve(options: argparse.Namespace) -> None:
         store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
     )
     server = ApiServer(store, settings, runtime=fleet)
+    controllers = ControllerManager(store, server.create)
+    scheduler = DefaultScheduler(store, server.bind)
     try:
-        async with fleet, start_server(server, certs) as url:
+        async with fleet, start_server(server, certs) as url, _running(controllers, scheduler):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)

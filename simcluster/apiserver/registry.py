@@ -23,6 +23,7 @@ from simcluster.apiserver.kinds.strategies import (
     SecretStrategy,
     ServiceStrategy,
 )
+from simcluster.apiserver.kinds.workloads import WORKLOAD_STRATEGIES
 from simcluster.apiserver.storage.persistence import StorageBackend
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW, ObjectStore
 from simcluster.apiserver.storage.strategy import KindStrategy
@@ -39,6 +40,7 @@ _STRATEGIES: Mapping[str, KindStrategy] = {
     "customresourcedefinitions": DefinitionStrategy(),
     "validatingadmissionpolicies": AdmissionPolicyStrategy(),
     "validatingadmissionpolicybindings": PolicyBindingStrategy(),
+    **WORKLOAD_STRATEGIES,
     "mutatingwebhookconfigurations": WebhookConfigurationStrategy(mutating=True),
     "validatingwebhookconfigurations": WebhookConfigurationStrategy(mutating=False),
 }

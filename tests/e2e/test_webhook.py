@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from shared.model.errors import RequestError
+from shared.model.lease_copy import ANNOTATION
 from tests.support.stack import Stack, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,7 +22,7 @@ async def up() -> AsyncIterator[Stack]:
         yield started
 
 
-def asking(name: str, limits: dict[str, int], **spec: object) -> dict[str, object]:
+def asking(name: str, limits: dict[str, int], **spec: object) -> dict[str, Any]:
     main = {"name": "main", "image": "app", "command": ["sleep", "100000"]}
     amounts = {resource: str(amount) for resource, amount in limits.items()}
     return {
@@ -77,3 +80,23 @@ async def test_koordinators_shorthand_is_completed_and_runs(up: Stack) -> None:
     limits = pod["spec"]["containers"][0]["resources"]["limits"]
     assert "koordinator.sh/gpu" not in limits
     assert limits["koordinator.sh/gpu.shared"] == "1"
+
+
+async def test_pods_of_a_deployment_get_shares(up: Stack) -> None:
+    labels = {"app": "server"}
+    pod = asking("unused", vgpu(memory=2000))
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "server"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template},
+    }
+    await up.kubectl("apply", "-f", "-", stdin=json.dumps(deployment))
+
+    done = await up.kubectl("rollout", "status", "deployment/server", "--timeout=60s")
+
+    assert "successfully rolled out" in done.out
+    shown = await up.kubectl("get", "pods", "-l", "app=server", "-o", "json")
+    annotations = [each["metadata"]["annotations"] for each in json.loads(shown.out)["items"]]
+    assert [ANNOTATION in each for each in annotations] == [True] * 3

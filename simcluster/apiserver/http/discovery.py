@@ -20,8 +20,9 @@ _SUBRESOURCES = {
     "token": ("TokenRequest", ("create",)),
     "proxy": ("NodeProxyOptions", ("get",)),
     "ephemeralcontainers": ("Pod", ("get", "patch", "update")),
+    "scale": ("Scale", ("get", "patch", "update")),
 }
-_GROUPS = {"eviction": "policy", "token": "authentication.k8s.io"}
+_GROUPS = {"eviction": "policy", "scale": "autoscaling", "token": "authentication.k8s.io"}
 """The groups of bodies that are not of the group of their resource."""
 
 

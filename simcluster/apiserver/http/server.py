@@ -12,7 +12,7 @@ from aiohttp import web
 
 from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, encode
+from simcluster.apimachinery.objects import Json, encode, namespace_of
 from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.definition_controller import DefinitionController
@@ -32,9 +32,12 @@ from simcluster.apiserver.http.pod_access import serve_log
 from simcluster.apiserver.http.representations import ObjectView, negotiate_view
 from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_response
 from simcluster.apiserver.http.watches import WatchRequest, serve_watch
+from simcluster.apiserver.kinds.binding import bind
 from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
+from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
 from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
 from simcluster.apiserver.kinds.resource_quotas import QuotaController
+from simcluster.apiserver.kinds.scale import scale_of
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
 from simcluster.apiserver.requests.authorization import (
     ResourceAttributes,
@@ -103,7 +106,11 @@ class ApiServer:
         self._admission = AdmissionChain(store)
         self._tokens = ServiceAccountTokens(store, settings.token)
         self._writer = ObjectWriter(
-            store, DisruptionController(store), self._admission, self._tokens
+            store,
+            DisruptionController(store),
+            GarbageCollector(store),
+            self._admission,
+            self._tokens,
         )
         create_system_objects(store)
 
@@ -116,6 +123,16 @@ class ApiServer:
     async def close(self) -> None:
         """Close the connections to webhooks."""
         await self._admission.client.close()
+
+    async def create(self, table: str, obj: Json, user: Json) -> Json:
+        """Create an object with admission, as a controller in this process; `ApiError` if not."""
+        target = RequestTarget(self.store.kinds[table], namespace_of(obj))
+        created = await self._writer.write("POST", WriteRequest(target, {}, "", obj, user))
+        return created.obj
+
+    def bind(self, namespace: str, name: str, node: str) -> None:
+        """Bind a pod, as a scheduler in this process; `ApiError` if not."""
+        bind(self.store, namespace, name, {"target": {"kind": "Node", "name": node}}, dry_run=False)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Respond to one request."""
@@ -192,6 +209,9 @@ class ApiServer:
     ) -> web.StreamResponse:
         query = request.query
         object_view = self._view(request, target)
+        if target.subresource == "scale":
+            workload = self.store.read(target.kind.table, target.namespace, target.name)
+            return json_response(encode(scale_of(workload)))
         if target.subresource not in {"", "status"}:
             raise method_not_allowed("GET")
         options = ListOptions.parse(query)

@@ -64,6 +64,16 @@ BUILTIN = (
     *(Resource(plural=f"{kind.lower()}s", kind=kind, group="rbac.authorization.k8s.io",
                namespaced=not kind.startswith("Cluster"))
       for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")),
+    Resource(plural="deployments", kind="Deployment", group="apps", short_names=("deploy",),
+             categories=("all",), has_status=True, subresources=("scale",)),
+    Resource(plural="replicasets", kind="ReplicaSet", group="apps", short_names=("rs",),
+             categories=("all",), has_status=True, subresources=("scale",)),
+    Resource(plural="statefulsets", kind="StatefulSet", group="apps", short_names=("sts",),
+             categories=("all",), has_status=True, subresources=("scale",)),
+    Resource(plural="daemonsets", kind="DaemonSet", group="apps", short_names=("ds",),
+             categories=("all",), has_status=True),
+    Resource(plural="jobs", kind="Job", group="batch", categories=("all",), has_status=True,
+             selectable=("status.successful",)),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 RESOURCES = {row.table: row for row in BUILTIN if not row.stored_as}

@@ -2,7 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-from simcluster.apimachinery.objects import Json, JsonValue, at_path, metadata, name_of
+from simcluster.apimachinery.objects import (
+    Json,
+    JsonValue,
+    at_path,
+    metadata,
+    name_of,
+    parse_time,
+)
 from simcluster.apimachinery.pods import ready_containers, restart_count, status_summary
 from simcluster.apimachinery.printer_columns import AGE, NAME, UNKNOWN, Column, format_age
 
@@ -83,6 +90,54 @@ def _quota(part: str) -> Callable[[Json, float], str]:
     return cell
 
 
+def _template(field: str) -> Callable[[Json, float], str]:
+    """Show a field of each container of the pod template."""
+
+    def cell(workload: Json, _now: float) -> str:
+        containers = at_path(workload, "spec.template.spec.containers") or ()
+        return ",".join(str(each.get(field)) for each in containers)
+
+    return cell
+
+
+def _selector(workload: Json, _now: float) -> str:
+    labels = at_path(workload, "spec.selector.matchLabels") or {}
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or _NONE
+
+
+def _fraction(part: str, whole: str) -> Callable[[Json, float], str]:
+    return lambda obj, _now: f"{at_path(obj, part) or 0}/{at_path(obj, whole) or 0}"
+
+
+def _job_status(job: Json, _now: float) -> str:
+    conditions = at_path(job, "status.conditions") or ()
+    held = {each.get("type") for each in conditions if each.get("status") == "True"}
+    return next((name for name in ("Complete", "Failed", "Suspended") if name in held), "Running")
+
+
+def _job_completions(job: Json, _now: float) -> str:
+    wanted, parallelism = at_path(job, "spec.completions"), at_path(job, "spec.parallelism") or 0
+    if wanted is None:
+        wanted = f"1 of {parallelism}" if parallelism > 1 else 1
+    return f"{at_path(job, 'status.succeeded') or 0}/{wanted}"
+
+
+def _job_duration(job: Json, now: float) -> str:
+    started, ended = at_path(job, "status.startTime"), at_path(job, "status.completionTime")
+    return "" if not started else format_age(started, parse_time(ended) if ended else now)
+
+
+_WORKLOAD_WIDE = (
+    Column("Containers", _template("name"), 1),
+    Column("Images", _template("image"), 1),
+    Column("Selector", _selector, 1),
+)
+
+
+def _number(title: str, path: str) -> Column:
+    return Column(title, _path(path, 0), type="integer")
+
+
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "pods": (
         NAME,
@@ -152,6 +207,46 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "customresourcedefinitions": (NAME, Column("Created At", _path("metadata.creationTimestamp"))),
     "mutatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
     "validatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
+    "deployments": (
+        NAME,
+        Column("Ready", _fraction("status.readyReplicas", "spec.replicas")),
+        _number("Up-to-date", "status.updatedReplicas"),
+        _number("Available", "status.availableReplicas"),
+        AGE,
+        *_WORKLOAD_WIDE,
+    ),
+    "replicasets": (
+        NAME,
+        _number("Desired", "spec.replicas"),
+        _number("Current", "status.replicas"),
+        _number("Ready", "status.readyReplicas"),
+        AGE,
+        *_WORKLOAD_WIDE,
+    ),
+    "statefulsets": (
+        NAME,
+        Column("Ready", _fraction("status.readyReplicas", "spec.replicas")),
+        AGE,
+        *_WORKLOAD_WIDE[:2],
+    ),
+    "daemonsets": (
+        NAME,
+        _number("Desired", "status.desiredNumberScheduled"),
+        _number("Current", "status.currentNumberScheduled"),
+        _number("Ready", "status.numberReady"),
+        _number("Up-to-date", "status.updatedNumberScheduled"),
+        _number("Available", "status.numberAvailable"),
+        AGE,
+        *_WORKLOAD_WIDE,
+    ),
+    "jobs": (
+        NAME,
+        Column("Status", _job_status),
+        Column("Completions", _job_completions),
+        Column("Duration", _job_duration),
+        AGE,
+        *_WORKLOAD_WIDE,
+    ),
     "leases": (NAME, Column("Holder", _path("spec.holderIdentity", "")), AGE),
     "priorityclasses": (
         NAME,

@@ -11,6 +11,8 @@ from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.kinds.binding import bind
 from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
+from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
+from simcluster.apiserver.kinds.scale import scale_of, with_scale
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
 from simcluster.apiserver.requests import patches
 from simcluster.apiserver.requests.admitted_writes import AdmittedWrites
@@ -60,11 +62,13 @@ class ObjectWriter:
         self,
         store: ObjectStore,
         disruptions: DisruptionController,
+        garbage: GarbageCollector,
         chain: AdmissionChain,
         tokens: ServiceAccountTokens,
     ) -> None:
         self._store = store
         self._disruptions = disruptions
+        self._garbage = garbage
         self._chain = chain
         self._tokens = tokens
 
@@ -73,6 +77,8 @@ class ObjectWriter:
         target = request.target
         if method == "POST":
             return await self._post(request)
+        if target.subresource == "scale" and method in {"PUT", "PATCH"}:
+            return await self._scale(method, request)
         if target.subresource not in {"", "status", "finalize", "ephemeralcontainers"}:
             raise method_not_allowed(method)
         if method == "DELETE" and not target.subresource:
@@ -169,6 +175,24 @@ class ObjectWriter:
 
         return await self._update(request, new_version, "patch", warnings)
 
+    async def _scale(self, method: str, request: WriteRequest) -> WriteResult:
+        """Set the replicas of a workload, by a Scale or a patch of one."""
+        target = replace(request.target, subresource="")
+        patch = (
+            patches.patch_function(target.kind, request.content_type, request.body)
+            if method == "PATCH"
+            else lambda _old: _object(request.body)
+        )
+
+        def scaled() -> Json:
+            workload = self._store.read(target.kind.table, target.namespace, target.name)
+            scale = scale_of(workload)
+            del scale["metadata"]["resourceVersion"]
+            return with_scale(workload, patch(scale))
+
+        result = await self._update(replace(request, target=target), scaled, "patch", [])
+        return replace(result, obj=scale_of(result.obj))
+
     async def _update(
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
     ) -> WriteResult:
@@ -216,6 +240,9 @@ class ObjectWriter:
         if self._needs_admission(target, "DELETE"):
             admitted = self._admitted_writes(request.user)
             await admitted.admit_delete(target, name, request.query, options, warnings)
+        policy = options.get("propagationPolicy") or request.query.get("propagationPolicy")
+        if policy == "Orphan" and not is_dry_run(request.query, options):
+            self._garbage.orphan(self._store.read(target.kind.table, target.namespace, name))
         return self._store.delete(
             target.kind.table,
             target.namespace,

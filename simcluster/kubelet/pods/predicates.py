@@ -1,9 +1,9 @@
 """The general predicates: whether a node can run a pod that has its devices; pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.node_selection import node_selected
 from simcluster.kubelet.containers.container_spec import PodSpec, pod_requests
 
 _SELECTOR_TEXT = "node(s) didn't match Pod's node affinity/selector"
@@ -76,60 +76,10 @@ def _check_placement(
     spec = pod.obj["spec"]
     if spec.get("nodeName") not in (None, node.name):
         return PodRejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
-    if not _node_selected(spec, node):
+    if not node_selected(spec, node.name, node.labels):
         return PodRejection("NodeAffinity", f"Predicate NodeAffinity failed: {_SELECTOR_TEXT}")
     wanted = {port for container in pod.containers for port in container.host_ports}
     taken = {p for other in others for container in other.containers for p in container.host_ports}
     if wanted & taken:
         return PodRejection("NodePorts", f"Predicate NodePorts failed: {_PORTS_TEXT}")
     return None
-
-
-def _node_selected(spec: Json, node: KubeletNodeFacts) -> bool:
-    selector = spec.get("nodeSelector") or {}
-    if any(node.labels.get(key) != value for key, value in selector.items()):
-        return False
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is None:
-        return True
-    return any(_term_matches(term, node) for term in required.get("nodeSelectorTerms") or ())
-
-
-def _term_matches(term: Json, node: KubeletNodeFacts) -> bool:
-    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
-    if not labels and not fields:
-        return False
-    return all(_expression_matches(expression, node.labels) for expression in labels) and all(
-        _expression_matches(expression, {"metadata.name": node.name}) for expression in fields
-    )
-
-
-def _expression_matches(expression: Json, labels: Mapping[str, str]) -> bool:
-    found = labels.get(expression["key"])
-    test = _OPERATORS.get(expression["operator"])
-    return test is not None and test(found, expression.get("values") or [])
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else None
-
-
-def _above(found: str | None, values: Sequence[str]) -> bool:
-    number = _number(found)
-    return number is not None and number > int(values[0])
-
-
-def _below(found: str | None, values: Sequence[str]) -> bool:
-    number = _number(found)
-    return number is not None and number < int(values[0])
-
-
-_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
-    "In": lambda found, values: found in values,
-    "NotIn": lambda found, values: found not in values,
-    "Exists": lambda found, _values: found is not None,
-    "DoesNotExist": lambda found, _values: found is None,
-    "Gt": _above,
-    "Lt": _below,
-}

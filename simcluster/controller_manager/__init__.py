@@ -1,0 +1,1 @@
+"""The controller manager: Deployments, ReplicaSets, StatefulSets, DaemonSets and Jobs."""

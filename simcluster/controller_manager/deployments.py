@@ -1,0 +1,213 @@
+"""Deployments: a ReplicaSet per version of the pod template, and rolling updates; pure.
+
+https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
+"""
+
+from simcluster.apimachinery.objects import (
+    Json,
+    Objects,
+    at_path,
+    deep_copy,
+    metadata,
+    name_of,
+    namespace_of,
+    rfc3339,
+)
+from simcluster.controller_manager.plans import (
+    Plan,
+    amount_of,
+    condition_of,
+    is_deleted,
+    owner_reference,
+    template_hash,
+    with_condition,
+)
+
+HASH = "pod-template-hash"
+REVISION = "deployment.kubernetes.io/revision"
+
+
+def plan_deployment(deployment: Json, replica_sets: Objects, pods: Objects, now: float) -> Plan:
+    """Plan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
+    current = _current(deployment, replica_sets)
+    old = [each for each in replica_sets if each is not current]
+    plan = Plan(status=_status(deployment, current, old, now))
+    if is_deleted(deployment) or deployment["spec"].get("paused"):
+        return plan
+    if current is None:
+        revision = 1 + max((_revision(each) for each in old), default=0)
+        new = _new_replica_set(deployment, revision)
+        new["spec"]["replicas"] = _room_for_new(deployment, 0, old, pods)
+        plan.create.append(("replicasets", new))
+        return plan
+    newest = max(map(_revision, replica_sets))
+    if _revision(current) < newest:
+        plan.update.append(("replicasets", _revised(current, newest + 1)))
+        return plan
+    if deployment["spec"]["strategy"]["type"] == "Recreate":
+        _recreate(plan, deployment, current, old, pods)
+    else:
+        _roll(plan, deployment, current, old, pods)
+    limit = deployment["spec"]["revisionHistoryLimit"]
+    unused = [each for each in old if not _replicas(each) and not at_path(each, "status.replicas")]
+    unused.sort(key=_revision)
+    plan.delete += [("replicasets", each) for each in unused[: max(len(unused) - limit, 0)]]
+    return plan
+
+
+def _current(deployment: Json, replica_sets: Objects) -> Json | None:
+    wanted = template_hash(deployment["spec"]["template"])
+    hashes = ((metadata(each).get("labels") or {}).get(HASH) for each in replica_sets)
+    found = (each for each, own in zip(replica_sets, hashes, strict=True) if own == wanted)
+    return next(found, None)
+
+
+def _new_replica_set(deployment: Json, revision: int) -> Json:
+    template = deep_copy(deployment["spec"]["template"])
+    name = template_hash(template)
+    labels = {**(at_path(template, "metadata.labels") or {}), HASH: name}
+    template["metadata"] = {**(template.get("metadata") or {}), "labels": labels}
+    selector = deep_copy(deployment["spec"]["selector"])
+    selector["matchLabels"] = {**(selector.get("matchLabels") or {}), HASH: name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": f"{name_of(deployment)}-{name}",
+            "namespace": namespace_of(deployment),
+            "labels": labels,
+            "annotations": {REVISION: str(revision)},
+            "ownerReferences": [owner_reference(deployment, "Deployment", "apps/v1")],
+        },
+        "spec": {
+            "selector": selector,
+            "template": template,
+            "minReadySeconds": deployment["spec"].get("minReadySeconds") or 0,
+        },
+    }
+
+
+def _revision(replica_set: Json) -> int:
+    return int((metadata(replica_set).get("annotations") or {}).get(REVISION) or 0)
+
+
+def _revised(replica_set: Json, revision: int) -> Json:
+    """Return a ReplicaSet whose template is the Deployment's again, as its newest revision."""
+    changed = deep_copy(replica_set)
+    changed["metadata"].setdefault("annotations", {})[REVISION] = str(revision)
+    return changed
+
+
+def _scaled(replica_set: Json, replicas: int) -> tuple[str, Json]:
+    changed = deep_copy(replica_set)
+    changed["spec"]["replicas"] = replicas
+    return "replicasets", changed
+
+
+def _replicas(replica_set: Json) -> int:
+    return int(at_path(replica_set, "spec.replicas") or 0)
+
+
+def _available(replica_set: Json) -> int:
+    return int(at_path(replica_set, "status.availableReplicas") or 0)
+
+
+def _limits(deployment: Json) -> tuple[int, int]:
+    """Return how many pods may be too many, and how many unavailable."""
+    rolling = deployment["spec"]["strategy"].get("rollingUpdate") or {}
+    replicas = deployment["spec"]["replicas"]
+    surge = amount_of(rolling.get("maxSurge"), replicas, round_up=True)
+    unavailable = amount_of(rolling.get("maxUnavailable"), replicas, round_up=False)
+    return surge, max(unavailable, 0 if surge else 1)
+
+
+def _room_for_new(deployment: Json, present: int, old: Objects, pods: Objects) -> int:
+    """Return the replicas that the ReplicaSet of the present template may have now."""
+    replicas: int = deployment["spec"]["replicas"]
+    if deployment["spec"]["strategy"]["type"] == "Recreate":
+        return 0 if _pods_of(old, pods) else replicas
+    allowed = replicas + _limits(deployment)[0] - sum(map(_replicas, old))
+    return max(min(replicas, allowed), min(present, replicas))
+
+
+def _pods_of(replica_sets: Objects, pods: Objects) -> bool:
+    """Return whether ReplicaSets have pods that have not finished."""
+    hashes = {(metadata(each).get("labels") or {}).get(HASH) for each in replica_sets}
+    return any((metadata(pod).get("labels") or {}).get(HASH) in hashes for pod in pods)
+
+
+def _recreate(plan: Plan, deployment: Json, current: Json, old: Objects, pods: Objects) -> None:
+    plan.update += [_scaled(each, 0) for each in old if _replicas(each)]
+    wanted = _room_for_new(deployment, _replicas(current), old, pods)
+    if not plan.update and _replicas(current) != wanted:
+        plan.update.append(_scaled(current, wanted))
+
+
+def _roll(plan: Plan, deployment: Json, current: Json, old: Objects, pods: Objects) -> None:
+    wanted = _room_for_new(deployment, _replicas(current), old, pods)
+    if _replicas(current) != wanted:
+        plan.update.append(_scaled(current, wanted))
+        return
+    _, max_unavailable = _limits(deployment)
+    must_stay = deployment["spec"]["replicas"] - max_unavailable
+    total = _replicas(current) + sum(map(_replicas, old))
+    starting = _replicas(current) - _available(current)
+    spare = total - must_stay - starting
+    # Pods that are not available end first: they are no loss.
+    for each in sorted(old, key=_revision):
+        broken = min(_replicas(each) - _available(each), spare)
+        if broken > 0:
+            plan.update.append(_scaled(each, _replicas(each) - broken))
+            spare -= broken
+    if plan.update:
+        return
+    spare = min(spare, _available(current) + sum(map(_available, old)) - must_stay)
+    for each in sorted(old, key=_revision):
+        ended = min(_replicas(each), spare)
+        if ended > 0:
+            plan.update.append(_scaled(each, _replicas(each) - ended))
+            spare -= ended
+
+
+def _status(deployment: Json, current: Json | None, old: Objects, now: float) -> Json:
+    spec = deployment["spec"]
+    every = [*old, *([current] if current else [])]
+
+    def total(field: str, replica_sets: Objects) -> int:
+        return sum(int(at_path(each, f"status.{field}") or 0) for each in replica_sets)
+
+    replicas, available = total("replicas", every), total("availableReplicas", every)
+    updated = total("replicas", [current] if current else [])
+    conditions = at_path(deployment, "status.conditions") or []
+    enough = available >= spec["replicas"] - _limits(deployment)[1]
+    conditions = with_condition(
+        conditions,
+        rfc3339(now),
+        condition_of(
+            "Available",
+            "True" if enough else "False",
+            "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable",
+            f"Deployment {'has' if enough else 'does not have'} minimum availability.",
+        ),
+    )
+    done = updated == replicas == available == spec["replicas"]
+    subject = f'ReplicaSet "{name_of(current)}"' if current else "the Deployment"
+    conditions = with_condition(
+        conditions,
+        rfc3339(now),
+        condition_of(
+            "Progressing",
+            "True",
+            "NewReplicaSetAvailable" if done else "ReplicaSetUpdated",
+            f"{subject} {'has successfully progressed' if done else 'is progressing'}.",
+        ),
+    )
+    return {
+        "observedGeneration": metadata(deployment).get("generation", 1),
+        "replicas": replicas,
+        "updatedReplicas": updated,
+        "readyReplicas": total("readyReplicas", every),
+        "availableReplicas": available,
+        "unavailableReplicas": max(spec["replicas"] - available, 0),
+        "conditions": conditions,
+    }

@@ -1,0 +1,1 @@
+"""The default scheduler, for pods without devices."""

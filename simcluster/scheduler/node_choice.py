@@ -1,0 +1,77 @@
+"""The node of a pod without devices: the emptiest of those that fit; pure.
+
+Node selectors, required node affinity, taints, cpu, memory and the number of pods decide. All other
+fields of kube-scheduler's plugins are ignored.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.model.quantity import parse_resources
+from simcluster.apimachinery.node_selection import node_selected, tolerates_node
+from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
+
+FINISHED = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """A node, or why there is none."""
+
+    node: str = ""
+    refusal: str = ""
+
+
+def requests_devices(pod: Json) -> bool:
+    """Return whether a container requests an extended resource."""
+    containers = (at_path(pod, "spec.containers") or []) + (
+        at_path(pod, "spec.initContainers") or []
+    )
+    return any(
+        "/" in name and "kubernetes.io/" not in name
+        for container in containers
+        for name in (at_path(container, "resources.requests") or {})
+    )
+
+
+def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json]) -> NodeChoice:
+    """Choose a node for a pod, given all nodes and pods."""
+    used: dict[str, Counter[str]] = {name_of(node): Counter() for node in nodes}
+    for other in pods:
+        own = used.get(str(at_path(other, "spec.nodeName") or ""))
+        if own is not None and at_path(other, "status.phase") not in FINISHED:
+            own.update(_requests(other))
+    wanted = _requests(pod)
+    reasons: Counter[str] = Counter()
+    fitting: list[tuple[int, str]] = []
+    for node in nodes:
+        reason = _refusal(pod, wanted, node, used[name_of(node)])
+        if reason:
+            reasons[reason] += 1
+        else:
+            fitting.append((used[name_of(node)]["pods"], name_of(node)))
+    if fitting:
+        return NodeChoice(node=min(fitting)[1])
+    texts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return NodeChoice(refusal=f"0/{len(nodes)} nodes are available: {texts or 'there is none'}.")
+
+
+def _requests(pod: Json) -> Counter[str]:
+    total = Counter({"pods": 1})
+    for container in at_path(pod, "spec.containers") or ():
+        total.update(parse_resources(at_path(container, "resources.requests") or {}))
+    return total
+
+
+def _refusal(pod: Json, wanted: Mapping[str, int], node: Json, used: Mapping[str, int]) -> str:
+    spec, labels = pod["spec"], metadata(node).get("labels") or {}
+    if not node_selected(spec, name_of(node), labels):
+        return "node(s) didn't match Pod's node affinity/selector"
+    if not tolerates_node(spec.get("tolerations") or (), node):
+        return "node(s) had untolerated taint(s)"
+    allocatable = parse_resources(at_path(node, "status.allocatable") or {})
+    for name in ("cpu", "memory", "pods"):
+        if wanted[name] and used[name] + wanted[name] > allocatable.get(name, 0):
+            return "Too many pods" if name == "pods" else f"Insufficient {name}"
+    return ""

@@ -1,0 +1,81 @@
+"""Binds pods of `default-scheduler` that request no devices."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, at_path, metadata, name_of, namespace_of
+from simcluster.ports import ClusterStore
+from simcluster.scheduler.node_choice import choose_node, requests_devices
+
+log = logging.getLogger(__name__)
+
+NAME = "default-scheduler"
+RETRY_S = 1.0
+BindPod = Callable[[str, str, str], None]
+"""Binds the pod of a namespace and a name to a node; `ApiError` if it is refused."""
+
+
+class DefaultScheduler:
+    """Plays kube-scheduler's part for pods without devices, one pod at a time.
+
+    A pod that requests an extended resource waits for a scheduler that knows devices.
+    """
+
+    def __init__(self, store: ClusterStore, bind: BindPod) -> None:
+        self._store = store
+        self._bind = bind
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            watch = self._store.watch("pods", fields=f"spec.schedulerName={NAME},spec.nodeName=")
+            try:
+                while True:
+                    watch.poll()
+                    waiting = self._schedule()
+                    await asyncio.wait_for(watch.wait(), RETRY_S if waiting else None)
+            except TimeoutError:
+                continue
+            except ApiError as error:
+                log.info("watching pods from the start: %s", error)
+
+    def _schedule(self) -> bool:
+        """Bind the pods that fit; return whether others wait."""
+        fields = f"spec.schedulerName={NAME},spec.nodeName="
+        pending = [pod for pod in self._store.list("pods", fields=fields) if _is_pending(pod)]
+        waiting = False
+        for pod in pending:
+            choice = choose_node(pod, self._store.list("nodes"), self._store.list("pods"))
+            try:
+                if choice.node:
+                    self._bind(namespace_of(pod), name_of(pod), choice.node)
+                else:
+                    waiting = True
+                    self._explain(pod, choice.refusal)
+            except ApiError as error:
+                waiting = True
+                log.info("pod %s/%s: %s", namespace_of(pod), name_of(pod), error)
+        return waiting
+
+    def _explain(self, pod: Json, refusal: str) -> None:
+        conditions = at_path(pod, "status.conditions") or []
+        others = [each for each in conditions if each.get("type") != "PodScheduled"]
+        before: Json = next((each for each in conditions if each.get("type") == "PodScheduled"), {})
+        if before.get("message") == refusal:
+            return
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": refusal,
+            "lastTransitionTime": self._store.now(),
+        }
+        patch = {"status": {"conditions": [*others, condition]}}
+        self._store.patch("pods", namespace_of(pod), name_of(pod), patch, subresource="status")
+
+
+def _is_pending(pod: Json) -> bool:
+    is_gated = bool(at_path(pod, "spec.schedulingGates"))
+    return not (is_gated or metadata(pod).get("deletionTimestamp") or requests_devices(pod))

@@ -1,0 +1,229 @@
+"""Workloads in the simulated cluster, as kubectl creates and changes them."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
+from tests.support.kubernetes.kubectl import BINARIES, Kubectl
+from tests.support.simcluster.workloads import template, workload, workload_cluster
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.kubectl
+
+
+@pytest.fixture(params=BINARIES)
+async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
+    binary = shutil.which(str(request.param))
+    if binary is None:
+        pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
+    async with workload_cluster() as api:
+        yield Kubectl(binary, api, tmp_path)
+
+
+async def apply(kubectl: Kubectl, obj: Json) -> None:
+    await kubectl.run("apply -f -", json.dumps(obj))
+
+
+def pods(kubectl: Kubectl) -> Objects:
+    return kubectl.api.store.list("pods", "default")
+
+
+def running(kubectl: Kubectl) -> list[str]:
+    return [name_of(pod) for pod in pods(kubectl) if at_path(pod, "status.phase") == "Running"]
+
+
+async def test_a_deployment_is_rolled_out_scaled_undone_and_deleted(kubectl: Kubectl) -> None:
+    await apply(kubectl, workload("Deployment", replicas=3))
+    assert "successfully rolled out" in await kubectl.run("rollout status deployment/web")
+    assert len(running(kubectl)) == 3
+    assert {at_path(pod, "spec.nodeName") for pod in pods(kubectl)} == {
+        "node-0",
+        "node-1",
+        "node-2",
+    }
+
+    await kubectl.run("set image deployment/web main=app:2")
+    assert "successfully rolled out" in await kubectl.run("rollout status deployment/web")
+    await until(lambda: len(pods(kubectl)) == 3)
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods(kubectl)} == {"app:2"}
+
+    await kubectl.run("rollout undo deployment/web")
+    assert "successfully rolled out" in await kubectl.run("rollout status deployment/web")
+    await until(
+        lambda: {pod["spec"]["containers"][0]["image"] for pod in pods(kubectl)} == {"app:1"}
+    )
+
+    await kubectl.run("scale deployment/web --replicas=5")
+    await until(lambda: len(running(kubectl)) == 5)
+    table = await until(
+        lambda: kubectl.run("get deployments"), lambda text: "5/5" in text.splitlines()[1]
+    )
+    assert table.split()[:5] == ["NAME", "READY", "UP-TO-DATE", "AVAILABLE", "AGE"]
+
+    await kubectl.run("delete deployment web")
+    await until(lambda: not pods(kubectl))
+    assert kubectl.api.store.list("replicasets") == []
+
+
+async def test_a_rolling_update_keeps_the_minimum_of_available_pods(kubectl: Kubectl) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    await apply(kubectl, workload("Deployment", replicas=4, strategy=strategy))
+    await kubectl.run("rollout status deployment/web")
+    fewest, most = 4, 4
+
+    def observe(*_change: object) -> None:
+        nonlocal fewest, most
+        present = [pod for pod in pods(kubectl) if not metadata(pod).get("deletionTimestamp")]
+        ready = [pod for pod in present if at_path(pod, "status.phase") == "Running"]
+        fewest, most = min(fewest, len(ready)), max(most, len(present))
+
+    kubectl.api.store.listeners.append(observe)
+    await kubectl.run("set image deployment/web main=app:2")
+    await kubectl.run("rollout status deployment/web")
+
+    assert (fewest, most) == (4, 5)
+
+
+async def test_a_deleted_pod_of_a_replica_set_is_replaced(kubectl: Kubectl) -> None:
+    await apply(kubectl, workload("ReplicaSet", replicas=2))
+    first = await until(lambda: running(kubectl), lambda names: len(names) == 2)
+
+    await kubectl.run(f"delete pod {first[0]} --grace-period=0 --force")
+
+    left = await until(
+        lambda: running(kubectl), lambda names: len(names) == 2 and first[0] not in names
+    )
+    assert first[1] in left
+
+
+async def test_dependents_stay_when_they_are_orphaned(kubectl: Kubectl) -> None:
+    await apply(kubectl, workload("ReplicaSet", replicas=2))
+    names = await until(lambda: running(kubectl), lambda found: len(found) == 2)
+
+    await kubectl.run("delete replicaset web --cascade=orphan")
+
+    assert running(kubectl) == names
+    assert not any(metadata(pod).get("ownerReferences") for pod in pods(kubectl))
+
+
+async def test_a_stateful_set_has_numbered_pods_with_claims(kubectl: Kubectl) -> None:
+    claim = {"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    await apply(
+        kubectl,
+        workload("StatefulSet", replicas=3, serviceName="web", volumeClaimTemplates=[claim]),
+    )
+    await kubectl.run("rollout status statefulset/web")
+    assert running(kubectl) == ["web-0", "web-1", "web-2"]
+    claims = [name_of(each) for each in kubectl.api.store.list("persistentvolumeclaims")]
+    assert claims == ["data-web-0", "data-web-1", "data-web-2"]
+
+    await kubectl.run("scale statefulset/web --replicas=1")
+    await until(lambda: [name_of(pod) for pod in pods(kubectl)] == ["web-0"])
+
+    await kubectl.run("set image statefulset/web main=app:2")
+    await kubectl.run("rollout status statefulset/web")
+    assert pods(kubectl)[0]["spec"]["containers"][0]["image"] == "app:2"
+
+
+async def test_a_daemon_set_runs_on_each_node_that_it_selects(kubectl: Kubectl) -> None:
+    await kubectl.run("label node node-0 node-2 gpu=yes")
+    await apply(kubectl, workload("DaemonSet", template=template(nodeSelector={"gpu": "yes"})))
+    await kubectl.run("rollout status daemonset/web")
+    assert {at_path(pod, "spec.nodeName") for pod in pods(kubectl)} == {"node-0", "node-2"}
+
+    await kubectl.run("label node node-1 gpu=yes")
+    await until(lambda: len(running(kubectl)) == 3)
+    await kubectl.run("label node node-0 gpu-")
+    await until(lambda: len(pods(kubectl)) == 2)
+
+
+def job_template(**annotations: str) -> Json:
+    notes = {
+        f"sim.leasehold.dev/{key.replace('_', '-')}": value for key, value in annotations.items()
+    }
+    return template(annotations=notes, restartPolicy="Never")
+
+
+async def test_a_job_completes_and_is_shown(kubectl: Kubectl) -> None:
+    spec = {"completions": 4, "parallelism": 2, "template": job_template(run_for="100ms")}
+    await apply(kubectl, workload("Job", **spec))
+
+    await kubectl.run("wait --for=condition=complete job/web --timeout=30s")
+
+    row = (await kubectl.run("get jobs")).splitlines()[1].split()
+    assert row[:3] == ["web", "Complete", "4/4"]
+    await kubectl.run("delete job web")
+    await until(lambda: not pods(kubectl))
+
+
+async def test_an_indexed_job_runs_each_index_once(kubectl: Kubectl) -> None:
+    spec = {
+        "completions": 3,
+        "parallelism": 3,
+        "completionMode": "Indexed",
+        "template": job_template(run_for="100ms"),
+    }
+    await apply(kubectl, workload("Job", **spec))
+    await kubectl.run("wait --for=condition=complete job/web --timeout=30s")
+
+    job = kubectl.api.store.read("jobs", "default", "web")
+    assert job["status"]["completedIndexes"] == "0-2"
+    variables = [pod["spec"]["containers"][0]["env"] for pod in pods(kubectl)]
+    assert sorted(each[-1]["value"] for each in variables) == ["0", "1", "2"]
+
+
+async def test_a_job_fails_at_its_backoff_limit(kubectl: Kubectl) -> None:
+    failing = job_template(run_for="10ms", exit_code="3")
+    await apply(kubectl, workload("Job", backoffLimit=0, template=failing))
+
+    await kubectl.run("wait --for=condition=failed job/web --timeout=30s")
+
+    reason = await kubectl.run("get job web -o jsonpath={.status.conditions[0].reason}")
+    assert reason == "BackoffLimitExceeded"
+
+
+async def test_a_refused_pod_is_an_event_of_its_replica_set(kubectl: Kubectl) -> None:
+    broken = workload("ReplicaSet", replicas=1)
+    broken["spec"]["template"]["spec"]["priorityClassName"] = "absent"
+    await apply(kubectl, broken)
+
+    described = await until(
+        lambda: kubectl.run("describe replicaset web"), lambda text: "FailedCreate" in text
+    )
+
+    assert "no PriorityClass with name absent was found" in described
+
+
+async def test_an_invalid_selector_is_refused_with_its_field(kubectl: Kubectl) -> None:
+    other = workload("Deployment", selector={"matchLabels": {"app": "another"}})
+
+    shown = await kubectl.run("apply -f -", json.dumps(other), code=1)
+
+    assert "spec.template.metadata.labels" in shown
+
+
+async def test_a_pod_that_requests_a_device_waits_for_another_scheduler(kubectl: Kubectl) -> None:
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    with_device = template()
+    with_device["spec"]["containers"][0]["resources"] = resources
+    await apply(kubectl, workload("ReplicaSet", "gpu", replicas=1, template=with_device))
+    await apply(kubectl, workload("ReplicaSet", "cpu", replicas=1))
+
+    await until(lambda: len(running(kubectl)) == 1)
+    waiting = [pod for pod in pods(kubectl) if not at_path(pod, "spec.nodeName")]
+    assert [metadata(pod)["generateName"] for pod in waiting] == ["gpu-"]
+
+
+async def test_a_pod_that_fits_no_node_is_explained(kubectl: Kubectl) -> None:
+    nowhere = template(nodeSelector={"disk": "ssd"})
+    await apply(kubectl, workload("ReplicaSet", replicas=1, template=nowhere))
+
+    shown = await until(
+        lambda: kubectl.run("get pods -o jsonpath={.items[*].status.conditions[*].message}")
+    )
+
+    assert shown.startswith("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity")
