@@ -1,4 +1,4 @@
-"""Run the simulated cluster: API server and kubelets in one process.
+"""Run the simulated cluster: API server, controllers, scheduler and kubelets in one process.
 
 Examples:
   python -m simcluster --state .leasehold/cluster --nodes 3

@@ -1,4 +1,4 @@
-"""The wiring of the simulated cluster: store, kubelets and API server."""
+"""The wiring of the simulated cluster: store, API server, controllers, scheduler, kubelets."""
 
 import argparse
 import asyncio

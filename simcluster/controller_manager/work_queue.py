@@ -22,7 +22,7 @@ class WorkQueue(Generic[K]):
         self._changed = asyncio.Event()
 
     def add(self, key: K) -> None:
-        """Hand out the key as soon as nobody handles it."""
+        """Hand out the key as soon as it is not being handled."""
         if key in self._in_progress:
             self._again.add(key)
             return

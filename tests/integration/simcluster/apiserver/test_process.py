@@ -64,7 +64,10 @@ async def test_a_kill_loses_no_acknowledged_write(state: Path) -> None:
     async with cluster(state) as first:
         for number in range(50):
             meta = {"name": f"web-{number}"}
-            spec = {"containers": [{"name": "main", "image": "x:1"}]}
+            spec = {
+                "containers": [{"name": "main", "image": "x:1"}],
+                "schedulerName": "none",
+            }
             answer = await first.client.post(PODS, json={"metadata": meta, "spec": spec})
             assert answer.status == 201
         before = await (await first.client.get(PODS)).json()

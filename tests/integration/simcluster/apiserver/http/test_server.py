@@ -70,7 +70,7 @@ async def test_refusals_are_statuses(client: aiohttp.ClientSession) -> None:
             PODS, json={**a_pod("x"), "metadata": {"name": "x", "namespace": "kube-system"}}
         ),
         "no namespace": await client.post("/api/v1/namespaces/none/pods", json=a_pod("x")),
-        "no kind": await client.get("/apis/apps/v1/deployments"),
+        "no kind": await client.get("/apis/apps/v1/controllerrevisions"),
         "field": await client.get(PODS, params={"fieldSelector": "spec.volumes=x"}),
         "form": await client.get(PODS, headers={"Accept": "text/html"}),
         "patch": await client.patch(f"{PODS}/web", data=b"{}", headers={"Content-Type": "a/b"}),
