@@ -11,7 +11,7 @@ from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, na
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
     FINISHED,
-    Plan,
+    WorkloadPlan,
     amount_of,
     is_available,
     is_deleted,
@@ -30,14 +30,14 @@ _TOLERATED = (
 )
 
 
-def plan_daemon_set(daemon_set: Json, pods: Objects, nodes: Objects, now: float) -> Plan:
-    """Plan for a DaemonSet, the pods that it owns, and all nodes."""
+def plan_daemon_set(daemon_set: Json, pods: Objects, nodes: Objects, now: float) -> WorkloadPlan:
+    """WorkloadPlan for a DaemonSet, the pods that it owns, and all nodes."""
     revision = template_hash(daemon_set["spec"]["template"])
     chosen = {name_of(node) for node in nodes if _fits(daemon_set, node)}
     by_node: dict[str, Objects] = {}
     for pod in pods:
         by_node.setdefault(_node_of(pod), []).append(pod)
-    plan = Plan(status=_status(daemon_set, by_node, chosen, revision, now))
+    plan = WorkloadPlan(status=_status(daemon_set, by_node, chosen, revision, now))
     if is_deleted(daemon_set):
         return plan
     present = {

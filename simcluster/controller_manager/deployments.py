@@ -14,7 +14,7 @@ from simcluster.apimachinery.objects import (
     rfc3339,
 )
 from simcluster.controller_manager.plans import (
-    Plan,
+    WorkloadPlan,
     amount_of,
     condition_of,
     is_deleted,
@@ -27,11 +27,13 @@ HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
 
 
-def plan_deployment(deployment: Json, replica_sets: Objects, pods: Objects, now: float) -> Plan:
-    """Plan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
+def plan_deployment(
+    deployment: Json, replica_sets: Objects, pods: Objects, now: float
+) -> WorkloadPlan:
+    """WorkloadPlan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
     current = _current(deployment, replica_sets)
     old = [each for each in replica_sets if each is not current]
-    plan = Plan(status=_status(deployment, current, old, now))
+    plan = WorkloadPlan(status=_status(deployment, current, old, now))
     if is_deleted(deployment) or deployment["spec"].get("paused"):
         return plan
     if current is None:
@@ -136,14 +138,16 @@ def _pods_of(replica_sets: Objects, pods: Objects) -> bool:
     return any((metadata(pod).get("labels") or {}).get(HASH) in hashes for pod in pods)
 
 
-def _recreate(plan: Plan, deployment: Json, current: Json, old: Objects, pods: Objects) -> None:
+def _recreate(
+    plan: WorkloadPlan, deployment: Json, current: Json, old: Objects, pods: Objects
+) -> None:
     plan.update += [_scaled(each, 0) for each in old if _replicas(each)]
     wanted = _room_for_new(deployment, _replicas(current), old, pods)
     if not plan.update and _replicas(current) != wanted:
         plan.update.append(_scaled(current, wanted))
 
 
-def _roll(plan: Plan, deployment: Json, current: Json, old: Objects, pods: Objects) -> None:
+def _roll(plan: WorkloadPlan, deployment: Json, current: Json, old: Objects, pods: Objects) -> None:
     wanted = _room_for_new(deployment, _replicas(current), old, pods)
     if _replicas(current) != wanted:
         plan.update.append(_scaled(current, wanted))

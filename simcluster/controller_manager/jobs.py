@@ -18,7 +18,7 @@ from simcluster.apimachinery.objects import (
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
     BURST,
-    Plan,
+    WorkloadPlan,
     condition_of,
     is_active,
     is_deleted,
@@ -32,10 +32,10 @@ _MAX_BACKOFF_S = 360.0
 _ENDED = ("Complete", "Failed")
 
 
-def plan_job(job: Json, pods: Objects, now: float) -> Plan:
-    """Plan for a Job and the pods that it owns."""
+def plan_job(job: Json, pods: Objects, now: float) -> WorkloadPlan:
+    """WorkloadPlan for a Job and the pods that it owns."""
     counted = _Counts(job, pods)
-    plan = Plan(status=_status(job, counted, now))
+    plan = WorkloadPlan(status=_status(job, counted, now))
     if is_deleted(job):
         return plan
     if _is_ended(plan.status):
@@ -95,7 +95,7 @@ def index_of(pod: Json) -> int:
     return int((metadata(pod).get("annotations") or {}).get(INDEX, -1))
 
 
-def _add_pods(plan: Plan, job: Json, counted: _Counts, now: float) -> None:
+def _add_pods(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> None:
     missing = counted.wanted(job) - len(counted.active)
     if missing < 0:
         plan.delete = [("pods", pod) for pod in counted.active[missing:]]
@@ -156,7 +156,7 @@ def _failure(job: Json, counted: _Counts, now: float) -> tuple[str, str] | None:
     return None
 
 
-def _end(plan: Plan, now: float, kind: str, reason: str, message: str) -> None:
+def _end(plan: WorkloadPlan, now: float, kind: str, reason: str, message: str) -> None:
     conditions, time = plan.status.get("conditions") or [], rfc3339(now)
     condition = condition_of(kind, "True", reason, message)
     plan.status["conditions"] = with_condition(conditions, time, condition)
@@ -164,8 +164,8 @@ def _end(plan: Plan, now: float, kind: str, reason: str, message: str) -> None:
         plan.status["completionTime"] = time
 
 
-def _after_end(plan: Plan, job: Json, counted: _Counts, now: float) -> Plan:
-    """Plan for a Job that has ended: it is deleted after `ttlSecondsAfterFinished`."""
+def _after_end(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> WorkloadPlan:
+    """WorkloadPlan for a Job that has ended: it is deleted after `ttlSecondsAfterFinished`."""
     plan.delete = [("pods", pod) for pod in counted.active]
     ttl_s = job["spec"].get("ttlSecondsAfterFinished")
     if ttl_s is None:

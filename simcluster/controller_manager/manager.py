@@ -17,10 +17,10 @@ from simcluster.controller_manager.daemon_sets import plan_daemon_set
 from simcluster.controller_manager.deployments import plan_deployment
 from simcluster.controller_manager.event_recorder import ControllerEvents
 from simcluster.controller_manager.jobs import plan_job
-from simcluster.controller_manager.plans import Plan, controller_of, is_owned
+from simcluster.controller_manager.key_queue import KeyQueue
+from simcluster.controller_manager.plans import WorkloadPlan, controller_of, is_owned
 from simcluster.controller_manager.replica_sets import plan_replica_set
 from simcluster.controller_manager.stateful_sets import plan_stateful_set
-from simcluster.controller_manager.work_queue import WorkQueue
 from simcluster.ports import ClusterStore
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ControllerManager:
         self._store = store
         self._create = create
         self._events = ControllerEvents(store)
-        self._queue: WorkQueue[WorkloadKey] = WorkQueue(
+        self._queue: KeyQueue[WorkloadKey] = KeyQueue(
             first_retry_s=FIRST_RETRY_S, max_retry_s=MAX_RETRY_S
         )
 
@@ -130,7 +130,7 @@ class ControllerManager:
         if plan.delete_itself:
             self._store.delete(table, key.namespace, key.name, uid=workload["metadata"]["uid"])
 
-    def _plan(self, kind: str, workload: Json) -> Plan:
+    def _plan(self, kind: str, workload: Json) -> WorkloadPlan:
         now = parse_time(self._store.now())
         namespace = namespace_of(workload)
         if kind == "Deployment":

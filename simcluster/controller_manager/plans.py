@@ -26,7 +26,7 @@ BURST = 500
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class WorkloadPlan:
     """What to write for one workload; `status` is compared with the present one."""
 
     status: Json

@@ -8,7 +8,7 @@ from simcluster.apimachinery.objects import Json, Objects, at_path, metadata
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
     BURST,
-    Plan,
+    WorkloadPlan,
     deleted_first,
     is_active,
     is_available,
@@ -18,8 +18,8 @@ from simcluster.controller_manager.plans import (
 )
 
 
-def plan_replica_set(replica_set: Json, pods: Objects, now: float) -> Plan:
-    """Plan for a ReplicaSet and the pods that it owns."""
+def plan_replica_set(replica_set: Json, pods: Objects, now: float) -> WorkloadPlan:
+    """WorkloadPlan for a ReplicaSet and the pods that it owns."""
     spec = replica_set["spec"]
     active = [pod for pod in pods if is_active(pod)]
     min_ready_s = int(spec.get("minReadySeconds") or 0)
@@ -33,7 +33,7 @@ def plan_replica_set(replica_set: Json, pods: Objects, now: float) -> Plan:
         "observedGeneration": metadata(replica_set).get("generation", 1),
     }
     conditions = at_path(replica_set, "status.conditions")
-    plan = Plan(status={**status, **({"conditions": conditions} if conditions else {})})
+    plan = WorkloadPlan(status={**status, **({"conditions": conditions} if conditions else {})})
     missing = spec["replicas"] - len(active)
     if not is_deleted(replica_set):
         for _ in range(min(missing, BURST)):

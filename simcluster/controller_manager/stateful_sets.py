@@ -17,7 +17,7 @@ from simcluster.apimachinery.objects import (
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
     FINISHED,
-    Plan,
+    WorkloadPlan,
     is_available,
     is_deleted,
     new_pod,
@@ -27,10 +27,12 @@ from simcluster.controller_manager.plans import (
 HASH = "controller-revision-hash"
 
 
-def plan_stateful_set(stateful_set: Json, pods: Objects, claims: Objects, now: float) -> Plan:
-    """Plan for a StatefulSet, the pods that it owns, and the claims of its namespace."""
+def plan_stateful_set(
+    stateful_set: Json, pods: Objects, claims: Objects, now: float
+) -> WorkloadPlan:
+    """WorkloadPlan for a StatefulSet, the pods that it owns, and the claims of its namespace."""
     revision = _revision(stateful_set)
-    plan = Plan(status=_status(stateful_set, pods, revision, now))
+    plan = WorkloadPlan(status=_status(stateful_set, pods, revision, now))
     if is_deleted(stateful_set):
         return plan
     by_name = {name_of(pod): pod for pod in pods}

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class WorkQueue(Generic[K]):
+class KeyQueue(Generic[K]):
     """Keys in the order in which they were added; one that is added again in between waits once."""
 
     def __init__(self, *, first_retry_s: float, max_retry_s: float) -> None:
