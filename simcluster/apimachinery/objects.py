@@ -51,6 +51,16 @@ def namespace_of(obj: Mapping[str, JsonValue]) -> str:
     return str(metadata(obj).get("namespace") or "")
 
 
+def labels_of(obj: Mapping[str, JsonValue]) -> Mapping[str, str]:
+    """Return `metadata.labels`, an empty map when it has none."""
+    return metadata(obj).get("labels") or {}
+
+
+def annotations_of(obj: Mapping[str, JsonValue]) -> Mapping[str, str]:
+    """Return `metadata.annotations`, an empty map when it has none."""
+    return metadata(obj).get("annotations") or {}
+
+
 def at_path(obj: JsonValue, path: str) -> JsonValue:
     """Return the value at a dotted path through maps; None if the path ends early."""
     for part in path.split("."):
@@ -58,6 +68,16 @@ def at_path(obj: JsonValue, path: str) -> JsonValue:
             return None
         obj = obj.get(part)
     return obj
+
+
+def list_at(obj: JsonValue, path: str) -> list[JsonValue]:
+    """Return the list at a dotted path, an empty one if there is none."""
+    return at_path(obj, path) or []
+
+
+def number_at(obj: JsonValue, path: str) -> int:
+    """Return the whole number at a dotted path, 0 if there is none."""
+    return int(at_path(obj, path) or 0)
 
 
 def json_text(value: JsonValue) -> str:

@@ -4,15 +4,24 @@ The pods are bound by their scheduler, as node affinity names their node.
 https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from simcluster.apimachinery.node_selection import node_selected, tolerates_node
-from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
+from simcluster.apimachinery.objects import (
+    Json,
+    Objects,
+    at_path,
+    labels_of,
+    metadata,
+    name_of,
+)
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
-    FINISHED,
     WorkloadPlan,
     amount_of,
+    has_finished,
+    is_active,
     is_available,
     is_deleted,
     new_pod,
@@ -31,37 +40,37 @@ _TOLERATED = (
 
 
 def plan_daemon_set(daemon_set: Json, pods: Objects, nodes: Objects, now: float) -> WorkloadPlan:
-    """WorkloadPlan for a DaemonSet, the pods that it owns, and all nodes."""
+    """Plan for a DaemonSet, the pods that it owns, and all nodes."""
     revision = template_hash(daemon_set["spec"]["template"])
     chosen = {name_of(node) for node in nodes if _fits(daemon_set, node)}
-    by_node: dict[str, Objects] = {}
+    by_node: defaultdict[str, Objects] = defaultdict(list)
     for pod in pods:
-        by_node.setdefault(_node_of(pod), []).append(pod)
+        by_node[_node_of(pod)].append(pod)
     plan = WorkloadPlan(status=_status(daemon_set, by_node, chosen, revision, now))
     if is_deleted(daemon_set):
         return plan
-    present = {
-        node: [pod for pod in own if at_path(pod, "status.phase") not in FINISHED]
-        for node, own in by_node.items()
-    }
-    for node in sorted(chosen):
-        if not present.get(node):
-            plan.create.append(("pods", _pod(daemon_set, node, revision)))
-    unwanted = [
-        pod
-        for pod in pods
-        if _node_of(pod) not in chosen or at_path(pod, "status.phase") in FINISHED
+    living: defaultdict[str, Objects] = defaultdict(list)
+    for pod in pods:
+        if not has_finished(pod):
+            living[_node_of(pod)].append(pod)
+    plan.create = [
+        ("pods", _pod(daemon_set, node, revision)) for node in sorted(chosen - living.keys())
     ]
-    unwanted += [pod for own in present.values() for pod in own[1:]]
-    unwanted += _outdated(daemon_set, present, revision, len(chosen))
-    plan.delete = [("pods", pod) for pod in unwanted if not is_deleted(pod)]
+    plan.delete = [("pods", pod) for pod in _unwanted(pods, living, chosen)]
+    plan.delete += [("pods", pod) for pod in _outdated(daemon_set, living, revision, len(chosen))]
     return plan
+
+
+def _unwanted(pods: Objects, living: Mapping[str, Objects], chosen: set[str]) -> Objects:
+    """Return pods that have finished, pods of other nodes, and all but one of each node."""
+    ended = [pod for pod in pods if has_finished(pod) or _node_of(pod) not in chosen]
+    return [*ended, *(pod for own in living.values() for pod in own[1:])]
 
 
 def _fits(daemon_set: Json, node: Json) -> bool:
     spec = daemon_set["spec"]["template"]["spec"]
     tolerations = [*(spec.get("tolerations") or ()), *_tolerations()]
-    labels = metadata(node).get("labels") or {}
+    labels = labels_of(node)
     return node_selected(spec, name_of(node), labels) and tolerates_node(tolerations, node)
 
 
@@ -98,23 +107,23 @@ def _pod(daemon_set: Json, node: str, revision: str) -> Json:
 
 
 def _is_updated(pod: Json, revision: str) -> bool:
-    return (metadata(pod).get("labels") or {}).get(HASH) == revision
+    return labels_of(pod).get(HASH) == revision
 
 
 def _outdated(
-    daemon_set: Json, present: Mapping[str, Objects], revision: str, nodes: int
+    daemon_set: Json, living: Mapping[str, Objects], revision: str, nodes: int
 ) -> Objects:
     """Return the pods of an older template that may end now."""
     strategy = daemon_set["spec"]["updateStrategy"]
     if strategy["type"] != "RollingUpdate":
         return []
     allowed = amount_of(at_path(strategy, "rollingUpdate.maxUnavailable"), nodes, round_up=True)
-    pods = [own[0] for own in present.values() if own]
-    old = [pod for pod in pods if not _is_updated(pod, revision) and not is_deleted(pod)]
-    missing = nodes - sum(is_ready(pod) and not is_deleted(pod) for pod in pods)
-    broken = [pod for pod in old if not is_ready(pod)]
-    working = [pod for pod in old if is_ready(pod)]
-    return [*broken, *working[: max(allowed - missing, 0)]]
+    firsts = [own[0] for own in living.values()]
+    working = [pod for pod in firsts if is_ready(pod) and is_active(pod)]
+    old = [pod for pod in firsts if not _is_updated(pod, revision)]
+    broken = [pod for pod in old if pod not in working]
+    spare = max(allowed - (nodes - len(working)), 0)
+    return [*broken, *[pod for pod in old if pod in working][:spare]]
 
 
 def _status(

@@ -6,11 +6,15 @@ https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
+    annotations_of,
     at_path,
     deep_copy,
+    labels_of,
+    list_at,
     metadata,
     name_of,
     namespace_of,
+    number_at,
     rfc3339,
 )
 from simcluster.controller_manager.plans import (
@@ -30,36 +34,36 @@ REVISION = "deployment.kubernetes.io/revision"
 def plan_deployment(
     deployment: Json, replica_sets: Objects, pods: Objects, now: float
 ) -> WorkloadPlan:
-    """WorkloadPlan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
+    """Plan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
     current = _current(deployment, replica_sets)
     old = [each for each in replica_sets if each is not current]
     plan = WorkloadPlan(status=_status(deployment, current, old, now))
     if is_deleted(deployment) or deployment["spec"].get("paused"):
         return plan
+    newest = max(map(_revision, old), default=0)
     if current is None:
-        revision = 1 + max((_revision(each) for each in old), default=0)
-        new = _new_replica_set(deployment, revision)
+        new = _new_replica_set(deployment, newest + 1)
         new["spec"]["replicas"] = _room_for_new(deployment, 0, old, pods)
         plan.create.append(("replicasets", new))
-        return plan
-    newest = max(map(_revision, replica_sets))
-    if _revision(current) < newest:
+    elif _revision(current) <= newest:
         plan.update.append(("replicasets", _revised(current, newest + 1)))
-        return plan
-    if deployment["spec"]["strategy"]["type"] == "Recreate":
-        _recreate(plan, deployment, current, old, pods)
     else:
-        _roll(plan, deployment, current, old, pods)
-    limit = deployment["spec"]["revisionHistoryLimit"]
-    unused = [each for each in old if not _replicas(each) and not at_path(each, "status.replicas")]
-    unused.sort(key=_revision)
-    plan.delete += [("replicasets", each) for each in unused[: max(len(unused) - limit, 0)]]
+        step = _recreate if deployment["spec"]["strategy"]["type"] == "Recreate" else _roll
+        step(plan, deployment, current, old, pods)
+        plan.delete = [("replicasets", each) for each in _forgotten(deployment, old)]
     return plan
+
+
+def _forgotten(deployment: Json, old: Objects) -> Objects:
+    """Return the unused ReplicaSets beyond those that are kept for a rollback, oldest first."""
+    unused = [each for each in old if not (_replicas(each) or number_at(each, "status.replicas"))]
+    surplus = len(unused) - deployment["spec"]["revisionHistoryLimit"]
+    return sorted(unused, key=_revision)[: max(surplus, 0)]
 
 
 def _current(deployment: Json, replica_sets: Objects) -> Json | None:
     wanted = template_hash(deployment["spec"]["template"])
-    hashes = ((metadata(each).get("labels") or {}).get(HASH) for each in replica_sets)
+    hashes = (labels_of(each).get(HASH) for each in replica_sets)
     found = (each for each, own in zip(replica_sets, hashes, strict=True) if own == wanted)
     return next(found, None)
 
@@ -90,7 +94,7 @@ def _new_replica_set(deployment: Json, revision: int) -> Json:
 
 
 def _revision(replica_set: Json) -> int:
-    return int((metadata(replica_set).get("annotations") or {}).get(REVISION) or 0)
+    return int(annotations_of(replica_set).get(REVISION) or 0)
 
 
 def _revised(replica_set: Json, revision: int) -> Json:
@@ -107,11 +111,11 @@ def _scaled(replica_set: Json, replicas: int) -> tuple[str, Json]:
 
 
 def _replicas(replica_set: Json) -> int:
-    return int(at_path(replica_set, "spec.replicas") or 0)
+    return number_at(replica_set, "spec.replicas")
 
 
 def _available(replica_set: Json) -> int:
-    return int(at_path(replica_set, "status.availableReplicas") or 0)
+    return number_at(replica_set, "status.availableReplicas")
 
 
 def _limits(deployment: Json) -> tuple[int, int]:
@@ -134,8 +138,8 @@ def _room_for_new(deployment: Json, present: int, old: Objects, pods: Objects) -
 
 def _pods_of(replica_sets: Objects, pods: Objects) -> bool:
     """Return whether ReplicaSets have pods that have not finished."""
-    hashes = {(metadata(each).get("labels") or {}).get(HASH) for each in replica_sets}
-    return any((metadata(pod).get("labels") or {}).get(HASH) in hashes for pod in pods)
+    hashes = {labels_of(each).get(HASH) for each in replica_sets}
+    return any(labels_of(pod).get(HASH) in hashes for pod in pods)
 
 
 def _recreate(
@@ -178,11 +182,11 @@ def _status(deployment: Json, current: Json | None, old: Objects, now: float) ->
     every = [*old, *([current] if current else [])]
 
     def total(field: str, replica_sets: Objects) -> int:
-        return sum(int(at_path(each, f"status.{field}") or 0) for each in replica_sets)
+        return sum(number_at(each, f"status.{field}") for each in replica_sets)
 
     replicas, available = total("replicas", every), total("availableReplicas", every)
     updated = total("replicas", [current] if current else [])
-    conditions = at_path(deployment, "status.conditions") or []
+    conditions = list_at(deployment, "status.conditions")
     enough = available >= spec["replicas"] - _limits(deployment)[1]
     conditions = with_condition(
         conditions,

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
+    annotations_of,
     at_path,
+    list_at,
     metadata,
     name_of,
+    number_at,
     parse_time,
     rfc3339,
 )
@@ -33,7 +36,7 @@ _ENDED = ("Complete", "Failed")
 
 
 def plan_job(job: Json, pods: Objects, now: float) -> WorkloadPlan:
-    """WorkloadPlan for a Job and the pods that it owns."""
+    """Plan for a Job and the pods that it owns."""
     counted = _Counts(job, pods)
     plan = WorkloadPlan(status=_status(job, counted, now))
     if is_deleted(job):
@@ -43,7 +46,7 @@ def plan_job(job: Json, pods: Objects, now: float) -> WorkloadPlan:
     failure = _failure(job, counted, now)
     if failure:
         _end(plan, now, "Failed", *failure)
-    elif counted.is_complete:
+    elif counted.is_complete(job):
         _end(
             plan, now, "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
         )
@@ -59,27 +62,27 @@ def plan_job(job: Json, pods: Objects, now: float) -> WorkloadPlan:
 
 
 class _Counts:
-    """The pods of a Job by their outcome."""
+    """The pods of a Job by their outcome; those counted before count on when they are gone."""
 
     def __init__(self, job: Json, pods: Objects) -> None:
-        spec, status = job["spec"], job.get("status") or {}
         self.active = [pod for pod in pods if is_active(pod)]
         self.failed_pods = [pod for pod in pods if at_path(pod, "status.phase") == "Failed"]
+        self.failed = max(len(self.failed_pods), number_at(job, "status.failed"))
         succeeded = [pod for pod in pods if at_path(pod, "status.phase") == "Succeeded"]
-        self.is_indexed = spec["completionMode"] == "Indexed"
-        self.indexes = {
-            *_parse_indexes(str(status.get("completedIndexes") or "")),
-            *(index_of(pod) for pod in succeeded if self.is_indexed),
-        }
-        counted = len(self.indexes) if self.is_indexed else len(succeeded)
-        self.succeeded = max(counted, int(status.get("succeeded") or 0))
-        self.failed = max(len(self.failed_pods), int(status.get("failed") or 0))
-        completions = spec.get("completions")
-        self.is_complete = (
-            self.succeeded >= completions
-            if completions is not None
-            else bool(self.succeeded) and not self.active
-        )
+        counted = len(succeeded)
+        self.is_indexed = job["spec"]["completionMode"] == "Indexed"
+        self.indexes: set[int] = set()
+        if self.is_indexed:
+            self.indexes = {*_completed_indexes(job), *map(index_of, succeeded)}
+            counted = len(self.indexes)
+        self.succeeded = max(counted, number_at(job, "status.succeeded"))
+
+    def is_complete(self, job: Json) -> bool:
+        """Return whether enough pods have succeeded; of a work queue, one and all have ended."""
+        completions = job["spec"].get("completions")
+        if completions is not None:
+            return self.succeeded >= int(completions)
+        return self.succeeded > 0 and not self.active
 
     def wanted(self, job: Json) -> int:
         """Return the number of pods that should run now."""
@@ -92,7 +95,7 @@ class _Counts:
 
 def index_of(pod: Json) -> int:
     """Return the completion index of a pod of an indexed Job."""
-    return int((metadata(pod).get("annotations") or {}).get(INDEX, -1))
+    return int(annotations_of(pod).get(INDEX, -1))
 
 
 def _add_pods(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> None:
@@ -137,7 +140,7 @@ def _pause_s(failed: Objects, now: float) -> float:
 
 
 def _ended_at(pod: Json) -> float:
-    statuses = at_path(pod, "status.containerStatuses") or ()
+    statuses = list_at(pod, "status.containerStatuses")
     ends = (at_path(each, "state.terminated.finishedAt") for each in statuses)
     return max(
         (parse_time(end) for end in ends if end),
@@ -165,7 +168,7 @@ def _end(plan: WorkloadPlan, now: float, kind: str, reason: str, message: str) -
 
 
 def _after_end(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> WorkloadPlan:
-    """WorkloadPlan for a Job that has ended: it is deleted after `ttlSecondsAfterFinished`."""
+    """Plan for a Job that has ended: it is deleted after `ttlSecondsAfterFinished`."""
     plan.delete = [("pods", pod) for pod in counted.active]
     ttl_s = job["spec"].get("ttlSecondsAfterFinished")
     if ttl_s is None:
@@ -188,27 +191,35 @@ def _is_ended(status: Json) -> bool:
 def _status(job: Json, counted: _Counts, now: float) -> Json:
     before = job.get("status") or {}
     status = {key: before[key] for key in ("completionTime", "conditions") if key in before}
-    suspended = job["spec"]["suspend"]
-    if suspended or any(each["type"] == "Suspended" for each in status.get("conditions") or ()):
-        condition = condition_of(
-            "Suspended",
-            "True" if suspended else "False",
-            "JobSuspended" if suspended else "JobResumed",
-        )
-        conditions = status.get("conditions") or []
-        status["conditions"] = with_condition(conditions, rfc3339(now), condition)
-    if not suspended:
+    if not job["spec"]["suspend"]:
         status["startTime"] = before.get("startTime") or rfc3339(now)
-    ended = _is_ended(status)
+    _set_suspended(status, now, suspended=job["spec"]["suspend"])
+    active = [] if _is_ended(status) else counted.active
     status |= {
-        "active": 0 if ended else len(counted.active),
-        "ready": 0 if ended else sum(map(is_ready, counted.active)),
+        "active": len(active),
+        "ready": sum(map(is_ready, active)),
         "succeeded": counted.succeeded,
         "failed": counted.failed,
     }
     if counted.is_indexed:
         status["completedIndexes"] = _format_indexes(counted.indexes)
     return status
+
+
+def _set_suspended(status: Json, now: float, *, suspended: bool) -> None:
+    """Set the condition Suspended of a Job that is or was suspended."""
+    conditions = list_at(status, "conditions")
+    if suspended:
+        condition = condition_of("Suspended", "True", "JobSuspended")
+    elif any(each["type"] == "Suspended" for each in conditions):
+        condition = condition_of("Suspended", "False", "JobResumed")
+    else:
+        return
+    status["conditions"] = with_condition(conditions, rfc3339(now), condition)
+
+
+def _completed_indexes(job: Json) -> Iterator[int]:
+    return _parse_indexes(str(at_path(job, "status.completedIndexes") or ""))
 
 
 def _parse_indexes(text: str) -> Iterator[int]:

@@ -18,7 +18,7 @@ from simcluster.controller_manager.deployments import plan_deployment
 from simcluster.controller_manager.event_recorder import ControllerEvents
 from simcluster.controller_manager.jobs import plan_job
 from simcluster.controller_manager.key_queue import KeyQueue
-from simcluster.controller_manager.plans import WorkloadPlan, controller_of, is_owned
+from simcluster.controller_manager.plans import WorkloadPlan, controller_of, is_deleted, is_owned
 from simcluster.controller_manager.replica_sets import plan_replica_set
 from simcluster.controller_manager.stateful_sets import plan_stateful_set
 from simcluster.ports import ClusterStore
@@ -163,6 +163,9 @@ class ControllerManager:
         self._events.write(owner, kind, "Normal", "ScalingReplicaSet", text)
 
     def _delete(self, table: str, obj: Json, owner: Json, kind: str) -> None:
+        """Delete an object, unless it is marked for deletion already."""
+        if is_deleted(obj):
+            return
         try:
             self._store.delete(table, namespace_of(obj), name_of(obj), uid=obj["metadata"]["uid"])
         except ApiError as error:

@@ -12,6 +12,7 @@ from simcluster.apimachinery.objects import (
     at_path,
     deep_copy,
     encode,
+    list_at,
     metadata,
     name_of,
     namespace_of,
@@ -33,6 +34,7 @@ class WorkloadPlan:
     create: list[tuple[str, Json]] = field(default_factory=list)
     """Table and object."""
     delete: list[tuple[str, Json]] = field(default_factory=list)
+    """Table and object; what is marked for deletion already is left alone."""
     update: list[tuple[str, Json]] = field(default_factory=list)
     """Table, and the object with its changes."""
     delete_itself: bool = False
@@ -59,7 +61,12 @@ def controller_of(obj: Json) -> Json | None:
 
 def is_active(pod: Json) -> bool:
     """Return whether a pod has neither finished nor been deleted."""
-    return at_path(pod, "status.phase") not in FINISHED and not is_deleted(pod)
+    return not has_finished(pod) and not is_deleted(pod)
+
+
+def has_finished(pod: Json) -> bool:
+    """Return whether all containers of a pod have ended for good."""
+    return at_path(pod, "status.phase") in FINISHED
 
 
 def is_deleted(obj: Json) -> bool:
@@ -74,7 +81,7 @@ def is_available(pod: Json, min_ready_s: int, now: float) -> bool:
 
 def ready_for_s(pod: Json, now: float) -> float:
     """Return for how many seconds a ready pod has been ready."""
-    conditions = at_path(pod, "status.conditions") or ()
+    conditions = list_at(pod, "status.conditions")
     ready: Json = next((each for each in conditions if each.get("type") == "Ready"), {})
     since = ready.get("lastTransitionTime")
     return now - parse_time(since) if since else 0.0

@@ -10,14 +10,16 @@ from simcluster.apimachinery.objects import (
     Objects,
     at_path,
     deep_copy,
+    labels_of,
     metadata,
     name_of,
     namespace_of,
+    number_at,
 )
 from simcluster.apimachinery.pods import is_ready
 from simcluster.controller_manager.plans import (
-    FINISHED,
     WorkloadPlan,
+    has_finished,
     is_available,
     is_deleted,
     new_pod,
@@ -30,37 +32,61 @@ HASH = "controller-revision-hash"
 def plan_stateful_set(
     stateful_set: Json, pods: Objects, claims: Objects, now: float
 ) -> WorkloadPlan:
-    """WorkloadPlan for a StatefulSet, the pods that it owns, and the claims of its namespace."""
+    """Plan for a StatefulSet, the pods that it owns, and the claims of its namespace."""
     revision = _revision(stateful_set)
     plan = WorkloadPlan(status=_status(stateful_set, pods, revision, now))
     if is_deleted(stateful_set):
         return plan
+    finished = [pod for pod in pods if has_finished(pod)]
+    if finished:
+        plan.delete = [("pods", pod) for pod in finished]
+        return plan
     by_name = {name_of(pod): pod for pod in pods}
     wanted = [f"{name_of(stateful_set)}-{at}" for at in range(stateful_set["spec"]["replicas"])]
-    ordered = stateful_set["spec"]["podManagementPolicy"] == "OrderedReady"
-    finished = [pod for pod in pods if at_path(pod, "status.phase") in FINISHED]
-    if finished:
-        plan.delete = [("pods", pod) for pod in finished if not is_deleted(pod)]
-        return plan
-    known = {name_of(claim) for claim in claims}
-    for at, name in enumerate(wanted):
-        pod = by_name.get(name)
-        if pod is None:
-            plan.create += [
-                ("persistentvolumeclaims", claim)
-                for claim in _claims(stateful_set, name)
-                if name_of(claim) not in known
-            ]
-            plan.create.append(("pods", _pod(stateful_set, name, at, revision)))
-        if ordered and (pod is None or is_deleted(pod) or not is_ready(pod)):
-            return plan
-    extra = sorted((pod for pod in pods if name_of(pod) not in wanted), key=_ordinal, reverse=True)
-    if extra:
-        ending = extra[:1] if ordered else extra
-        plan.delete = [("pods", pod) for pod in ending if not is_deleted(pod)]
-    elif not plan.create:
-        plan.delete = _next_outdated(stateful_set, by_name, wanted, revision)
+    is_complete = _create_pods(plan, stateful_set, by_name, wanted, claims)
+    if is_complete:
+        plan.delete = [("pods", pod) for pod in _ending(stateful_set, by_name, wanted, revision)]
     return plan
+
+
+def _is_ordered(stateful_set: Json) -> bool:
+    return bool(stateful_set["spec"]["podManagementPolicy"] == "OrderedReady")
+
+
+def _create_pods(
+    plan: WorkloadPlan,
+    stateful_set: Json,
+    pods: Mapping[str, Json],
+    names: list[str],
+    claims: Objects,
+) -> bool:
+    """Create the pods that may be created now; return whether all exist, and work if ordered."""
+    known, ordered = {name_of(claim) for claim in claims}, _is_ordered(stateful_set)
+    for at, name in enumerate(names):
+        pod = pods.get(name)
+        if pod is None:
+            new = [each for each in _claims(stateful_set, name) if name_of(each) not in known]
+            plan.create += [("persistentvolumeclaims", claim) for claim in new]
+            plan.create.append(("pods", _pod(stateful_set, name, at)))
+        if ordered and not _works(pod):
+            return False
+    return not plan.create
+
+
+def _works(pod: Json | None) -> bool:
+    return pod is not None and is_ready(pod) and not is_deleted(pod)
+
+
+def _ending(
+    stateful_set: Json, pods: Mapping[str, Json], names: list[str], revision: str
+) -> Objects:
+    """Return the pods that end next: those with higher numbers first, then outdated ones."""
+    extra = sorted(
+        (pod for name, pod in pods.items() if name not in names), key=_ordinal, reverse=True
+    )
+    if extra:
+        return extra[:1] if _is_ordered(stateful_set) else extra
+    return _next_outdated(stateful_set, pods, names, revision)
 
 
 def _revision(stateful_set: Json) -> str:
@@ -73,27 +99,27 @@ def _ordinal(pod: Json) -> int:
 
 def _next_outdated(
     stateful_set: Json, pods: Mapping[str, Json], names: list[str], revision: str
-) -> list[tuple[str, Json]]:
+) -> Objects:
     """Return the next pod that is replaced by one of the new template: the highest number first."""
     strategy = stateful_set["spec"]["updateStrategy"]
     if strategy["type"] != "RollingUpdate":
         return []
-    partition = int(at_path(strategy, "rollingUpdate.partition") or 0)
+    partition = number_at(strategy, "rollingUpdate.partition")
     for name in reversed(names[partition:]):
         pod = pods[name]
-        if (metadata(pod).get("labels") or {}).get(HASH) != revision:
-            return [] if is_deleted(pod) else [("pods", pod)]
+        if labels_of(pod).get(HASH) != revision:
+            return [pod]
         if not is_ready(pod):
             return []
     return []
 
 
-def _pod(stateful_set: Json, name: str, at: int, revision: str) -> Json:
+def _pod(stateful_set: Json, name: str, at: int) -> Json:
     pod = new_pod(stateful_set, "StatefulSet", "apps/v1", name=name)
     labels = pod["metadata"].setdefault("labels", {})
     labels |= {
         "apps.kubernetes.io/pod-index": str(at),
-        HASH: revision,
+        HASH: _revision(stateful_set),
         "statefulset.kubernetes.io/pod-name": name,
     }
     pod["spec"]["hostname"] = name
@@ -131,7 +157,7 @@ def _status(stateful_set: Json, pods: Objects, revision: str, now: float) -> Jso
     min_ready_s = int(stateful_set["spec"].get("minReadySeconds") or 0)
     present = [pod for pod in pods if not is_deleted(pod)]
     ready = [pod for pod in present if is_ready(pod)]
-    updated = [pod for pod in present if (metadata(pod).get("labels") or {}).get(HASH) == revision]
+    updated = [pod for pod in present if labels_of(pod).get(HASH) == revision]
     replicas = stateful_set["spec"]["replicas"]
     done = len(updated) == len(ready) == len(pods) == replicas
     before = at_path(stateful_set, "status.currentRevision")

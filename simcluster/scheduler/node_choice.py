@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.node_selection import node_selected, tolerates_node
-from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
+from simcluster.apimachinery.objects import (
+    Json,
+    Objects,
+    at_path,
+    labels_of,
+    list_at,
+    name_of,
+)
 
 FINISHED = frozenset({"Succeeded", "Failed"})
 
@@ -25,9 +32,7 @@ class NodeChoice:
 
 def requests_devices(pod: Json) -> bool:
     """Return whether a container requests an extended resource."""
-    containers = (at_path(pod, "spec.containers") or []) + (
-        at_path(pod, "spec.initContainers") or []
-    )
+    containers = list_at(pod, "spec.containers") + (list_at(pod, "spec.initContainers"))
     return any(
         "/" in name and "kubernetes.io/" not in name
         for container in containers
@@ -59,13 +64,13 @@ def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json]) -> NodeChoice:
 
 def _requests(pod: Json) -> Counter[str]:
     total = Counter({"pods": 1})
-    for container in at_path(pod, "spec.containers") or ():
+    for container in list_at(pod, "spec.containers"):
         total.update(parse_resources(at_path(container, "resources.requests") or {}))
     return total
 
 
 def _refusal(pod: Json, wanted: Mapping[str, int], node: Json, used: Mapping[str, int]) -> str:
-    spec, labels = pod["spec"], metadata(node).get("labels") or {}
+    spec, labels = pod["spec"], labels_of(node)
     if not node_selected(spec, name_of(node), labels):
         return "node(s) didn't match Pod's node affinity/selector"
     if not tolerates_node(spec.get("tolerations") or (), node):

@@ -5,7 +5,14 @@ import logging
 from collections.abc import Callable
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, at_path, metadata, name_of, namespace_of
+from simcluster.apimachinery.objects import (
+    Json,
+    at_path,
+    list_at,
+    metadata,
+    name_of,
+    namespace_of,
+)
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.node_choice import choose_node, requests_devices
 
@@ -60,7 +67,7 @@ class DefaultScheduler:
         return waiting
 
     def _explain(self, pod: Json, refusal: str) -> None:
-        conditions = at_path(pod, "status.conditions") or []
+        conditions = list_at(pod, "status.conditions")
         others = [each for each in conditions if each.get("type") != "PodScheduled"]
         before: Json = next((each for each in conditions if each.get("type") == "PodScheduled"), {})
         if before.get("message") == refusal:
