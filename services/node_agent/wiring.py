@@ -45,6 +45,7 @@ from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
+from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.node_views import Handshake, ViewWriter
@@ -314,6 +315,7 @@ async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> Usag
         proc=settings.proc_dir,
         processes_in_pods=not settings.simulated,
         scan_interval_s=base.timing.usage_look_s,
+        last_uses=LastUseFile(settings.state_dir / "last-used.json"),
     )
     if settings.monitor_address is not None:
         page = served(metrics_app(monitor), settings.monitor_address, flag="--monitor-http")

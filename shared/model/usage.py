@@ -24,9 +24,7 @@ class ShareMeasurement:
     processes: int = 0
     """Processes on the device, as the driver lists them."""
     idle_since: float | None = None
-    """Unix seconds of the first of the latest measurements without use of the cores.
-
-    None: the cores are in use, or it is not known. It starts again when the agent restarts."""
+    """Unix seconds of the last use, by kernels or a change of memory; None: it is in use."""
 
     @property
     def key(self) -> ShareKey:

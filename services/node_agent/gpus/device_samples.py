@@ -12,7 +12,10 @@ class GpuProcess:
     pid: int
     memory_bytes: int | None = None
     """None: the driver does not report it."""
-    busy_percent: int = 0
+    busy_percent: int | None = 0
+    """None: the driver does not report it, as in MIG mode."""
+    instance: int | None = None
+    """ID of the MIG instance that it uses; None: none, or it is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ class LeasedContainer:
     """The limits that its region was created with."""
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
+    allocated_at: float = 0.0
+    """When the kubelet got its shares, Unix seconds; 0: not known."""
 
     def instance_of(self, share: Share) -> str:
         """Return the UUID of a share's MIG instance; empty: it has none, or it is unknown."""
@@ -83,4 +85,5 @@ def _leased_container(entry: CheckpointEntry, lease: Lease) -> LeasedContainer:
         region_path=region_path,
         seed=seed,
         instances=entry.instances,
+        allocated_at=entry.allocation.activated_at,
     )

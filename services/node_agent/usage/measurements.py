@@ -15,6 +15,7 @@ from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid
+from shared.model.usage import ShareKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,10 @@ class MeasuredContainer:
     stuck: str = ""
     """Why its processes hang in HAMi-core; empty: they do not."""
 
+    def key_of(self, share: MeasuredShare) -> ShareKey:
+        """Return the pod, the container and the device of one of its shares."""
+        return self.container.lease.pod, self.container.name, share.share.device
+
     @property
     def isolation_lost(self) -> bool:
         """Whether HAMi-core should limit it and does not."""
@@ -91,7 +96,7 @@ def measure_container(
             _measure_share(
                 share,
                 position,
-                [one.process for one in processes if one.device == share.device]
+                _processes_of(share, processes, instances.get(container.instance_of(share)))
                 if share.device in sampled
                 else None,
                 limit_bytes=None if readable is None else readable.memory_limits[position],
@@ -108,6 +113,16 @@ def measure_container(
     )
 
 
+def _processes_of(
+    share: Share, processes: Sequence[AttributedProcess], instance: MigInstance | None
+) -> list[GpuProcess]:
+    """Return the processes on a share's device, or on its MIG instance where that is known."""
+    found = [one.process for one in processes if one.device == share.device]
+    if instance is None:
+        return found
+    return [one for one in found if one.instance in {None, instance.gi}]
+
+
 def _measure_share(
     share: Share,
     position: int,
@@ -120,6 +135,7 @@ def _measure_share(
     """Measure one share; `processes` is None if the driver did not report on its device."""
     running = processes or ()
     memory = [one.memory_bytes for one in running if one.memory_bytes is not None]
+    busy = [one.busy_percent for one in running if one.busy_percent is not None]
     memory_known = processes is not None and len(memory) == len(running)
     return MeasuredShare(
         share=share,
@@ -127,7 +143,7 @@ def _measure_share(
         limit_bytes=limit_bytes,
         region=region,
         driver_bytes=sum(memory) if memory_known else None,
-        driver_percent=None if processes is None else sum(one.busy_percent for one in running),
+        driver_percent=sum(busy) if processes is not None and len(busy) == len(running) else None,
         processes=len(running),
         instance=instance,
     )

@@ -26,12 +26,14 @@ from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.attribution import living_pids
+from services.node_agent.usage.idle_shares import IdleShares
+from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
     LeasedContainer,
     leased_containers,
 )
-from services.node_agent.usage.share_measurements import IdleShares, share_measurements
+from services.node_agent.usage.share_measurements import share_measurements
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.stuck_regions import StuckRegions
 from services.node_agent.usage.usage_metrics import usage_metrics
@@ -75,6 +77,7 @@ class UsageMonitor(Collector):
         proc: Path = Path("/proc"),
         processes_in_pods: bool = True,
         scan_interval_s: float = SCAN_INTERVAL_S,
+        last_uses: LastUseFile | None = None,
     ) -> None:
         self.node = node
         self.usage = usage
@@ -87,6 +90,8 @@ class UsageMonitor(Collector):
         self.processes_in_pods = processes_in_pods
         """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
         self.scan_interval_s = scan_interval_s
+        self.last_uses = last_uses
+        """Where the last use of each share survives the agent; None: nowhere."""
         self.snapshot = UsageSnapshot()
         self.restored = 0
         """How often altered limits were restored."""
@@ -101,6 +106,9 @@ class UsageMonitor(Collector):
 
     async def run(self) -> None:
         """Scan periodically until cancelled."""
+        record = await self.last_uses.load() if self.last_uses else None
+        if record is not None:
+            self._idle.restore(record, self.clock.now())
         while True:
             await self.scan()
             await self.clock.sleep(self.scan_interval_s)
@@ -111,7 +119,13 @@ class UsageMonitor(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of the latest scan."""
-        return usage_metrics(self.snapshot, self.node, now=self.clock.now(), restored=self.restored)
+        return usage_metrics(
+            self.snapshot,
+            self.node,
+            now=self.clock.now(),
+            idle_since=self._idle.since,
+            restored=self.restored,
+        )
 
     async def scan(self) -> None:
         """Scan once.
@@ -144,6 +158,8 @@ class UsageMonitor(Collector):
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
         self._idle.observe(snapshot.containers, began)
+        if self.last_uses is not None:
+            await self.last_uses.save(self._idle.record)
         self._report(snapshot.violations)
 
     def report(self) -> UsageReply:

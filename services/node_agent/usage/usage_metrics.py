@@ -3,7 +3,7 @@
 Vendors' names are in tables of the dialects. A time series exists as long as its lease.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -28,6 +28,7 @@ from shared.dialects.metrics import (
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
 from shared.model.names import NodeName
+from shared.model.usage import ShareKey
 
 METRICS_PATH = "/metrics"
 
@@ -39,6 +40,7 @@ class _ShareSample:
     container: MeasuredContainer
     share: MeasuredShare
     now: float
+    idle_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ def _drift(of: _ShareSample) -> float | None:
     if share.region is None or share.driver_bytes is None:
         return None
     return share.driver_bytes - share.region.total
+
+
+def _idle(of: _ShareSample) -> float | None:
+    return 0.0 if of.idle_since is None else max(0.0, of.now - of.idle_since)
 
 
 def _busy(of: _ShareSample) -> float | None:
@@ -132,6 +138,12 @@ _SHARE_METRICS: Sequence[_ShareMetric] = (
         _busy,
         _share_labels,
     ),
+    _ShareMetric(
+        "leasehold_container_idle_seconds",
+        "Time since the container last used its part of the device; 0 while it uses it.",
+        _idle,
+        _share_labels,
+    ),
 )
 
 _CONTAINER_METRICS: Sequence[tuple[str, str, Callable[[MeasuredContainer], float | None]]] = (
@@ -175,7 +187,12 @@ def _of_region(use: MeasuredContainer, value: Callable[[Region], float]) -> floa
 
 
 def usage_metrics(
-    snapshot: UsageSnapshot, node: NodeName, *, now: float, restored: int = 0
+    snapshot: UsageSnapshot,
+    node: NodeName,
+    *,
+    now: float,
+    idle_since: Mapping[ShareKey, float],
+    restored: int = 0,
 ) -> Iterator[Metric]:
     """Return every metric of the node, from the snapshot alone."""
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
@@ -183,7 +200,11 @@ def usage_metrics(
     devices = [_device_usage(sample, node) for sample in snapshot.devices]
     for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
         yield _published(of_devices, devices)
-    shares = [_ShareSample(use, share, now) for use in snapshot.containers for share in use.shares]
+    shares = [
+        _ShareSample(use, share, now, idle_since.get(use.key_of(share)))
+        for use in snapshot.containers
+        for share in use.shares
+    ]
     usages = [_share_usage(of) for of in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)

@@ -14,6 +14,7 @@ from shared.model.names import DeviceUuid
 
 UTILIZATION_WINDOW_S = 5.0
 """A process's utilization is the average of the driver's samples within this time."""
+NO_INSTANCE = 0xFFFFFFFF
 
 
 class NvmlProcesses:
@@ -68,6 +69,8 @@ def _read_sample(number: int) -> DeviceSample:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     rates: Any = value_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
     busy_percents = _busy_percents(handle)
+    listed = _listed(handle)
+    instances = _instances(listed)
     return DeviceSample(
         device=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
         index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
@@ -76,22 +79,28 @@ def _read_sample(number: int) -> DeviceSample:
         busy_percent=None if rates is None else int(rates.gpu),
         memory_busy_percent=None if rates is None else int(rates.memory),
         processes=tuple(
-            GpuProcess(pid=pid, memory_bytes=memory, busy_percent=busy_percents.get(pid, 0))
-            for pid, memory in sorted(_memory_bytes(handle).items())
+            GpuProcess(
+                pid=pid,
+                memory_bytes=memory,
+                busy_percent=None if busy_percents is None else busy_percents.get(pid, 0),
+                instance=instances.get(pid),
+            )
+            for pid, memory in sorted(_memory_bytes(listed).items())
         ),
         sampled_at_s=sampled_at_s,
     )
 
 
-def _memory_bytes(handle: Any) -> dict[int, int | None]:
-    """Return each process's memory.
-
-    NVML lists a process twice if it uses compute and graphics, each time with its total.
-    """
-    listed: list[Any] = [
+def _listed(handle: Any) -> list[Any]:
+    """Return the processes; one that uses compute and graphics is listed twice."""
+    return [
         *value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
         *value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
     ]
+
+
+def _memory_bytes(listed: list[Any]) -> dict[int, int | None]:
+    """Return each process's memory: wherever it is listed, with its total."""
     memory: dict[int, int | None] = {}
     for one in listed:
         known = memory.get(one.pid)
@@ -100,11 +109,21 @@ def _memory_bytes(handle: Any) -> dict[int, int | None]:
     return memory
 
 
-def _busy_percents(handle: Any) -> dict[int, int]:
+def _instances(listed: list[Any]) -> dict[int, int]:
+    """Return the ID of the MIG instance of each process that uses one."""
+    ids = ((int(one.pid), getattr(one, "gpuInstanceId", None)) for one in listed)
+    return {pid: int(number) for pid, number in ids if number not in (None, NO_INSTANCE)}
+
+
+def _busy_percents(handle: Any) -> dict[int, int] | None:
+    """Return the utilization of the processes that have one; None: it is not reported."""
     since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
-    samples: list[Any] = value_or(
-        lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us), []
-    )
+    try:
+        samples: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError_NotFound:
+        return {}
+    except (pynvml.NVMLError, AttributeError):
+        return None
     percents: dict[int, list[int]] = {}
     for sample in samples:
         if sample.timeStamp >= since_us and sample.smUtil <= 100:

@@ -74,7 +74,31 @@ async def test_values_that_the_driver_does_not_support_are_left_out(
     (sample,) = await NvmlProcesses().sample()
 
     assert sample.busy_percent is None
-    assert [one.pid for one in sample.processes] == [7, 8]
+    assert [(one.pid, one.busy_percent) for one in sample.processes] == [(7, None), (8, None)]
+
+
+async def test_processes_without_a_recent_sample_are_at_zero_percent(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    def not_found(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    driver.setattr(pynvml, "nvmlDeviceGetProcessUtilization", not_found)
+
+    (sample,) = await NvmlProcesses().sample()
+
+    assert {one.busy_percent for one in sample.processes} == {0}
+
+
+async def test_a_process_in_mig_mode_has_the_id_of_its_instance(driver: pytest.MonkeyPatch) -> None:
+    listed = [on(7, GIB), on(8, GIB)]
+    listed[0].gpuInstanceId, listed[1].gpuInstanceId = 3, 0xFFFFFFFF
+    driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: listed)
+    driver.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: [])
+
+    (sample,) = await NvmlProcesses().sample()
+
+    assert [one.instance for one in sample.processes] == [3, None]
 
 
 async def test_a_lost_device_is_left_out_and_a_missing_driver_raises(

@@ -1,0 +1,118 @@
+"""When each leased share was last used; pure.
+
+A share is used when a process of its container computes on the device, launches a kernel, or takes
+or frees memory there. A process that only holds memory does not use it, and neither does no
+process. A moment at which use could not be observed counts as use, so that no share is called idle
+for want of a measurement.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from services.node_agent.isolation.region import Region
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from shared.model.names import DeviceUuid, PodUid
+from shared.model.usage import ShareKey
+
+UNOBSERVED_S = 60.0
+"""An agent that was away for longer has missed what happened meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastUse:
+    """The last use of one share."""
+
+    pod: PodUid
+    container: str
+    device: DeviceUuid
+    used_at: float
+    """Unix seconds."""
+    memory_bytes: int = 0
+    """Memory in use when it was observed last."""
+
+    @property
+    def key(self) -> ShareKey:
+        """Pod, container and device."""
+        return self.pod, self.container, self.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastUses:
+    """The last use of every share of the node, as observed until `observed_at` (Unix seconds)."""
+
+    observed_at: float
+    shares: tuple[LastUse, ...] = ()
+
+
+class IdleShares:
+    """The last uses, observed scan by scan."""
+
+    def __init__(self) -> None:
+        self._uses: dict[ShareKey, LastUse] = {}
+        self._observed_from: float | None = None
+        self._observed_at = 0.0
+        self._missed = False
+        """Between the restored record and the first scan, something may have happened."""
+
+    def restore(self, record: LastUses, now: float) -> None:
+        """Continue with the record of an earlier agent, before the first scan."""
+        self._uses = {one.key: one for one in record.shares}
+        self._missed = not 0 <= now - record.observed_at <= UNOBSERVED_S
+        self._observed_from = None if self._missed else record.observed_at
+
+    @property
+    def record(self) -> LastUses:
+        """The record for the next agent."""
+        return LastUses(observed_at=self._observed_at, shares=tuple(self._uses.values()))
+
+    @property
+    def since(self) -> Mapping[ShareKey, float]:
+        """Since when shares have not been used, Unix seconds; without those in use."""
+        return {
+            key: use.used_at for key, use in self._uses.items() if use.used_at < self._observed_at
+        }
+
+    def observe(self, containers: Iterable[MeasuredContainer], now: float) -> None:
+        """Take the result of one scan; `now` is its time in Unix seconds."""
+        if self._observed_from is None:
+            self._observed_from = now
+        uses = [
+            self._use_of(measured, share, now)
+            for measured in containers
+            for share in measured.shares
+        ]
+        self._uses = {use.key: use for use in uses}
+        self._observed_at = now
+        self._missed = False
+
+    def _use_of(self, measured: MeasuredContainer, share: MeasuredShare, now: float) -> LastUse:
+        kernels, key = _kernel_time(measured), measured.key_of(share)
+        before = self._uses.get(key)
+        if self._missed and kernels is None:
+            before = None
+        used_at = max(measured.container.allocated_at, self._observed_from or now)
+        if before is not None:
+            used_at = before.used_at
+        if _is_in_use(share, before, kernels):
+            used_at = now
+        return LastUse(
+            pod=key[0],
+            container=key[1],
+            device=key[2],
+            used_at=min(max(used_at, kernels or 0.0), now),
+            memory_bytes=share.measured_bytes,
+        )
+
+
+def _is_in_use(share: MeasuredShare, before: LastUse | None, kernels: float | None) -> bool:
+    if share.driver_percent or (share.driver_percent is None and kernels is None):
+        return True
+    return before is not None and before.memory_bytes != share.measured_bytes
+
+
+def _kernel_time(measured: MeasuredContainer) -> float | None:
+    """Return when the container launched its last kernel, 0 for never; None: it is not known."""
+    region = measured.region
+    if not isinstance(region, Region) or region.layout.last_kernel is None:
+        return None
+    return region.last_kernel_at or 0.0

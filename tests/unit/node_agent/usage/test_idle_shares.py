@@ -1,0 +1,151 @@
+"""Since when shares are idle: by kernels, utilization and memory, across restarts of the agent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.isolation.region import Region, decode
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, LastUses
+from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.regions import fresh
+
+UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
+LEASED = LeasedContainer(lease=lease_of(UID), name="main", allocated_at=900.0)
+KEY = (LEASED.lease.pod, "main", share(0).device)
+REGION = decode(V1_2, fresh())
+
+
+def measured(
+    percent: int | None = 0, *, mib: int = 0, region: Region | None = None
+) -> MeasuredContainer:
+    (leased,) = LEASED.shares
+    one = MeasuredShare(
+        share=leased, position=0, driver_percent=percent, driver_bytes=mib << 20, processes=1
+    )
+    return MeasuredContainer(container=LEASED, region=region, shares=(one,))
+
+
+def observed(*scans: tuple[float, MeasuredContainer]) -> IdleShares:
+    shares = IdleShares()
+    for at, container in scans:
+        shares.observe([container], at)
+    return shares
+
+
+def test_a_share_is_idle_from_the_scan_on_that_last_saw_it_in_use() -> None:
+    shares = observed((1_000, measured(30)), (1_005, measured(0)), (1_010, measured(0)))
+
+    assert shares.since == {KEY: 1_000}
+
+
+def test_a_share_in_use_is_not_idle() -> None:
+    assert observed((1_000, measured(0)), (1_005, measured(1))).since == {}
+
+
+def test_a_process_that_only_holds_memory_is_idle_and_a_change_of_memory_is_use() -> None:
+    held = measured(0, mib=500)
+
+    idle = observed((1_000, held), (1_005, held), (1_010, held))
+    grown = observed((1_000, held), (1_005, measured(0, mib=600)), (1_010, measured(0, mib=600)))
+
+    assert idle.since == {KEY: 1_000}
+    assert grown.since == {KEY: 1_005}
+
+
+def test_a_kernel_between_two_scans_is_use_although_the_driver_rounds_it_to_zero() -> None:
+    kernel = replace(REGION, last_kernel_at=1_003)
+
+    shares = observed((1_000, measured(0, region=REGION)), (1_005, measured(0, region=kernel)))
+
+    assert shares.since == {KEY: 1_003}
+
+
+def test_a_container_cannot_date_its_last_kernel_into_the_future() -> None:
+    forged = replace(REGION, last_kernel_at=9_999)
+
+    assert observed((1_000, measured(0, region=forged))).since == {}
+
+
+def test_use_that_is_not_reported_counts_as_use_unless_the_region_shows_kernels() -> None:
+    blind, seen = measured(None), measured(None, region=REGION)
+
+    blind_shares = observed((1_000, blind), (1_005, blind))
+    seen_shares = observed((1_000, seen), (1_005, seen))
+
+    assert blind_shares.since == {}
+    assert seen_shares.since == {KEY: 1_000}
+
+
+def test_a_share_that_was_never_used_is_idle_since_its_allocation() -> None:
+    shares = IdleShares()
+    shares.observe([], 800)
+    shares.observe([measured(0)], 1_000)
+
+    assert shares.since == {KEY: 900}
+
+
+def test_an_agent_that_restarts_continues_the_record() -> None:
+    before = observed((1_000, measured(30)), (1_005, measured(0)))
+    after = IdleShares()
+
+    after.restore(before.record, 1_030)
+    after.observe([measured(0)], 1_030)
+
+    assert after.since == {KEY: 1_000}
+
+
+def test_after_a_long_absence_only_the_region_shows_that_nothing_ran() -> None:
+    before = observed((1_000, measured(30, region=REGION)))
+    late = 1_000 + UNOBSERVED_S + 1
+    with_region, without = IdleShares(), IdleShares()
+
+    for one in (with_region, without):
+        one.restore(before.record, late)
+    with_region.observe([measured(0, region=REGION)], late)
+    without.observe([measured(0)], late)
+
+    assert with_region.since == {KEY: 1_000}
+    assert without.since == {}
+
+
+def test_a_record_of_the_future_is_not_believed() -> None:
+    after = IdleShares()
+
+    after.restore(LastUses(observed_at=5_000), 1_000)
+    after.observe([measured(0)], 1_000)
+
+    assert after.since == {}
+
+
+def test_a_share_that_ended_is_forgotten() -> None:
+    shares = observed((1_000, measured(30)))
+
+    shares.observe([], 1_005)
+
+    assert shares.record.shares == ()
+
+
+async def test_the_file_is_read_back_and_a_damaged_one_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = observed((1_000, measured(30))).record
+    file = LastUseFile(tmp_path / "last-used.json", save_s=15)
+
+    missing = await file.load()
+    await file.save(record)
+    await file.save(replace(record, observed_at=1_005, shares=()))
+    saved = await file.load()
+    await file.save(replace(record, observed_at=1_015, shares=()))
+    later = await file.load()
+    file.path.write_bytes(b"{")
+
+    assert missing is None
+    assert saved == record, "it is written once in 15 s"
+    assert later == LastUses(observed_at=1_015)
+    assert await file.load() is None
+    assert "last-used.json" in caplog.text
