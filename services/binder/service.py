@@ -36,6 +36,7 @@ from shared.model.events.node_events import (
     ShareActivated,
     ShareRefused,
     ViolationFound,
+    ViolationReason,
 )
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -181,7 +182,8 @@ class Binder:
     async def report_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
         """Write an Event with the rule that a pod's container breaks; evict the pod if required."""
         for event in events:
-            self.reports.events.record(violation_event(event))
+            once = event.reason == ViolationReason.CORES_NOT_LIMITED
+            self.reports.events.record(violation_event(event), once=once)
         await self.preemptor.evict_violators(events)
         return []
 

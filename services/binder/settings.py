@@ -40,7 +40,8 @@ class BinderSettings(LedgerSettings):
 
     evict_violators: tuple[str, ...] = setting(
         (), "violations for which a pod is evicted, separated by commas, of GpuUsedWithoutLease, "
-        "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck; default: none"
+        "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck, "
+        "GpuCoresNotLimited; default: none"
     )  # fmt: skip
     evict_violators_spare: tuple[str, ...] = setting(
         ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE),

@@ -65,6 +65,8 @@ class _Occurrences:
     count: int
     first_at: float
     last_at: float
+    once: bool = False
+    """One that another replica wrote, or this one before its restart, stays as it is."""
 
 
 class EventWriter:
@@ -95,7 +97,7 @@ class EventWriter:
             return
         now, ticks = self.clock.now(), self.clock.ticks()
         if once or self._pod_rate_limit(event.pod, ticks).take(ticks):
-            self._add(event, _Occurrences(1, now, now))
+            self._add(event, _Occurrences(1, now, now, once))
         else:
             self.metrics.count_anomaly("events_dropped")
 
@@ -157,6 +159,8 @@ class EventWriter:
         try:
             await self.api.create_event(namespace, body)
         except ConflictError:  # written by another replica, or before this one was started
+            if new.once:
+                return self._remember(event, 1)
             count = await self.api.get_event_count(namespace, name)
             patch = count_patch(count + new.count, new.last_at)
             await self.api.patch_event(namespace, name, patch)

@@ -59,6 +59,8 @@ class MeasuredContainer:
     """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
     stuck: str = ""
     """Why its processes hang in HAMi-core; empty: they do not."""
+    uncapped: bool = False
+    """HAMi-core cannot limit the cores of one of its processes."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
         """Return the pod, the container and the device of one of its shares."""
@@ -81,6 +83,7 @@ def measure_container(
     *,
     living: Set[int] | None = None,
     stuck: str = "",
+    uncapped: bool = False,
 ) -> MeasuredContainer:
     """Measure one container by its region and by its `processes` on `sampled` devices.
 
@@ -110,6 +113,7 @@ def measure_container(
         if readable is None
         else tuple(sorted(slot.pid for slot in readable.lost(living))),
         stuck=stuck,
+        uncapped=uncapped,
     )
 
 

@@ -36,6 +36,7 @@ from services.node_agent.usage.leased_containers import (
 from services.node_agent.usage.share_measurements import share_measurements
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.stuck_regions import StuckRegions
+from services.node_agent.usage.uncapped_processes import UncappedProcesses
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.clock import Clock
@@ -100,6 +101,7 @@ class UsageMonitor(Collector):
         self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
         self._last_error = ""
         self._stuck = StuckRegions()
+        self._uncapped = UncappedProcesses()
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
         """Containers whose limits the latest scan could not restore."""
@@ -154,6 +156,7 @@ class UsageMonitor(Collector):
             instances=instances,
             living=living,
             stuck=self._stuck.observe(regions, self.clock.ticks()),
+            uncapped=self._uncapped.observe(regions, living, self.clock.ticks()),
         )
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))

@@ -49,11 +49,13 @@ def build_snapshot(
     instances: Mapping[str, MigInstance] | None = None,
     living: Mapping[ContainerKey, Set[int]] | None = None,
     stuck: Mapping[ContainerKey, str] = _NONE_STUCK,
+    uncapped: Set[ContainerKey] = frozenset(),
 ) -> UsageSnapshot:
     """Combine what regions, driver, /proc and kubelet show.
 
     `instances` are MIG instances by UUID, `living` the PIDs of each container's processes in its
-    own namespace, `stuck` why processes of a container hang. `origins` has no entry for processes
+    own namespace, `stuck` why processes of a container hang, `uncapped` the containers with a
+    process whose cores are not limited. `origins` has no entry for processes
     that ended since the driver listed them. Unless `complete`, there may be more leases than those
     of `containers`, so no process is reported as unleased.
     """
@@ -68,6 +70,7 @@ def build_snapshot(
             instances or {},
             living=None if living is None else living.get(container.key, frozenset()),
             stuck=stuck.get(container.key, ""),
+            uncapped=container.key in uncapped,
         )
         for container in containers
     )

@@ -14,6 +14,14 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 UNCOUNTED_BYTES = 512 << 20
 """Device memory that a process may use beyond HAMi-core's count: its context and its code."""
 
+CORES_NOT_LIMITED = (
+    "has a process whose use of the cores HAMi-core does not limit, since it has not found the "
+    "process's PID on the node; its memory is limited. Start the processes one after the other, "
+    "with the first device in CUDA_VISIBLE_DEVICES, or give the container a MIG instance or a "
+    "whole device"
+)
+"""It has no PIDs, so that it is one Event per container."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -72,6 +80,8 @@ def _region_violations(
             "restart the container"
         )
         yield _violation(use.container, ViolationReason.STUCK, message)
+    if use.uncapped:
+        yield _violation(use.container, ViolationReason.CORES_NOT_LIMITED, CORES_NOT_LIMITED)
     if use.lost_pids:
         pids = ", ".join(map(str, use.lost_pids[:5]))
         yield _violation(

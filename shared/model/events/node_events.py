@@ -95,6 +95,7 @@ class ViolationReason(StrEnum):
     TAMPERED = "GpuLimitTampered"
     ISOLATION_LOST = "GpuIsolationLost"
     STUCK = "GpuRegionStuck"
+    CORES_NOT_LIMITED = "GpuCoresNotLimited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

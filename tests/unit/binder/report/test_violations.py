@@ -1,5 +1,8 @@
 """Violations and unhealthy devices become Events of pods and nodes."""
 
+from dataclasses import replace
+from typing import Any
+
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
 from shared.model.names import DeviceUuid, Namespace, NodeName
 from tests.support.binder.world import World, lease, running
@@ -31,6 +34,24 @@ async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
     assert all(body["involvedObject"]["uid"] == lease().pod for body in bodies)
     assert bodies[0]["message"] == "node n1: container c has no region file any more"
     assert len(bodies[1]["message"]) <= 1024
+
+
+async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_again() -> None:
+    first, second = World(), World()
+    second.pods.events = first.pods.events  # another replica, or this one after a restart
+    again = replace(found("container c has a process"), reason="GpuCoresNotLimited")
+
+    for number, world in enumerate((first, second)):
+        async with running(world.binder.write_events):
+            await world.binder.report_violations([again, again, found(f"written last {number}")])
+            await until(lambda: len(first.pods.events), lambda count: count == 2 + number)  # noqa: B023
+
+    (body,) = (one for one in bodies(first) if one["reason"] == "GpuCoresNotLimited")
+    assert (body["type"], body["count"]) == ("Warning", 1)
+
+
+def bodies(world: World) -> list[dict[str, Any]]:
+    return list(world.pods.events.values())
 
 
 def health(*, healthy: bool) -> HealthChanged:
