@@ -36,7 +36,10 @@ def existing() -> set[str]:
     """The names under which Prometheus stores what our processes expose."""
     for module in SPEAKING:
         importlib.import_module(module)
-    exposed = [*REGISTRY.collect(), *usage_metrics(UsageSnapshot(), NodeName("n"), now=0.0)]
+    exposed = [
+        *REGISTRY.collect(),
+        *usage_metrics(UsageSnapshot(), NodeName("n"), now=0.0, idle_since={}),
+    ]
     names: set[str] = set()
     for family in exposed:
         suffixes = {

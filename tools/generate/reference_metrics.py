@@ -49,7 +49,7 @@ def registered() -> Mapping[str, list[Row]]:
 def node_page() -> list[Row]:
     """Return the families of the page of what a node's containers use, labels included."""
     rows = []
-    for family in usage_metrics(_everything(), NodeName("n"), now=0.0, restored=1):
+    for family in usage_metrics(_everything(), NodeName("n"), now=0.0, idle_since={}, restored=1):
         assert family.samples, f"{family.name}: the picture below must show one"
         rows.append(_row(family, sorted({key for s in family.samples for key in s.labels})))
     return sorted(rows)
