@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shared.dialects import SCHEDULERS
+from shared.model.usage import IDLE_AFTER_S
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -132,6 +133,20 @@ def add_view(command: argparse.ArgumentParser) -> None:
     )
     add_api_server(command)
     add_json(command)
+
+
+def add_usage(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a command that shows measured usage beside leases."""
+    add_view(command)
+    add_nats(command, "the NATS of the node agents, which report measured usage")
+    command.add_argument(
+        "--idle-after",
+        type=float,
+        default=os.environ.get("LEASEHOLD_IDLE_AFTER", f"{IDLE_AFTER_S / 60:g}"),
+        metavar="MINUTES",
+        help="mark shares as idle that neither a kernel nor a change of their memory has used for "
+        "this long [LEASEHOLD_IDLE_AFTER; default: 10]",
+    )
 
 
 def add_nats(command: argparse.ArgumentParser, url: str) -> None:

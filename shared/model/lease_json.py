@@ -7,6 +7,7 @@ from typing import Any
 
 from shared.model.lease import Lease, MigPlacement, Share
 from shared.model.ledger import WaitingPod
+from shared.model.usage import ShareMeasurement
 
 Json = dict[str, Any]
 
@@ -51,6 +52,19 @@ def mig_json(mig: MigPlacement | None) -> Json | None:
     if mig is None:
         return None
     return {"layout": mig.layout, "position": mig.position, "profile": mig.profile}
+
+
+def measured_json(measured: ShareMeasurement | None, *, is_idle: bool) -> Json | None:
+    """Return the measured usage of a share; None: it was not measured."""
+    if measured is None:
+        return None
+    return {
+        "memory_mib": measured.memory_mib,
+        "cores_percent": measured.cores_percent,
+        "processes": measured.processes,
+        "idle": is_idle,
+        "idle_since": measured.idle_since,
+    }
 
 
 def waiting_json(waiting: WaitingPod) -> Json:

@@ -6,6 +6,8 @@ from shared.model.names import DeviceUuid, Namespace, PodUid
 
 ShareKey = tuple[PodUid, str, DeviceUuid]
 """Pod, name of a container, and device."""
+IDLE_AFTER_S = 600.0
+"""A share that has not been used for this long is marked as idle, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +32,7 @@ class ShareMeasurement:
     def key(self) -> ShareKey:
         """Pod, container and device."""
         return self.pod, self.container, self.device
+
+    def is_idle(self, now: float, *, after_s: float = IDLE_AFTER_S) -> bool:
+        """Whether it has not been used for `after_s` seconds; `now` is in Unix seconds."""
+        return self.idle_since is not None and now - self.idle_since >= after_s

@@ -56,10 +56,12 @@ def _add_budget(add: AddCommand) -> None:
 def _add_report(add: AddCommand) -> None:
     report = add(
         "report",
-        "sum up GPU time by namespace, model and class",
+        "sum up GPU time by namespace, model and class, or what is held without being used",
         _report,
         "--window 2031-05 --csv",
         "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
+        "--idle                   what is held now without being used, by namespace and owner",
+        "--idle --idle-after 60 --json",
     )
     report.add_argument("--window", default="", help="id of one window; default: all windows")
     report.add_argument("--from", dest="begin", default="", metavar="TIME", help="RFC 3339")
@@ -68,7 +70,12 @@ def _add_report(add: AddCommand) -> None:
         "--group-by", default="", metavar="NAME,..", help="of namespace, model, class; default: all"
     )
     report.add_argument("--csv", action="store_true", help="with a header, exact units last")
-    flags.add_view(report)
+    report.add_argument(
+        "--idle",
+        action="store_true",
+        help="instead: GPU-hours and MiB-hours since the last use of the shares that are idle now",
+    )
+    flags.add_usage(report)
 
 
 def _add_preemptions(add: AddCommand) -> None:
@@ -186,8 +193,9 @@ def _budget(namespace: argparse.Namespace) -> int:
 
 def _report(namespace: argparse.Namespace) -> int:
     from services.cli.admin.budget import report
+    from services.cli.admin.idle import report_idle
 
-    return report(namespace)
+    return report_idle(namespace) if namespace.idle else report(namespace)
 
 
 def _preemptions(namespace: argparse.Namespace) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from services.cli.formats import age, timestamp
+from services.cli.tables import new_table
 from services.timekeeper.report.budget_reports import minutes
 from services.timekeeper.report.showback import ShowbackRow, row_json
 from shared.model.budget import Balance, BudgetState
@@ -27,7 +27,7 @@ def budgets(balances: Sequence[Balance]) -> RenderableType:
             "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "
             "`kubectl apply` of a GPUBudget gives it one"
         )
-    table = _table(
+    table = new_table(
         *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "CURRENT RATE", "LEASES"),
         *("RUNS OUT", "WINDOW"),
     )
@@ -68,7 +68,7 @@ def report(rows: Sequence[ShowbackRow]) -> RenderableType:
         *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
         *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
     ]
-    table = _table(*(name.upper().replace("_", " ") for name in columns))
+    table = new_table(*(name.upper().replace("_", " ") for name in columns))
     for row in map(row_json, rows):
         table.add_row(*(str(row[name]) or "-" for name in columns))
     return table
@@ -87,10 +87,3 @@ def _window_end(balance: Balance) -> str:
         if balance.window.end_ms is None
         else f" until {timestamp(balance.window.end_ms // 1000)}"
     )
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    return table

@@ -5,7 +5,6 @@ import argparse
 from services.cli import flags
 from services.cli.flags import AddCommand, Run
 
-NATS = "the NATS of the node agents, which report measured usage"
 SORTS = ("memory", "cores", "idle", "pod", "node")
 
 
@@ -14,8 +13,7 @@ def add_inspect_commands(add: AddCommand) -> None:
     gpus = add("gpus", "show every device and its leases", _run("gpus"), "", "--json")
     ps = add("ps", "show leases, and waiting pods with the reason", _run("ps"), "", "--json")
     for command in (gpus, ps):
-        flags.add_view(command)
-        flags.add_nats(command, NATS)
+        flags.add_usage(command)
     _add_top(add)
     _add_explain(add)
     trace = add(
@@ -56,8 +54,7 @@ def _add_top(add: AddCommand) -> None:
     option("--node", default="", help="default: all")
     option("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
     option("--once", action="store_true", help="print it once, as without a terminal")
-    flags.add_view(top)
-    flags.add_nats(top, NATS)
+    flags.add_usage(top)
 
 
 def _add_explain(add: AddCommand) -> None:
@@ -70,8 +67,7 @@ def _add_explain(add: AddCommand) -> None:
         "--request pod.yaml                 how a manifest is parsed; needs no cluster",
         "--request - --gpu H100-80GB < deployment.yaml",
     )
-    flags.add_view(explain)
-    flags.add_nats(explain, NATS)
+    flags.add_usage(explain)
     flags.add_pod(explain, required=False)
     explain.add_argument(
         "--request",

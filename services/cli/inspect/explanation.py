@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.cli.formats import age, measured_text
+from services.cli.formats import age, measured_text, timestamp
 from services.cli.inspect.gangs import GangSummary, gang_of
 from services.cli.inspect.json_output import lease_shape, refusal_shape
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
@@ -75,6 +75,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         f"lease       {lease.state}, version {lease.version}, held for "
         f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
         f"dialect     {lease.dialect or 'none: it requests no GPU'}",
+        *_idle_lines(lease, snapshot),
         *_cordon_lines(lease, snapshot),
         *(line for share in lease.shares for line in _share_lines(lease, share, snapshot)),
     ]
@@ -90,6 +91,15 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         next=f"leasehold trace {pod.name} -n {pod.namespace}",
         extra=(("lease", lease_shape(lease, snapshot.usage)), ("annotations", views)),
     )
+
+
+def _idle_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
+    """Return since when nothing of the lease has been used, if it is idle."""
+    since = snapshot.usage.lease_idle_since(lease)
+    if since is None:
+        return []
+    for_ = age(snapshot.usage.read_at - since)
+    return [f"idle        for {for_}, since {timestamp(since)}: its pod holds it without using it"]
 
 
 def _cordon_lines(lease: Lease, snapshot: Snapshot) -> list[str]:

@@ -6,7 +6,9 @@
            "cores_percent", "slot", "mig", "fence", "state", "measured"}]}]}],
            "unmeasured_nodes": [node]}; "layout" is the MIG layout of a device with leased
            instances, "mig" is {"layout", "position", "profile"} or null, and
-           "measured" is {"memory_mib", "cores_percent", "processes", "idle_since"} or null.
+           "measured" is {"memory_mib", "cores_percent", "processes", "idle", "idle_since"} or
+           null; "idle_since" is null while the share is in use, and "idle" whether that is longer
+           ago than --idle-after.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "unhealthy_devices", "shares": [{"container", "device",
            "index", "memory_mib", "cores_percent", "booked_cores", "slot", "mig", "fence",
@@ -32,11 +34,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
-from shared.model.lease import Lease
-from shared.model.lease_json import lease_json, mig_json, waiting_json
+from shared.model.lease import Lease, Share
+from shared.model.lease_json import lease_json, measured_json, mig_json, waiting_json
 from shared.model.ledger import NodeTotals
 from shared.model.placement import Refusal
-from shared.model.usage import ShareMeasurement
 
 Shape = dict[str, Any]
 
@@ -67,20 +68,14 @@ def lease_shape(lease: Lease, usage: MeasuredUsage) -> Shape:
     """Return the JSON form of a lease with the usage of its shares."""
     shape = lease_json(lease)
     for share, form in zip(lease.shares, shape["shares"], strict=True):
-        form["measured"] = measured_shape(usage.of(lease, share))
+        form["measured"] = measured_shape(usage, lease, share)
     return shape
 
 
-def measured_shape(measured: ShareMeasurement | None) -> Shape | None:
-    """Return the JSON form of a share's usage."""
-    if measured is None:
-        return None
-    return {
-        "memory_mib": measured.memory_mib,
-        "cores_percent": measured.cores_percent,
-        "processes": measured.processes,
-        "idle_since": measured.idle_since,
-    }
+def measured_shape(usage: MeasuredUsage, lease: Lease, share: Share) -> Shape | None:
+    """Return the JSON form of a share's usage; None: it was not measured."""
+    is_idle = usage.idle_since(lease, share) is not None
+    return measured_json(usage.of(lease, share), is_idle=is_idle)
 
 
 def refusal_shape(refusal: Refusal) -> Shape:
@@ -134,7 +129,7 @@ def _node(totals: NodeTotals, usage: MeasuredUsage) -> Shape:
                         "mig": mig_json(share.mig),
                         "fence": share.fence,
                         "state": str(lease.state),
-                        "measured": measured_shape(usage.of(lease, share)),
+                        "measured": measured_shape(usage, lease, share),
                     }
                     for lease, share in shares_on(totals, device.uuid)
                 ],

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from services.cli.formats import age, used_texts
 from services.cli.inspect.explanation import Explanation
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
+from services.cli.tables import new_table
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
@@ -31,7 +31,7 @@ def gpus(nodes: Sequence[NodeTotals], width: int, usage: MeasuredUsage) -> Rende
 
 def ps(snapshot: Snapshot) -> RenderableType:
     """List leases, then waiting pods with the reason."""
-    leases = table(
+    leases = new_table(
         *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT")
     )
     device_faults = snapshot.device_faults
@@ -39,7 +39,7 @@ def ps(snapshot: Snapshot) -> RenderableType:
         leases.add_row(*_lease_row(lease, snapshot, device_faults))
     blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
     if snapshot.waiting:
-        waiting = table("WAITING", "FOR", "VERDICT")
+        waiting = new_table("WAITING", "FOR", "VERDICT")
         waiting.columns[2].no_wrap = False
         for one in snapshot.waiting:
             since = one.waiting_since or one.queued.created_at
@@ -51,10 +51,7 @@ def ps(snapshot: Snapshot) -> RenderableType:
 
 def usage_notes(usage: MeasuredUsage) -> list[Text]:
     """Return why usage is missing, if it is."""
-    notes = [usage.problem] if usage.problem else []
-    if usage.unmeasured_nodes:
-        notes.append(f"no usage from the agents of: {', '.join(usage.unmeasured_nodes)}")
-    return [Text(note, style="yellow") for note in notes]
+    return [Text(note, style="yellow") for note in usage.notes]
 
 
 def explanation(explained: Explanation) -> RenderableType:
@@ -89,15 +86,21 @@ def _device_lines(totals: NodeTotals, width: int, usage: MeasuredUsage) -> list[
         lines.append(line)
         for lease, share in shares:
             used_mib, used_cores = used_texts(usage.of(lease, share))
+            idle = _idle(usage.idle_since(lease, share), usage)
             text = (
                 f"      {letter[lease.pod]} {lease.namespace}/{lease.name} {share.container}  "
                 f"{share.memory_mib} MiB  {_place(share)}  {lease.state}  "
-                f"in use: {used_mib} MiB, {used_cores}"
+                f"in use: {used_mib} MiB, {used_cores}{idle}"
             )
             lines.append(Text(text, style=style[lease.pod]))
         if device.fault:
             lines.append(Text(f"      {device.fault}", style="red"))
     return lines
+
+
+def _idle(since: float | None, usage: MeasuredUsage) -> str:
+    """Return the mark of what is idle, to be appended."""
+    return "" if since is None else f", idle {age(usage.read_at - since)}"
 
 
 def _place(share: Share) -> str:
@@ -138,6 +141,7 @@ def _lease_row(
     shares = [share for share in lease.shares if not share.init] or list(lease.shares)
     used = [used_texts(snapshot.usage.of(lease, share)) for share in shares]
     unhealthy = any(share.device in device_faults for share in lease.shares)
+    idle = _idle(snapshot.usage.lease_idle_since(lease), snapshot.usage)
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
@@ -146,7 +150,7 @@ def _lease_row(
         _sum_text(memory for memory, _ in used),
         _sum_text(map(cores_text, shares)),
         _sum_text(cores for _, cores in used),
-        f"{lease.state}, on an unhealthy device" if unhealthy else str(lease.state),
+        f"{lease.state}{', on an unhealthy device' if unhealthy else ''}{idle}",
         age(snapshot.read_at - lease.created_at),
         lease.dialect or "-",
     )
@@ -165,11 +169,3 @@ def cores_text(share: Share) -> str:
     if share.mig is not None:
         return share.mig.profile
     return f"{share.cores_percent}%" if share.cores_percent else "any"
-
-
-def table(*titles: str) -> Table:
-    """Return a table whose lines are never broken."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        made.add_column(title, no_wrap=True)
-    return made

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from services.cli.formats import age, used_texts
 from services.cli.inspect.json_output import measured_shape
-from services.cli.inspect.render import cores_text, table, usage_notes
+from services.cli.inspect.render import cores_text, usage_notes
 from services.cli.snapshot.snapshot import MeasuredUsage
+from services.cli.tables import new_table
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.usage import ShareMeasurement
@@ -76,12 +77,13 @@ def top_rows(
     return sorted(rows, key=SORT_KEYS[sort])
 
 
-def top_table(rows: Sequence[TopRow], usage: MeasuredUsage, now: float) -> RenderableType:
+def top_table(rows: Sequence[TopRow], usage: MeasuredUsage) -> RenderableType:
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
-    listed = table("POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "IDLE")
+    listed = new_table(
+        "POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"
+    )
     for row in rows:
         measured = row.measured
-        idle = measured.idle_since if measured else None
         memory, cores = used_texts(measured)
         listed.add_row(
             f"{row.lease.namespace}/{row.lease.name}",
@@ -91,9 +93,18 @@ def top_table(rows: Sequence[TopRow], usage: MeasuredUsage, now: float) -> Rende
             f"{memory} of {row.share.memory_mib}",
             f"{cores} of {cores_text(row.share)}",
             "-" if measured is None else str(measured.processes),
-            "-" if idle is None else age(now - idle),
+            _idle_text(row, usage),
+            style="" if usage.idle_since(row.lease, row.share) is None else "yellow",
         )
     return Group(listed if rows else Text("no pod holds a lease"), *usage_notes(usage))
+
+
+def _idle_text(row: TopRow, usage: MeasuredUsage) -> str:
+    since = row.measured.idle_since if row.measured else None
+    if since is None:
+        return "-"
+    mark = "" if usage.idle_since(row.lease, row.share) is None else " idle"
+    return f"{age(usage.read_at - since)}{mark}"
 
 
 def top_shape(rows: Sequence[TopRow], usage: MeasuredUsage) -> dict[str, Any]:
@@ -110,7 +121,7 @@ def top_shape(rows: Sequence[TopRow], usage: MeasuredUsage) -> dict[str, Any]:
                 "index": row.share.index,
                 "memory_mib": row.share.memory_mib,
                 "cores_percent": row.share.cores_percent,
-                "measured": measured_shape(row.measured),
+                "measured": measured_shape(usage, row.lease, row.share),
             }
             for row in rows
         ],

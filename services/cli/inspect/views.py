@@ -5,18 +5,16 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
-from services.cli.snapshot.location import locate, nats_credentials_of, redis_credentials_of
+from services.cli.snapshot.flagged_reader import read_with_flags
+from services.cli.snapshot.location import locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
-from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
-from services.cli.snapshot.usage_reader import read_usage
+from services.cli.snapshot.snapshot_reader import SnapshotReader
 from shared.model.errors import RequestError
 from shared.model.ledger import NodeTotals
 
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 def gpus(flags: argparse.Namespace) -> int:
     """Show every device and its leases."""
-    nodes, usage = _read(flags, _nodes_and_usage, pods=False)
+    nodes, usage = read_with_flags(flags, _nodes_and_usage, pods=False)
     if flags.json:
         terminal.print_json(json_output.gpus(nodes, usage))
     else:
@@ -40,7 +38,7 @@ def gpus(flags: argparse.Namespace) -> int:
 
 def ps(flags: argparse.Namespace) -> int:
     """Show leases and waiting pods."""
-    snapshot = _read(flags, _snapshot_and_usage, pods=False)
+    snapshot = read_with_flags(flags, _snapshot_and_usage, pods=False)
     if flags.json:
         terminal.print_json(json_output.ps(snapshot))
     else:
@@ -70,16 +68,16 @@ def top(flags: argparse.Namespace) -> int:
             terminal.print_json(top_shape(rows, usage))
             return
         if flags.once or not sys.stdout.isatty():
-            terminal.print_text(top_table(rows, usage, time.time()))
+            terminal.print_text(top_table(rows, usage))
             return
-        with Live(top_table(rows, usage, time.time()), screen=True, auto_refresh=False) as live:
+        with Live(top_table(rows, usage), screen=True, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(flags.interval)
                 rows, usage = await read()
-                live.update(top_table(rows, usage, time.time()), refresh=True)
+                live.update(top_table(rows, usage), refresh=True)
 
     with contextlib.suppress(KeyboardInterrupt):
-        _read(flags, show, pods=False)
+        read_with_flags(flags, show, pods=False)
     return 0
 
 
@@ -98,7 +96,7 @@ def explain(flags: argparse.Namespace) -> int:
         pod = await reader.pod(flags.namespace, flags.pod)
         return pod, await _snapshot_and_usage(reader)
 
-    pod, snapshot = _read(flags, read)
+    pod, snapshot = read_with_flags(flags, read)
     if pod is None:
         print(
             f"leasehold explain: there is no pod {flags.namespace}/{flags.pod}; `kubectl get pods "
@@ -161,31 +159,8 @@ def topology(flags: argparse.Namespace) -> int:
 
 async def _nodes_and_usage(reader: SnapshotReader) -> tuple[tuple[NodeTotals, ...], MeasuredUsage]:
     nodes = await reader.nodes()
-    return nodes, await read_usage(reader.location, nodes)
+    return nodes, await reader.usage.read(nodes)
 
 
 async def _snapshot_and_usage(reader: SnapshotReader) -> Snapshot:
-    snapshot = await reader.snapshot(now=time.time(), pods=False)
-    return replace(snapshot, usage=await read_usage(reader.location, snapshot.nodes))
-
-
-def _read(
-    flags: argparse.Namespace,
-    read: Callable[[SnapshotReader], Awaitable[T]],
-    *,
-    pods: bool = True,
-) -> T:
-    location = locate(
-        flags.state,
-        redis_url=flags.redis_url,
-        redis_credentials=redis_credentials_of(flags),
-        nats_url=flags.nats_url,
-        nats_credentials=nats_credentials_of(flags),
-        kubeconfig=flags.kubeconfig,
-    )
-
-    async def reading() -> T:
-        async with open_reader(location, pods=pods) as reader:
-            return await read(reader)
-
-    return asyncio.run(reading())
+    return await reader.with_usage(await reader.snapshot(now=time.time(), pods=False))

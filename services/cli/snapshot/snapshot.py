@@ -10,7 +10,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quota import QuotaTotals
-from shared.model.usage import ShareKey, ShareMeasurement
+from shared.model.usage import IDLE_AFTER_S, ShareKey, ShareMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class PodSummary:
     phase: str = ""
     scheduler: str = ""
     created_at: float = 0.0
+    owner: str = ""
+    """Kind and name of its controller, such as Job/train; empty: it has none."""
     gates: tuple[str, ...] = ()
     """Its scheduling gates."""
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -56,11 +58,36 @@ class MeasuredUsage:
     unmeasured_nodes: tuple[NodeName, ...] = ()
     """Nodes with leases whose agent did not reply."""
     problem: str = ""
-    """Why no agent was asked, as text."""
+    """Why no usage was requested, as text."""
+    read_at: float = 0.0
+    """Unix seconds."""
+    idle_after_s: float = IDLE_AFTER_S
+    """Shares that have not been used for this long are marked as idle."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why usage is missing, if it is, as text."""
+        silent = ", ".join(self.unmeasured_nodes)
+        problems = (self.problem, silent and f"no usage from the agents of: {silent}")
+        return tuple(filter(None, problems))
 
     def of(self, lease: Lease, share: Share) -> ShareMeasurement | None:
         """Return the usage of a share; None: it was not measured."""
         return self.shares.get((lease.pod, share.container, share.device))
+
+    def idle_since(self, lease: Lease, share: Share) -> float | None:
+        """Return since when a share that is marked as idle has not been used; None: it is not."""
+        measured = self.of(lease, share)
+        if measured is None or not measured.is_idle(self.read_at, after_s=self.idle_after_s):
+            return None
+        return measured.idle_since
+
+    def lease_idle_since(self, lease: Lease) -> float | None:
+        """Return since when none of a lease's shares has been used; None: it is not idle."""
+        shares = [share for share in lease.shares if not share.init]
+        since = [self.idle_since(lease, share) for share in shares]
+        known = [one for one in since if one is not None]
+        return max(known) if known and len(known) == len(since) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +13,25 @@ import msgspec
 
 from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.snapshot.usage_reader import UsageReader
 from shared.kubernetes.errors import NotFoundError
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.usage import IDLE_AFTER_S
 
 if TYPE_CHECKING:
     from shared.kubernetes.client import KubernetesClient
 
 PAGE = 500
+
+
+class _ListedOwner(msgspec.Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
 
 
 class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -31,6 +40,7 @@ class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
     creation_timestamp: datetime | None = None
     annotations: dict[str, str] = {}
+    owner_references: tuple[_ListedOwner, ...] = ()
 
 
 class _ListedGate(msgspec.Struct, frozen=True):
@@ -68,10 +78,12 @@ class SnapshotReader:
         location: ClusterLocation,
         ledger: RedisLeases,
         kubernetes: "KubernetesClient | None",
+        usage: UsageReader,
     ) -> None:
         self.location = location
         self.ledger = ledger
         self._kubernetes = kubernetes
+        self.usage = usage
 
     @property
     def kubernetes(self) -> "KubernetesClient":
@@ -139,10 +151,16 @@ class SnapshotReader:
             fair_share=await self.ledger.totals.fair_share(),
         )
 
+    async def with_usage(self, snapshot: Snapshot) -> Snapshot:
+        """Add the usage that the agents of the snapshot's nodes measure now."""
+        return replace(snapshot, usage=await self.usage.read(snapshot.nodes))
+
 
 @asynccontextmanager
-async def open_reader(location: ClusterLocation, *, pods: bool) -> AsyncIterator[SnapshotReader]:
-    """Open the ledger, and the API server if `pods` are needed.
+async def open_reader(
+    location: ClusterLocation, *, pods: bool, idle_after_s: float = IDLE_AFTER_S
+) -> AsyncIterator[SnapshotReader]:
+    """Open the ledger, the API server if `pods` are needed, and NATS once usage is read.
 
     Raises UnavailableError with what to try if either does not respond.
     """
@@ -152,7 +170,9 @@ async def open_reader(location: ClusterLocation, *, pods: bool) -> AsyncIterator
             ledger = await stack.enter_async_context(
                 RedisLeases.connect(location.redis_url, credentials=location.redis_credentials)
             )
-            yield SnapshotReader(location, ledger, kubernetes)
+            usage = UsageReader(location, idle_after_s=idle_after_s)
+            await stack.enter_async_context(usage)
+            yield SnapshotReader(location, ledger, kubernetes, usage)
         except UnavailableError as error:
             if location.hint:
                 raise UnavailableError(f"{location.hint} ({error})") from error
@@ -195,6 +215,10 @@ def _summary(pod: _ListedPod) -> PodSummary:
         phase=pod.status.phase,
         scheduler=pod.spec.scheduler_name,
         created_at=created.timestamp() if created else 0.0,
+        owner=next(
+            (f"{one.kind}/{one.name}" for one in pod.metadata.owner_references if one.controller),
+            "",
+        ),
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         annotations=pod.metadata.annotations,
         unschedulable_message=next(

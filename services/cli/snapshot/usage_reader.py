@@ -1,57 +1,68 @@
-"""Requests the measured usage of leased shares from the node agents."""
+"""Reads the measured usage of leased shares from the node agents."""
 
-import asyncio
+import time
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Self
 
 from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot import MeasuredUsage
-from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.request_reply import UsageReply, UsageRequest
+from shared.model.errors import LeaseholdError
 from shared.model.ledger import NodeTotals
-from shared.model.names import NodeName
+from shared.model.usage import IDLE_AFTER_S
 from shared.nats.bus import Bus
+from shared.nats.usage_requests import request_usage
 
 CONNECT_S = 2.0
-REPLY_S = 2.0
 
 
-async def read_usage(location: ClusterLocation, nodes: Iterable[NodeTotals]) -> MeasuredUsage:
-    """Request the usage on the nodes with leases, from all of them at once.
+class UsageReader:
+    """Connects to NATS at the first read, and keeps the connection until the context exits."""
 
-    Never raises an error of ours: usage is shown beside leases, which are shown without it, too.
-    """
-    names = sorted(totals.node.facts.name for totals in nodes if totals.leases)
-    if not names:
-        return MeasuredUsage()
-    if not location.nats_url:
-        return MeasuredUsage(problem="usage is not shown: set --nats-url")
-    try:
-        async with Bus.connect(
-            location.nats_url,
-            name="leasehold usage",
-            credentials=location.nats_credentials,
-            creates_stream=False,
-            patience_s=CONNECT_S,
-        ) as bus:
-            return await request_usage(bus, names)
-    except LeaseholdError as error:
-        return MeasuredUsage(problem=f"usage is not shown: {error}")
+    def __init__(self, location: ClusterLocation, *, idle_after_s: float = IDLE_AFTER_S) -> None:
+        self.location = location
+        self.idle_after_s = idle_after_s
+        self._stack = AsyncExitStack()
+        self._bus: Bus | None = None
 
+    async def __aenter__(self) -> Self:
+        return self
 
-async def request_usage(
-    bus: Bus, nodes: Iterable[NodeName], *, timeout_s: float = REPLY_S
-) -> MeasuredUsage:
-    """Request the usage on these nodes; those without a reply in `timeout_s` are unmeasured."""
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
-    async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:
+    async def read(self, nodes: Iterable[NodeTotals]) -> MeasuredUsage:
+        """Request the usage on the nodes with leases, from all of them at once.
+
+        Never raises an error of ours: usage is shown beside leases, which are shown without it,
+        too.
+        """
+        names = sorted(totals.node.facts.name for totals in nodes if totals.leases)
+        usage = MeasuredUsage(read_at=time.time(), idle_after_s=self.idle_after_s)
+        if not names:
+            return usage
+        if not self.location.nats_url:
+            return replace(usage, problem="usage is not shown: set --nats-url")
         try:
-            reply = await bus.request(UsageRequest(node=node), UsageReply, timeout_s=timeout_s)
-        except UnavailableError:
-            return node, None
-        return node, reply
+            replies = await request_usage(await self._connected(), names)
+        except LeaseholdError as error:
+            return replace(usage, problem=f"usage is not shown: {error}")
+        return replace(
+            usage,
+            shares={one.key: one for reply in replies.values() if reply for one in reply.shares},
+            unmeasured_nodes=tuple(node for node, reply in replies.items() if reply is None),
+        )
 
-    replies = await asyncio.gather(*map(request, nodes))
-    return MeasuredUsage(
-        shares={one.key: one for _, reply in replies if reply for one in reply.shares},
-        unmeasured_nodes=tuple(node for node, reply in replies if reply is None),
-    )
+    async def _connected(self) -> Bus:
+        if self._bus is None:
+            self._bus = await self._stack.enter_async_context(
+                Bus.connect(
+                    self.location.nats_url,
+                    name="leasehold usage",
+                    credentials=self.location.nats_credentials,
+                    creates_stream=False,
+                    patience_s=CONNECT_S,
+                )
+            )
+        return self._bus

@@ -13,7 +13,6 @@ import pytest
 
 from services.auth.nats_users import NatsUser, all_users
 from services.cli.credentials import CredentialFiles
-from services.cli.snapshot.usage_reader import request_usage
 from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.model.errors import UnavailableError
@@ -31,6 +30,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.usage import ShareMeasurement
 from shared.nats import subjects
 from shared.nats.bus import Bus
+from shared.nats.usage_requests import request_usage
 from tests.support.auth.logins import NODES
 from tests.support.servers.nats import flush, free_port, nats_binary
 
@@ -213,8 +213,10 @@ async def test_the_operator_gets_usage_and_the_nodes_without_a_reply(
 
         usage = await request_usage(operator, [NodeName("node.b"), NodeName("node-a")])
 
-    assert [one.memory_mib for one in usage.shares.values()] == [1_200]
-    assert usage.unmeasured_nodes == ("node-a",)
+    reply = usage["node.b"]
+    assert reply is not None
+    assert [one.memory_mib for one in reply.shares] == [1_200]
+    assert usage["node-a"] is None
 
 
 async def test_an_agents_event_about_another_node_is_ignored(

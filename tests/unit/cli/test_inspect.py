@@ -121,6 +121,7 @@ def test_usage_is_shown_beside_each_lease() -> None:
             "memory_mib": 1_200,
             "cores_percent": 0,
             "processes": 2,
+            "idle": False,
             "idle_since": 400.0,
         }
 
@@ -139,7 +140,7 @@ def test_missing_usage_is_a_dash_and_nodes_without_a_reply_are_named() -> None:
 def test_top_sorts_by_usage_and_filters_by_namespace_and_node() -> None:
     other = structs.replace(LEASE, pod=PodUid("other"), name="second", namespace=Namespace("b"))
     nodes = [replace(NODE, leases=(other, LEASE))]
-    usage = MeasuredUsage(shares={MEASURED.key: MEASURED})
+    usage = MeasuredUsage(shares={MEASURED.key: MEASURED}, read_at=1_000.0)
 
     by_memory = top.top_rows(nodes, usage, sort="memory")
     by_pod = top.top_rows(nodes, usage, sort="pod")
@@ -149,7 +150,7 @@ def test_top_sorts_by_usage_and_filters_by_namespace_and_node() -> None:
     assert [row.lease.name for row in by_pod] == ["second", "first"]
     assert [row.lease.name for row in of_b] == ["second"]
     assert top.top_rows(nodes, usage, sort="idle", node="elsewhere") == []
-    text = drawn(top.top_table(by_memory, usage, 1_000.0))
-    assert "1200 of 3000  0% of 30%  2          10m" in text
+    text = drawn(top.top_table(by_memory, usage))
+    assert "1200 of 3000  0% of 30%  2          10m idle" in text
     assert "- of 3000     - of 30%   -          -" in text
     assert [share["measured"] for share in top.top_shape(of_b, usage)["shares"]] == [None]

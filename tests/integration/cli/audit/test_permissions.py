@@ -12,6 +12,7 @@ from services.cli.audit.audit import read_audited
 from services.cli.credentials import CredentialFiles
 from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot_reader import SnapshotReader
+from services.cli.snapshot.usage_reader import UsageReader
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
 from shared.ledger.leases import RedisLeases
@@ -45,7 +46,7 @@ async def reader_as(
     location = ClusterLocation(redis_url=valkey.url, kubeconfig=None, redis_credentials=login)
     async with RedisLeases.connect(location.redis_url, credentials=login) as ledger:
         pods: Any = NoPods()
-        yield SnapshotReader(location, ledger, pods)
+        yield SnapshotReader(location, ledger, pods, UsageReader(location))
 
 
 async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(

@@ -1,0 +1,35 @@
+"""The command report --idle."""
+
+import argparse
+import time
+
+from services.cli import terminal
+from services.cli.admin.idle_report import idle_shape, idle_table
+from services.cli.snapshot.flagged_reader import read_with_flags
+from services.cli.snapshot.snapshot import Snapshot
+from services.cli.snapshot.snapshot_reader import SnapshotReader
+from shared.model.errors import RequestError
+
+
+def report_idle(flags: argparse.Namespace) -> int:
+    """Add up what idle shares hold, by namespace and owner."""
+    budget_flags = {
+        "--window": flags.window,
+        "--from": flags.begin,
+        "--to": flags.end,
+        "--group-by": flags.group_by,
+        "--csv": flags.csv,
+    }
+    used = [name for name, value in budget_flags.items() if value]
+    if used:
+        raise RequestError(f"--idle reports what is held now: omit {', '.join(used)}")
+
+    async def read(reader: SnapshotReader) -> Snapshot:
+        return await reader.with_usage(await reader.snapshot(now=time.time()))
+
+    snapshot = read_with_flags(flags, read)
+    if flags.json:
+        terminal.print_json(idle_shape(snapshot))
+    else:
+        terminal.print_text(idle_table(snapshot))
+    return 0

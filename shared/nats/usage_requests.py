@@ -1,0 +1,30 @@
+"""Requests the measured usage of nodes' leased shares from their agents."""
+
+import asyncio
+from collections.abc import Iterable
+
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import UsageReply, UsageRequest
+from shared.model.names import NodeName
+from shared.nats.bus import Bus
+
+REPLY_S = 2.0
+MOST_AT_ONCE = 64
+"""Requests without a reply: a cluster's agents do not reply all in one moment."""
+
+
+async def request_usage(
+    bus: Bus, nodes: Iterable[NodeName], *, timeout_s: float = REPLY_S
+) -> dict[NodeName, UsageReply | None]:
+    """Return the reply of each node's agent; None: it did not reply within `timeout_s` seconds."""
+    turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:
+        async with turns:
+            try:
+                reply = await bus.request(UsageRequest(node=node), UsageReply, timeout_s=timeout_s)
+            except UnavailableError:
+                return node, None
+            return node, reply
+
+    return dict(await asyncio.gather(*map(request, nodes)))
