@@ -1,8 +1,8 @@
 """The JSON of `/api/v1`, without the names of namespaces that the viewer may not see; pure.
 
 For a namespace that a viewer may not see, it contains only how much of a device is in use and the
-state of the lease: no names, no times, no reasons. Amounts are MiB, percent of one device and Unix
-seconds.
+state of the lease: no names, no times, no reasons, no measured usage. Amounts are MiB, percent of
+one device and Unix seconds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,8 @@ from services.dashboard.recent_events import RecentEvent
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
 from shared.model.device import DeviceMode
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease_json import Json, mig_json, waiting_json
+from shared.model.lease import Lease
+from shared.model.lease_json import Json, lease_json, measured_json, mig_json, waiting_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
@@ -99,7 +100,17 @@ def _share(view: ShareView, visible: NamespaceFilter) -> Json:
         "version": view.version,
         "fence": share.fence,
         "mig": mig_json(share.mig),
+        "measured": measured_json(view.measured, is_idle=view.is_idle),
     }
+
+
+def lease_details_json(lease: Lease, projection: Projection) -> Json:
+    """Return a lease with the measured usage of its shares."""
+    shape = lease_json(lease)
+    for share, form in zip(lease.shares, shape["shares"], strict=True):
+        measured, is_idle = projection.usage_of(lease, share)
+        form["measured"] = measured_json(measured, is_idle=is_idle)
+    return shape
 
 
 def queue_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:

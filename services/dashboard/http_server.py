@@ -17,6 +17,7 @@ from services.dashboard.api_responses import (
     NamespaceFilter,
     budget_history,
     device_json,
+    lease_details_json,
     namespace_json,
     state_json,
     waiting_details_json,
@@ -27,7 +28,7 @@ from shared.credentials.authorization import Authenticator, Viewer, is_loopback
 from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.lease_json import Json, lease_json
+from shared.model.lease_json import Json
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.telemetry import trace_id_of
 
@@ -234,7 +235,10 @@ class DashboardServer:
         namespace = lease.namespace if lease else waiting.queued.namespace if waiting else None
         if namespace is None or not scope.visible(namespace):
             return _error(404, "no lease or waiting pod that you may see has this UID")
-        body: Json = {"lease": lease_json(lease) if lease else None, "trace": self._trace(pod)}
+        body: Json = {
+            "lease": lease_details_json(lease, projection) if lease else None,
+            "trace": self._trace(pod),
+        }
         if waiting is not None:
             position = 1 + [each.queued.pod for each in projection.queue()].index(pod)
             body["waiting"] = waiting_details_json(waiting, position)

@@ -51,6 +51,24 @@ _CONTAINERS = (
         lambda share: share.cores_percent,
         _share_labels,
     ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_memory_used_bytes",
+        "Memory in use: the larger of what HAMi-core and the driver report.",
+        lambda share: None if share.used_mib is None else share.used_mib * MIB,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_cores_used_percent",
+        "Percent of the device's cores in use.",
+        lambda share: share.used_cores_percent,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_idle",
+        "1 for a share that has not been used for a while (--idle-after-minutes).",
+        lambda share: share.is_idle,
+        _share_labels,
+    ),
 )
 
 
@@ -61,7 +79,7 @@ def metric_families(projection: Projection) -> Iterator[Metric]:
         yield _family(of_devices, devices.values())
     leases = [lease for of_node in projection.leases.values() for lease in of_node]
     pods = [share for lease in leases for share in _of_pod(lease, devices)]
-    containers = [share for lease in leases for share in _of_containers(lease, devices)]
+    containers = [share for lease in leases for share in _of_containers(lease, devices, projection)]
     for of_shares, shares in (
         *((metric, pods) for metric in _PODS),
         *((metric, containers) for metric in _CONTAINERS),
@@ -100,16 +118,20 @@ def _of_pod(
 
 
 def _of_containers(
-    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation]
+    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation], projection: Projection
 ) -> Iterator[ShareAllocation]:
     names = list(dict.fromkeys(share.container for share in lease.shares))
     for share in lease.shares:
         if share.device in devices:
+            measured, is_idle = projection.usage_of(lease, share)
             yield ShareAllocation(
                 device=devices[share.device],
                 namespace=lease.namespace,
                 pod=lease.name,
                 pod_uid=lease.pod,
+                used_mib=measured.memory_mib if measured else None,
+                used_cores_percent=measured.cores_percent if measured else None,
+                is_idle=is_idle if measured else None,
                 container=share.container,
                 container_index=names.index(share.container),
                 memory_mib=share.memory_mib,

@@ -5,7 +5,7 @@ changed. `now` is an argument, Unix seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from services.dashboard.recent_events import PodEvent, RecentEvents
 from shared.model.budget import LeaseClass
@@ -15,6 +15,7 @@ from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_orde
 from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.usage import ShareKey, ShareMeasurement, share_key
 
 ChangeKey = tuple[str, str]
 """A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
@@ -38,6 +39,14 @@ class ShareView:
     gang: str
     version: int
     share: Share
+    measured: ShareMeasurement | None = None
+    """None: the node's agent has not reported its usage."""
+    is_idle: bool = False
+
+    @property
+    def key(self) -> ShareKey:
+        """What distinguishes the share."""
+        return share_key(self.pod, self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,24 @@ class NamespaceView:
     budget: BudgetChanged | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeasuredShares:
+    """The usage of one node's shares, and which of them are idle."""
+
+    shares: Mapping[ShareKey, ShareMeasurement] = field(default_factory=dict)
+    idle: frozenset[ShareKey] = frozenset()
+
+    def add_to(self, view: ShareView) -> ShareView:
+        """Return the share with its usage."""
+        measured, is_idle = self.shares.get(view.key), view.key in self.idle
+        if (view.measured, view.is_idle) == (measured, is_idle):
+            return view
+        return replace(view, measured=measured, is_idle=is_idle)
+
+
+_NOT_MEASURED = _MeasuredShares()
+
+
 class Projection:
     """The latest state of everything that is shown."""
 
@@ -103,6 +130,7 @@ class Projection:
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.events = RecentEvents()
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
+        self._measured: dict[NodeName, _MeasuredShares] = {}
 
     def update_nodes(
         self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
@@ -117,6 +145,7 @@ class Projection:
 
     def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
         excluded = totals.node.facts.excluded_devices
+        measured = self._measured.get(name, _NOT_MEASURED)
         shares = _shares_by_device(totals.leases)
         devices = [
             DeviceView(
@@ -124,7 +153,7 @@ class Projection:
                 device=device,
                 use=use,
                 excluded=device.index in excluded,
-                shares=shares.get(device.uuid, ()),
+                shares=tuple(map(measured.add_to, shares.get(device.uuid, ()))),
             )
             for device, use in totals.node.devices
         ]
@@ -155,11 +184,38 @@ class Projection:
             return set()
         self.leases.pop(name, None)
         self._usage.pop(name, None)
+        self._measured.pop(name, None)
         return {("node", name), NAMESPACES, *self._remove_devices(node.devices)}
 
     def _remove_devices(self, uuids: Iterable[DeviceUuid]) -> set[ChangeKey]:
         removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
         return {("device", uuid) for uuid in removed}
+
+    def leased_nodes(self) -> list[NodeName]:
+        """Return the nodes with leases."""
+        return sorted(name for name, leases in self.leases.items() if leases)
+
+    def update_measured(
+        self,
+        name: NodeName,
+        measured: Iterable[ShareMeasurement] | None,
+        *,
+        now: float,
+        idle_after_s: float,
+    ) -> frozenset[ChangeKey]:
+        """Replace the usage of a node's shares; None: its agent did not report it."""
+        shares = {one.key: one for one in measured or ()}
+        idle = {key for key, one in shares.items() if one.is_idle(now, after_s=idle_after_s)}
+        self._measured[name] = found = _MeasuredShares(shares=shares, idle=frozenset(idle))
+        changed: set[ChangeKey] = set()
+        node = self.nodes.get(name)
+        for uuid in node.devices if node else ():
+            before = self.devices[uuid]
+            view = replace(before, shares=tuple(map(found.add_to, before.shares)))
+            if view != before:
+                self.devices[uuid] = view
+                changed.add(("device", uuid))
+        return frozenset(changed)
 
     def update_waiting(
         self, found: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
@@ -249,6 +305,12 @@ class Projection:
                 *(event.namespace for event in self.events.latest),
             }
         )
+
+    def usage_of(self, lease: Lease, share: Share) -> tuple[ShareMeasurement | None, bool]:
+        """Return a share's measured usage, if it is known, and whether the share is idle."""
+        key = share_key(lease.pod, share)
+        found = self._measured.get(lease.node, _NOT_MEASURED)
+        return found.shares.get(key), key in found.idle
 
     def lease_of(self, pod: PodUid) -> Lease | None:
         """Return a pod's live lease."""

@@ -6,13 +6,13 @@ so nothing depends on receiving every event once and in order. A periodic resync
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.dashboard.change_feed import ChangeFeed
 from services.dashboard.missing_components import ComponentMonitor, MissingComponent
-from services.dashboard.projection import MISSING, Projection
+from services.dashboard.projection import MISSING, ChangeKey, Projection
 from services.dashboard.recent_events import PodEvent
 from shared.model.clock import Clock
 from shared.model.events.node_events import ShareActivated
@@ -29,9 +29,11 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
+from shared.model.events.request_reply import UsageRequest
 from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
-from shared.runtime.service import loops, observes
+from shared.model.usage import IDLE_AFTER_S, ShareMeasurement
+from shared.runtime.service import loops, observes, publishes
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ class DashboardTiming:
     resync_s: float = 30.0
     components_s: float = 1.0
     """Between two checks for missing components."""
+    usage_s: float = 5.0
+    """Between two requests for the measured usage of shares."""
+    idle_after_s: float = IDLE_AFTER_S
+    """A share that has not been used for so long is marked as idle."""
 
 
 class DashboardLedger(Protocol):
@@ -89,14 +95,31 @@ class DashboardWaitingPods(Protocol):
         ...
 
 
+class UsageOfNodes(Protocol):
+    """The node agents, as the dashboard requests the usage of shares from them."""
+
+    async def __call__(
+        self, nodes: Iterable[NodeName]
+    ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
+        """Return the usage of each node's shares; None: its agent did not reply."""
+        ...
+
+
+@publishes(UsageRequest)
 class Dashboard:
     """Updates the projection. Any number of replicas may run: each receives all events."""
 
     def __init__(
-        self, ledger: DashboardLedger, clock: Clock, *, timing: DashboardTiming | None = None
+        self,
+        ledger: DashboardLedger,
+        clock: Clock,
+        *,
+        read_usage: UsageOfNodes,
+        timing: DashboardTiming | None = None,
     ) -> None:
         self.ledger = ledger
         self.clock = clock
+        self.read_usage = read_usage
         self.timing = timing or DashboardTiming()
         self.projection = Projection()
         self.components = ComponentMonitor(clock.now())
@@ -202,6 +225,23 @@ class Dashboard:
                 self.missing = missing
                 self.feed.publish({MISSING})
             await self.clock.sleep(self.timing.components_s)
+
+    @loops
+    async def measure_usage(self) -> None:
+        """Request the usage of all leased shares every `usage_s`."""
+        while True:
+            await self.update_usage()
+            await self.clock.sleep(self.timing.usage_s)
+
+    async def update_usage(self) -> None:
+        """Request the usage of the nodes with leases; of one that does not reply none is shown."""
+        usage = await self.read_usage(self.projection.leased_nodes())
+        now, after_s = self.clock.now(), self.timing.idle_after_s
+        update = self.projection.update_measured
+        changes = [
+            update(name, shares, now=now, idle_after_s=after_s) for name, shares in usage.items()
+        ]
+        self.feed.publish(frozenset[ChangeKey]().union(*changes))
 
     def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
         self._all_pods_stale = True

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.model.errors import RequestError
+from shared.model.usage import IDLE_AFTER_S
 from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Serves a live page of devices, leases and waiting pods, /api/v1, and /metrics with the
@@ -45,12 +46,20 @@ class DashboardSettings(LedgerSettings):
         "HOST:PORT of another /metrics, named as by Volcano's and HAMi's schedulers; no login",
     )
 
+    idle_after_minutes: float = setting(
+        IDLE_AFTER_S / 60, "shares that have not been used for so many minutes are marked as idle"
+    )
+
     def check(self) -> None:
         """Raise RequestError for contradictory settings, and for public access without a token."""
         if self.auth not in AUTH_MODES:
             raise RequestError(f"--auth {self.auth!r} must be one of {', '.join(AUTH_MODES)}")
         if self.tokens and self.auth != "tokens":
             raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
+        if self.idle_after_minutes < 0:
+            raise RequestError(
+                f"--idle-after-minutes must be at least 0, got {self.idle_after_minutes:g}"
+            )
         if self.auth == "none" and not is_loopback(self.listen):
             raise RequestError(
                 f"--listen {self.listen} is reachable from other hosts, and --auth none shows "

@@ -155,8 +155,20 @@ def _share(view: ShareView, visible: NamespaceFilter, now: float) -> str:
     instance = f", {share.mig.profile} at {share.mig.position}" if share.mig else ""
     return (
         f"{view.namespace}/{view.name} {share.container}: {amount}{instance}, "
-        f"for {age(now - view.created_at)}"
+        f"for {age(now - view.created_at)}{_measured(view, now)}"
     )
+
+
+def _measured(view: ShareView, now: float) -> str:
+    """Describe the measured usage of a share, to be appended."""
+    measured = view.measured
+    if measured is None:
+        return ""
+    memory = "" if measured.memory_mib is None else f", uses {measured.memory_mib} MiB"
+    cores = "" if measured.cores_percent is None else f", {measured.cores_percent} % of the cores"
+    since = measured.idle_since if view.is_idle else None
+    idle = "" if since is None else f", idle for {age(now - since)}"
+    return f"{memory}{cores}{idle}"
 
 
 def _links(number: int, pages: int, devices: int, *, only_table: bool) -> str:

@@ -1,11 +1,12 @@
 """Builds the dashboard from real clients and serves it."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.legacy_metrics import legacy_metrics_application
-from services.dashboard.service import Dashboard
+from services.dashboard.service import Dashboard, DashboardTiming
 from services.dashboard.settings import DashboardSettings
 from shared.credentials.authorization import (
     AnonymousAuthenticator,
@@ -20,11 +21,16 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
+from shared.model.names import NodeName
+from shared.model.usage import ShareMeasurement
 from shared.nats.bus import Bus
+from shared.nats.usage_requests import request_usage
 from shared.runtime import health
 from shared.runtime.run import serve
 
 logger = logging.getLogger(__name__)
+
+MINUTE_S = 60.0
 
 
 async def serve_dashboard(settings: DashboardSettings) -> None:
@@ -48,7 +54,15 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
         budgets = await stack.enter_async_context(
             Budgets.connect(redis_url, credentials=credentials)
         )
-        dashboard = Dashboard(ledger, SystemClock())
+
+        async def read_usage(
+            nodes: Iterable[NodeName],
+        ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
+            replies = await request_usage(bus, nodes)
+            return {node: reply.shares if reply else None for node, reply in replies.items()}
+
+        timing = DashboardTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S)
+        dashboard = Dashboard(ledger, SystemClock(), read_usage=read_usage, timing=timing)
         server = DashboardServer(dashboard, authenticator, budgets, trace_url=settings.trace_url)
         address = await stack.enter_async_context(
             health.served(server.application(), settings.listen, flag="--listen")

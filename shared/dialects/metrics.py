@@ -51,6 +51,10 @@ class ShareAllocation:
     container_index: int = 0
     memory_mib: int
     cores_percent: int
+    used_mib: int | None = None
+    """Measured by the agent of its node; None: not known, or all of a pod."""
+    used_cores_percent: int | None = None
+    is_idle: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

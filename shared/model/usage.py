@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 
+from shared.model.lease import Share
 from shared.model.names import DeviceUuid, Namespace, PodUid
 
-ShareKey = tuple[PodUid, str, DeviceUuid]
-"""Pod, name of a container, and device."""
+ShareKey = tuple[PodUid, str, DeviceUuid, int | None]
+"""Pod, name of a container, device, and the position of a MIG instance in its layout."""
 IDLE_AFTER_S = 600.0
 """A share that has not been used for this long is marked as idle, by default."""
+
+
+def share_key(pod: PodUid, share: Share) -> ShareKey:
+    """Return the key of a pod's share."""
+    position = None if share.mig is None else share.mig.position
+    return pod, share.container, share.device, position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +30,8 @@ class ShareMeasurement:
     """None: neither the driver nor HAMi-core reports it."""
     cores_percent: int | None = None
     """Percent of the device's cores in use; None: it is not reported."""
+    position: int | None = None
+    """Of its MIG instance in the device's layout; None: the share is no instance."""
     processes: int = 0
     """Processes on the device, as the driver lists them."""
     idle_since: float | None = None
@@ -30,8 +39,8 @@ class ShareMeasurement:
 
     @property
     def key(self) -> ShareKey:
-        """Pod, container and device."""
-        return self.pod, self.container, self.device
+        """What distinguishes the share."""
+        return self.pod, self.container, self.device, self.position
 
     def is_idle(self, now: float, *, after_s: float = IDLE_AFTER_S) -> bool:
         """Whether it has not been used for `after_s` seconds; `now` is in Unix seconds."""

@@ -29,6 +29,7 @@ from shared.model.ledger import NodeTotals, counted_use
 from shared.runtime import health
 from tests.support import build
 from tests.support.dashboard.browser import chromium
+from tests.support.dashboard.dashboard import NodesUsage
 
 PER_NODE = 8
 ROUND_S = DashboardTiming().round_s
@@ -84,7 +85,7 @@ async def change(board: Dashboard, nodes: int, changes: int) -> None:
 async def measure(devices: int, changes: int, folder: Path | None) -> None:
     """Print what one page saw, with our files or those of a folder."""
     nodes = -(-devices // PER_NODE)
-    board = Dashboard(None, SystemClock())  # type: ignore[arg-type]
+    board = Dashboard(None, SystemClock(), read_usage=NodesUsage())  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True
     pages = DashboardServer(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]

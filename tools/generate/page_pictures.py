@@ -5,6 +5,7 @@ They show a fixed cluster at a fixed time, so that only a change of the page cha
 
 import asyncio
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import PodRequest
+from shared.model.usage import ShareMeasurement
 from shared.runtime import health
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -98,11 +100,36 @@ def accounts() -> list[NodeTotals]:
     return found
 
 
+def usage(lease: Lease) -> ShareMeasurement:
+    """The measured usage of a lease; one of them is idle."""
+    (share,), number = lease.shares, int(lease.name.rpartition("-")[2])
+    return ShareMeasurement(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        container=share.container,
+        device=share.device,
+        memory_mib=share.memory_mib * (20 + 8 * number) // 100,
+        cores_percent=0 if number == 7 else 15 + 10 * number,
+        processes=1,
+        idle_since=NOW - 3 * 3_600 if number == 7 else None,
+    )
+
+
+async def no_agents(_: Iterable[NodeName]) -> Mapping[NodeName, None]:
+    """The usage of no node."""
+    return {}
+
+
 def filled() -> Dashboard:
     """The page's state at that moment."""
-    board = Dashboard(None, FixedClock())  # type: ignore[arg-type]
+    board = Dashboard(None, FixedClock(), read_usage=no_agents)  # type: ignore[arg-type]
     totals = accounts()
     board.projection.update_nodes([], totals)
+    for of_node in totals:
+        shares = [usage(lease) for lease in of_node.leases if lease.state is LeaseState.ACTIVE]
+        update = board.projection.update_measured
+        update(of_node.node.facts.name, shares, now=NOW, idle_after_s=600)
     queued = PodQueued(
         pod=PodUid("uid-huge"),
         namespace=Namespace("team-a"),

@@ -10,7 +10,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quota import QuotaTotals
-from shared.model.usage import IDLE_AFTER_S, ShareKey, ShareMeasurement
+from shared.model.usage import IDLE_AFTER_S, ShareKey, ShareMeasurement, share_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class MeasuredUsage:
 
     def of(self, lease: Lease, share: Share) -> ShareMeasurement | None:
         """Return the usage of a share; None: it was not measured."""
-        return self.shares.get((lease.pod, share.container, share.device))
+        return self.shares.get(share_key(lease.pod, share))
 
     def idle_since(self, lease: Lease, share: Share) -> float | None:
         """Return since when a share that is marked as idle has not been used; None: it is not."""

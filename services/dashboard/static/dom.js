@@ -70,15 +70,32 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString();
 }
 
+/** The measured usage of a share, to be appended; empty: it is not measured. */
+export function measuredText({ measured }) {
+  if (!measured) return "";
+  const memory = measured.memory_mib === null ? "" : `, uses ${mib(measured.memory_mib)}`;
+  const cores = measured.cores_percent === null ? "" : `, ${measured.cores_percent} % of the cores`;
+  const idle = measured.idle ? `, idle since ${new Date(measured.idle_since * 1000).toLocaleString()}` : "";
+  return `${memory}${cores}${idle}`;
+}
+
+/** The memory that the shares of a device are measured to use, MiB; null: none is measured. */
+export function measuredMib(device) {
+  const known = device.shares.map((share) => share.measured?.memory_mib ?? null).filter((amount) => amount !== null);
+  return known.length ? known.reduce((sum, amount) => sum + amount, 0) : null;
+}
+
 export function shareText(share) {
   const instance = share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : "";
-  const amount = `${mib(share.memory_mib)}, ${share.cores_percent} %${instance}, ${share.state}`;
+  const amount = `${mib(share.memory_mib)}, ${share.cores_percent} %${instance}, ${share.state}${measuredText(share)}`;
   return share.pod ? `${share.namespace}/${share.name} ${share.container}: ${amount}` : `in use: ${amount}`;
 }
 
 export function deviceText(device) {
   const health = device.healthy ? "" : ", unhealthy";
   const excluded = device.excluded ? ", excluded from new shares" : "";
+  const used = measuredMib(device), idle = device.shares.filter((share) => share.measured?.idle).length;
+  const measured = used === null ? "" : `, ${mib(used)} in use${idle ? `, ${idle} idle` : ""}`;
   return `GPU ${device.index} of ${device.node}, ${device.model}, ${mib(device.used_mib)} of ` +
-    `${mib(device.memory_mib)}, ${device.shares.length} shares${health}${excluded}`;
+    `${mib(device.memory_mib)} leased, ${device.shares.length} shares${measured}${health}${excluded}`;
 }

@@ -1,5 +1,5 @@
 // The drawer: the details of one device, lease or namespace.
-import { age, clock, el, mib, shareText, swatch } from "./dom.js";
+import { age, clock, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
 
 export class Drawer {
   constructor(state) {
@@ -48,10 +48,11 @@ export class Drawer {
   device(uuid) {
     const device = this.state.devices.get(uuid);
     if (!device) return [title("This device no longer exists")];
+    const used = measuredMib(device);
     return [
       title(`GPU ${device.index} of ${device.node}`),
       facts({ Model: device.model, UUID: device.uuid, Health: device.healthy ? "healthy" : "UNHEALTHY", Mode: device.mode,
-        "MIG layout": device.layout, Memory: `${mib(device.used_mib)} of ${mib(device.memory_mib)}`, Cores: `${device.used_cores} % reserved`,
+        "MIG layout": device.layout, Memory: `${mib(device.used_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used), Cores: `${device.used_cores} % reserved`,
         Shares: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa, Excluded: device.excluded ? "from new shares" : "" }),
       el("h3", {}, "Leases"),
       device.shares.length ? el("ul", {}, ...device.shares.map((share) => el("li", {}, share.pod ? swatch(share.namespace) : null,
@@ -69,7 +70,7 @@ export class Drawer {
         Dialect: lease.dialect, Gang: lease.gang, Version: lease.version, "Pod UID": lease.pod }),
       el("h3", {}, "Shares"),
       el("ul", {}, ...lease.shares.map((share) => el("li", {}, `${share.container}${share.init ? " (init)" : ""}: ${mib(share.memory_mib)}, ${share.booked_cores} %` +
-        `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}, fence ${share.fence}, on `, this.link("device", share.device, `GPU ${share.index}`)))));
+        `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}${measuredText(share)}, fence ${share.fence}, on `, this.link("device", share.device, `GPU ${share.index}`)))));
     }
     if (waiting) {
       sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),

@@ -25,6 +25,8 @@ class LastUse:
     pod: PodUid
     container: str
     device: DeviceUuid
+    position: int | None = None
+    """Of its MIG instance."""
     used_at: float
     """Unix seconds."""
     memory_bytes: int = 0
@@ -32,8 +34,8 @@ class LastUse:
 
     @property
     def key(self) -> ShareKey:
-        """Pod, container and device."""
-        return self.pod, self.container, self.device
+        """What distinguishes the share."""
+        return self.pod, self.container, self.device, self.position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class IdleShares:
             pod=key[0],
             container=key[1],
             device=key[2],
+            position=key[3],
             used_at=min(max(used_at, kernels or 0.0), now),
             memory_bytes=share.measured_bytes,
         )

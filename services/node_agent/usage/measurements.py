@@ -15,7 +15,7 @@ from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid
-from shared.model.usage import ShareKey
+from shared.model.usage import ShareKey, share_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class MeasuredContainer:
     """HAMi-core cannot limit the cores of one of its processes."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
-        """Return the pod, the container and the device of one of its shares."""
-        return self.container.lease.pod, self.container.name, share.share.device
+        """Return what distinguishes one of its shares from all others of the node."""
+        return share_key(self.container.lease.pod, share.share)
 
     @property
     def isolation_lost(self) -> bool:

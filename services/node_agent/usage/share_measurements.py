@@ -20,6 +20,7 @@ def share_measurements(
                 name=lease.name,
                 container=use.container.name,
                 device=one.share.device,
+                position=one.share.mig.position if one.share.mig else None,
                 memory_mib=_memory_mib(one),
                 cores_percent=_cores_percent(one),
                 processes=one.processes,

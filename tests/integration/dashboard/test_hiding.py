@@ -21,7 +21,7 @@ from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reser
 from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
-THEIRS = ("p1", "w1", "default", "reason-of-theirs", "window-of-theirs")
+THEIRS = ("p1", "1234567", "w1", "default", "reason-of-theirs", "window-of-theirs")
 """Words of a namespace, its pods, and their messages."""
 
 
@@ -48,6 +48,8 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
     async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         begin = (await shown.state("for-b"))["id"]
         lease = await reserve_lease(shown)
+        shown.usage.measure(lease, memory_mib=1_234_567)
+        await until(lambda: shown.shares("for-default"), lambda found: found and found[0]["measured"])
         waits = queued("w1", units=99_000)
         mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
         capacity = await shown.ledger.capacity()

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,8 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.lease import Lease
+from shared.model.names import NodeName
+from shared.model.usage import ShareMeasurement
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner
@@ -28,6 +30,31 @@ from tests.support.waiting import until
 
 
 @dataclass
+class NodesUsage:
+    """Reports the usage of nodes that a test sets; other nodes' agents do not reply."""
+
+    nodes: dict[NodeName, tuple[ShareMeasurement, ...]] = field(default_factory=dict)
+
+    def measure(self, lease: Lease, **amounts: Any) -> None:
+        """Have the agent of a lease's node report the usage of the lease's share."""
+        (share,) = lease.shares
+        measured = ShareMeasurement(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=share.container,
+            device=share.device,
+            **amounts,
+        )
+        self.nodes[lease.node] = (measured,)
+
+    async def __call__(
+        self, nodes: Iterable[NodeName]
+    ) -> dict[NodeName, tuple[ShareMeasurement, ...] | None]:
+        return {node: self.nodes.get(node) for node in nodes}
+
+
+@dataclass
 class RunningDashboard:
     """A running dashboard, its ledger and its bus."""
 
@@ -36,6 +63,7 @@ class RunningDashboard:
     bus: Bus
     url: str
     client: aiohttp.ClientSession
+    usage: NodesUsage
 
     async def get(self, path: str, token: str = "") -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -71,7 +99,13 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
                 Budgets.connect(valkey.url) as store,
                 aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
             ):
-                board = Dashboard(leases, SystemClock(), timing=DashboardTiming(round_s=0.02))
+                usage = NodesUsage()
+                board = Dashboard(
+                    leases,
+                    SystemClock(),
+                    read_usage=usage,
+                    timing=DashboardTiming(round_s=0.02, usage_s=0.05),
+                )
                 runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
                 started = asyncio.Event()
                 task = asyncio.create_task(runner.run(started))
@@ -83,7 +117,7 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
                 )
                 async with health.served(pages.application(), "127.0.0.1:0") as address:
                     await until(lambda: started.is_set() and not board.unready_reason())
-                    yield RunningDashboard(board, leases, bus, f"http://{address}", client)
+                    yield RunningDashboard(board, leases, bus, f"http://{address}", client, usage)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task

@@ -100,11 +100,11 @@ async def test_processes_have_their_memory_and_utilization(nvml: GpuDriver) -> N
 
     busy.send("burn 5s")
 
-    async def shown() -> dict[int, tuple[int | None, int]]:
+    async def shown() -> dict[int, tuple[int | None, int | None]]:
         (sample,) = await processes.sample()
         return {one.pid: (one.memory_bytes, one.busy_percent) for one in sample.processes}
 
-    await until(shown, lambda found: found[busy.pid][1] > 50)
+    await until(shown, lambda found: (found[busy.pid][1] or 0) > 50)
     (sample,) = await processes.sample()
     assert sample.busy_percent is not None
     assert sample.busy_percent > 50

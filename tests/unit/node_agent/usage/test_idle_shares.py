@@ -11,12 +11,13 @@ from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, Last
 from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from shared.model.usage import share_key
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import fresh
 
 UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
 LEASED = LeasedContainer(lease=lease_of(UID), name="main", allocated_at=900.0)
-KEY = (LEASED.lease.pod, "main", share(0).device)
+KEY = share_key(LEASED.lease.pod, share(0))
 REGION = decode(V1_2, fresh())
 
 

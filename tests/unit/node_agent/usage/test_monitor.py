@@ -10,6 +10,7 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import MigPlacement
+from shared.model.usage import share_key
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
@@ -62,7 +63,7 @@ async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(
     await world.monitor.scan()
     report = world.monitor.report()
 
-    assert used.key == (tenant.lease.pod, "main", share(0).device)
+    assert used.key == share_key(tenant.lease.pod, share(0))
     assert used.memory_mib is not None
     assert used.memory_mib >= 300
     assert used.cores_percent
