@@ -49,7 +49,9 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
         begin = (await shown.state("for-b"))["id"]
         lease = await reserve_lease(shown)
         shown.usage.measure(lease, memory_mib=1_234_567)
-        await until(lambda: shown.shares("for-default"), lambda found: found and found[0]["measured"])
+        await until(
+            lambda: shown.shares("for-default"), lambda found: found and found[0]["measured"]
+        )
         waits = queued("w1", units=99_000)
         mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
         capacity = await shown.ledger.capacity()
