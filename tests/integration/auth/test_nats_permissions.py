@@ -213,10 +213,10 @@ async def test_the_operator_gets_usage_and_the_nodes_without_a_reply(
 
         usage = await request_usage(operator, [NodeName("node.b"), NodeName("node-a")])
 
-    reply = usage["node.b"]
+    reply = usage[NodeName("node.b")]
     assert reply is not None
     assert [one.memory_mib for one in reply.shares] == [1_200]
-    assert usage["node-a"] is None
+    assert usage[NodeName("node-a")] is None
 
 
 async def test_an_agents_event_about_another_node_is_ignored(

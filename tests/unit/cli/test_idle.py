@@ -11,7 +11,7 @@ from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot
 from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, PodUid
 from shared.model.usage import ShareMeasurement
-from tests.unit.cli.test_inspect import HELD, LEASE, MEASURED, NODE, OURS, POD, drawn
+from tests.support.snapshots import HELD, LEASE, MEASURED, NODE, OURS, POD, drawn
 
 NOW = 8_000.0
 """Two hours after the last use, at 800."""
