@@ -17,7 +17,7 @@ UNCOUNTED_BYTES = 512 << 20
 CORES_NOT_LIMITED = (
     "has a process whose use of the cores HAMi-core does not limit, since it has not found the "
     "process's PID on the node; its memory is limited. Start the processes one after the other, "
-    "with the first device in CUDA_VISIBLE_DEVICES, or give the container a MIG instance or a "
+    "and hide the container's first device from none, or give the container a MIG instance or a "
     "whole device"
 )
 """It has no PIDs, so that it is one Event per container."""
