@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.campaign.judge import INVARIANTS, checks_of
 from tests.campaign.report import table
 from tests.campaign.runner import run_campaign
 from tests.campaign.schedule import FAULTS, Round, rounds_of
@@ -25,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m tests.campaign",
         description=__doc__,
+        epilog=watched(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
@@ -37,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
     add("--keep", type=Path, help="directory that keeps the state and the logs of all parts")
     add("--schedule", action="store_true", help="print the schedule and run nothing")
     return made
+
+
+def watched() -> str:
+    """Return every invariant with the functions of this package that watch it."""
+    lines = [f"  {name}  {text}: {', '.join(checks_of(name))}" for name, text in INVARIANTS.items()]
+    return "\n".join(("Invariants, and what watches them:", *lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,9 @@ from tests.campaign.workload import (
     Want,
 )
 
+_DEVICE, _MIB = 1, 5
+"""Positions in a share of the lease's copy."""
+
 
 def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
     """Return the pod, or None if no campaign created it."""
@@ -26,6 +29,7 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         return None
     gpus, mib, cores, exclusive = map(int, annotations[WANT_ANNOTATION].split())
     lease = json.loads(annotations.get(LEASE_ANNOTATION, "{}"))
+    shares = [share for share in lease.get("shares", ()) if share[0] != INIT]
     unscheduled: Mapping[str, str] = next(
         (
             condition
@@ -46,7 +50,8 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         gang=annotations.get(GANG_NAME, ""),
         gang_min=int(annotations.get(GANG_MIN, 0)),
         lease_node=lease.get("node", ""),
-        devices=tuple(share[1] for share in lease.get("shares", ()) if share[0] != INIT),
+        devices=tuple(share[_DEVICE] for share in shares),
+        copied_mib=tuple(share[_MIB] for share in shares),
         reason=unscheduled.get("reason", ""),
         message=unscheduled.get("message", ""),
         priority=pod["spec"].get("priority", 0),

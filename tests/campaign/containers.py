@@ -1,12 +1,20 @@
 """What containers were given, read from the environment and the files on their node; pure."""
 
 from collections.abc import Iterator, Mapping
+from struct import Struct
 from typing import Any
 
-from tests.campaign.observations import AgentGrant, Grant
+from tests.campaign.observations import AgentGrant, Grant, RegionLimits
 from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, INIT
 
 _MIB = 1 << 20
+EXCLUSIVE = 1
+"""The number of the sharing policy of a share that has its device to itself."""
+REGION_BYTES, REGION_HEAD = 2_008_953, 1856
+"""Size of a region file of HAMi-core 1.2, and of its part before the processes."""
+_MAGIC, _VERSION = 19920718, (1, 2)
+_HEAD, _LIMITS = Struct("<iII"), Struct("<16Q16Q")
+_LIMITS_AT = 1600
 
 
 def grants_of(
@@ -48,11 +56,31 @@ def _memory_mib(environment: Mapping[str, str], position: int) -> int | None:
     return int(allocated) if allocated else None
 
 
+def region_limits(pod: str, head: bytes) -> RegionLimits | None:
+    """Read the limits of a region file from its head; None: it is none, or has no limits."""
+    if len(head) < REGION_HEAD or _HEAD.unpack_from(head) != (_MAGIC, *_VERSION):
+        return None
+    numbers = _LIMITS.unpack_from(head, _LIMITS_AT)
+    limited = [
+        (size, cores) for size, cores in zip(numbers[:16], numbers[16:], strict=True) if size
+    ]
+    if not limited:
+        return None
+    return RegionLimits(
+        pod=pod,
+        mib=tuple(-(-size // _MIB) for size, _ in limited),
+        cores=tuple(cores for _, cores in limited),
+    )
+
+
 def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
-    """Return what an agent's checkpoint records."""
+    """Return what an agent's checkpoint records; a container with two resources counts once."""
+    seen: set[tuple[str, str]] = set()
     for entry in checkpoint["entries"]:
-        allocation = entry["allocation"]
-        for share in allocation["lease"]["shares"]:
+        allocation, lowered = entry["allocation"], entry.get("lowered")
+        key = (allocation["pod"], allocation["container"])
+        lease = lowered["lease"] if lowered else allocation["lease"]
+        for share in () if key in seen else lease["shares"]:
             if share["container"] != allocation["container"] or share["container"] == INIT:
                 continue
             yield AgentGrant(
@@ -65,4 +93,6 @@ def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
                 slot=share["slot"],
                 fence=share["fence"],
                 activated_at=allocation["activated_at"],
+                exclusive=share.get("whole", False) or share.get("sharing") == EXCLUSIVE,
             )
+        seen.add(key)

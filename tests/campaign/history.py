@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.campaign.observations import AgentGrant, SeenPod
+from tests.campaign.observations import AgentGrant, RawLedger, SeenPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class History:
     """The first sample without faults after the last one with faults."""
     without_lease: dict[str, int] = field(default_factory=dict)
     """By running pod, in how many ready samples in a row it had no lease."""
+    lease_versions: dict[str, int] = field(default_factory=dict)
+    """By pod, the version of its lease in the sample before."""
     redis_lost: bool = False
     """Redis lost contents in this round."""
 
@@ -66,6 +68,11 @@ class History:
             self.last_seen[pod.uid] = at
             if pod.node:
                 self.bound_at.setdefault(pod.uid, at)
+
+    def saw_ledger(self, ledger: RawLedger | None) -> None:
+        """Take note of the versions of the leases of a sample, after it was judged."""
+        leases = ledger.leases if ledger and ledger.ready else {}
+        self.lease_versions = {pod: lease.version for pod, lease in leases.items()}
 
     def gangs(self) -> dict[str, list[SeenPod]]:
         """Return the members of every gang ever seen."""

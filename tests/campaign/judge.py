@@ -30,10 +30,21 @@ INVARIANTS: Mapping[str, str] = {
     "O2": "the audit sees what the judge sees",
     "O3": "a refusal has a reason, numbers, and the next thing to try",
 }
+WATCHING = (safety, liveness, sight)
 AUDITED = frozenset({"P2", "P5", "P6"})
 """What the product's audit has to see as well."""
 SLACK_S = 1.0
 """Added to each bound: samples are up to this far apart."""
+
+
+def checks_of(invariant: str) -> tuple[str, ...]:
+    """Return the names of the functions that watch an invariant, with their modules."""
+    return tuple(
+        f"{module.__name__.rpartition('.')[2]}.{name}"
+        for module in WATCHING
+        for name in vars(module)
+        if name.startswith(f"{invariant.lower()}_")
+    )
 
 
 @dataclass(slots=True)
@@ -103,14 +114,15 @@ class Judge:
         history = self.history
         self.coverage.count(sample)
         history.saw_pods((sample.pods or {}).values(), sample.at)
-        for check in safety.CHECKS.values():
+        for check in safety.CHECKS:
             self.report(check(sample, history))
         self.report(sight.s6_budgets_are_exact(sample, history))
         self.report(sight.p7_a_part_that_cannot_work_is_unready(sample, cannot_work))
         self.report(sight.o3_a_refusal_has_reason_numbers_and_advice(sample, history))
         if not sample.faults or set(sample.faults) == {"cordon"}:
             self.report(sight.p7_a_cordon_is_obeyed(sample, history))
-        found = [each for check in liveness.CHECKS.values() for each in check(sample, history)]
+        found = [each for check in liveness.CHECKS for each in check(sample, history)]
+        history.saw_ledger(sample.ledger)
         self.outstanding = tuple(found)
         keys = {(each.check, each.subject) for each in found}
         self._since = {key: self._since.get(key, sample.at) for key in keys}

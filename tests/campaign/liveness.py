@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from tests.campaign.history import History, Outstanding
 from tests.campaign.observations import RawLedger, Sample, SeenPod
@@ -17,6 +17,7 @@ RESUMED_S = 10.0
 REBUILT_S = 20.0
 OFFERED_S = 2.0
 EXPIRED_S = 5.0
+REGION_S = 30.0
 SLOTS = 10
 _NODES = re.compile(r"\d+/(\d+) nodes are available")
 
@@ -144,6 +145,22 @@ def _fits(want: Want, devices: Free) -> bool:
     return len(fitting) >= want.gpus
 
 
+def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """HAMi-core's limits become those of the lease.
+
+    A lower limit that was not confirmed stays for 20 s: the ledger may still have it written.
+    """
+    for uid, limits in sorted(sample.limits.items()):
+        lease = sample.ledger.leases.get(uid) if sample.ledger else None
+        if lease is None or lease.state not in HELD:
+            continue
+        leased = sorted((share.mib, share.cores or DEVICE_CORES) for share in lease.shares)
+        enforced = sorted(zip(limits.mib, limits.cores, strict=True))
+        if enforced != leased:
+            text = f"its container may use {enforced} MiB and %, its lease has {leased}"
+            yield _about(uid, "S7", text, REGION_S, history)
+
+
 def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Outstanding]:
     """A refusal counts as many nodes as there are."""
     if sample.pods is None or sample.nodes is None:
@@ -218,6 +235,9 @@ def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
         return f"bound to {pod.node}, its lease is {state}"
     if sorted(share.device for share in lease.shares) != sorted(pod.devices):
         return "its lease is on other devices than its copy"
+    leased = sorted(share.mib for share in lease.shares)
+    if leased != sorted(pod.copied_mib):
+        return f"its lease has {leased} MiB, its copy {sorted(pod.copied_mib)}"
     return ""
 
 
@@ -272,13 +292,14 @@ def _about(
     )
 
 
-CHECKS: Mapping[str, Pending] = {
-    "P1": p1_a_pod_is_bound_or_explained,
-    "P2": p2_no_lease_outlives_its_pod,
-    "P3": p3_service_resumes,
-    "P4": p4_freed_capacity_is_offered,
-    "P5": p5_a_gang_holds_all_or_nothing,
-    "P6": p6_the_ledger_agrees,
-    "O3": o3_a_refusal_counts_the_nodes,
-}
-"""By invariant, what it still waits for."""
+CHECKS: tuple[Pending, ...] = (
+    p1_a_pod_is_bound_or_explained,
+    p2_no_lease_outlives_its_pod,
+    p3_service_resumes,
+    p4_freed_capacity_is_offered,
+    p5_a_gang_holds_all_or_nothing,
+    p6_the_ledger_agrees,
+    s7_a_region_follows_the_lease,
+    o3_a_refusal_counts_the_nodes,
+)
+"""Those that judge what is outstanding in every sample."""

@@ -25,6 +25,8 @@ class SeenPod:
     """The node of the lease's copy that our Binding wrote; empty: it has none."""
     devices: tuple[str, ...] = ()
     """UUIDs of that copy."""
+    copied_mib: tuple[int, ...] = ()
+    """Memory of each of them in that copy."""
     reason: str = ""
     """Of its condition PodScheduled, if that is False."""
     message: str = ""
@@ -73,6 +75,17 @@ class AgentGrant:
     slot: int | None
     fence: int
     activated_at: float
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLimits:
+    """The limits in the region file of a container, which HAMi-core enforces; by device."""
+
+    pod: str
+    mib: tuple[int, ...]
+    cores: tuple[int, ...]
+    """100: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +168,8 @@ class Sample:
     nodes: Mapping[str, SeenNode] | None = None
     grants: tuple[Grant, ...] = ()
     agents: tuple[AgentGrant, ...] = ()
+    limits: Mapping[str, RegionLimits] = field(default_factory=dict)
+    """Of running containers, by pod."""
     ledger: RawLedger | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
     """By device, the node that it is in."""

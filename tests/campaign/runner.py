@@ -147,7 +147,7 @@ class CampaignRunner:
         return True
 
     async def _resize(self, pod: PodPlan | None) -> None:
-        """Make a bound pod's share smaller; from now on it counts as no more than that."""
+        """Resize a bound pod's share, which may be refused; it counts as no more than that."""
         assert pod is not None
         if not json.loads(await self.cluster.kube.read(f"{PODS}/{pod.name}"))["spec"].get(
             "nodeName"

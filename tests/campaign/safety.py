@@ -1,7 +1,7 @@
 """Checks of safety: they hold at every instant, whatever fault is at work; pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.campaign.history import History, Violation
@@ -64,15 +64,15 @@ def _bound_by_us(pods: Iterable[SeenPod]) -> Iterator[SeenPod]:
 def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator[Violation]:
     """The sums of containers, of pods and of live leases stay within each device."""
     containers = (
-        _Piece(grant.pod, grant.device, _mib_now(grant, history), grant.cores, grant.exclusive)
+        _Piece(grant.pod, grant.device, _mib_now(grant, sample), grant.cores, grant.exclusive)
         for grant in sample.grants
     )
     yield from _over("S1", "containers", containers, sample, history)
     by_pods = (
-        _Piece(pod.uid, device, pod.want.mib, pod.want.cores, pod.want.exclusive)
+        _Piece(pod.uid, device, mib, pod.want.cores, pod.want.exclusive)
         for pod in _bound_by_us((sample.pods or {}).values())
         if not pod.deleted
-        for device in pod.devices
+        for device, mib in zip(pod.devices, _mib_of(pod), strict=True)
     )
     yield from _over("S1", "bound pods", by_pods, sample, history)
     leases = (
@@ -84,10 +84,19 @@ def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator
     yield from _over("S1", "leases", leases, sample, history)
 
 
-def _mib_now(grant: Grant, history: History) -> int:
-    """Return the memory that a container has now: a resized one started with more."""
-    pod = history.pods.get(grant.pod)
-    return min(grant.mib, pod.want.mib) if pod and pod.resized else grant.mib
+def _mib_now(grant: Grant, sample: Sample) -> int:
+    """Return the memory that a container can have now; a resized one started with another limit."""
+    limits = sample.limits.get(grant.pod)
+    return max(limits.mib) if limits else grant.mib
+
+
+def _mib_of(pod: SeenPod) -> Iterator[int]:
+    """Return a pod's memory of each device; of a resized one that which it certainly has.
+
+    The copy in its annotation follows the resize.
+    """
+    for mib in pod.copied_mib:
+        yield min(mib, pod.want.mib) if pod.resized else pod.want.mib
 
 
 def _leases(sample: Sample) -> Iterable[RawLease]:
@@ -188,6 +197,26 @@ def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Viol
             yield _about(uid, "S7", text, sample, history)
 
 
+def s7_a_region_allows_no_more_than_the_lease(
+    sample: Sample, history: History
+) -> Iterator[Violation]:
+    """HAMi-core's limit is never above the lease, also while the lease is resized.
+
+    Only leases that did not change since the sample before: the region was read between.
+    """
+    ledger = sample.ledger
+    if ledger is None or not ledger.ready or history.redis_lost:
+        return
+    for uid, limits in sorted(sample.limits.items()):
+        lease = ledger.leases.get(uid)
+        if lease is None or lease.state not in HELD:
+            continue
+        leased = max((share.mib for share in lease.shares), default=0)
+        if history.lease_versions.get(uid) == lease.version and max(limits.mib) > leased:
+            text = f"its container may use {max(limits.mib)} MiB, its lease has {leased}"
+            yield _about(uid, "S7", text, sample, history)
+
+
 def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> Iterator[Violation]:
     """A pod that runs keeps its lease, but for the time in which a lost Redis is rebuilt."""
     ledger = sample.ledger
@@ -211,16 +240,30 @@ def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> 
 def s9_an_agent_gives_out_no_more_than_there_is(
     sample: Sample, history: History
 ) -> Iterator[Violation]:
-    """By an agent's own checkpoint, pods that may run hold no more than each device has."""
-    pods = sample.pods
-    if pods is None:
-        return
+    """By an agent's own checkpoint, all that it has given out is no more than each device has.
+
+    Whatever the API server and the ledger say: an entry counts until the agent itself removes it.
+    """
     pieces = (
-        _Piece(grant.pod, grant.device, grant.mib, grant.cores)
+        _Piece(grant.pod, grant.device, grant.mib, grant.cores, grant.exclusive)
         for grant in sample.agents
-        if (pod := pods.get(grant.pod)) and not pod.deleted and not pod.ended
     )
     yield from _over("S9", "checkpoint", pieces, sample, history)
+    slots: dict[tuple[str, int], str] = {}
+    for grant in sample.agents:
+        if grant.slot is None:
+            continue
+        other = slots.setdefault((grant.device, grant.slot), grant.pod)
+        if other != grant.pod:
+            names = f"{history.name(other)} and {history.name(grant.pod)}"
+            yield Violation(
+                check="S9",
+                subject=f"device {grant.device}",
+                text=f"checkpoint: slot {grant.slot} was given to {names}",
+                at=sample.at,
+                pods=frozenset({other, grant.pod}),
+                devices=frozenset({grant.device}),
+            )
 
 
 def _granted(sample: Sample, history: History) -> Iterator[SeenPod]:
@@ -242,14 +285,15 @@ def _about(uid: str, check: str, text: str, sample: Sample, history: History) ->
     )
 
 
-CHECKS: Mapping[str, Check] = {
-    "S1": s1_no_device_is_over_committed,
-    "S2": s2_a_container_has_one_lease,
-    "S3": s3_what_runs_is_leased,
-    "S4": s4_fences_only_rise,
-    "S5": s5_only_a_lease_grants,
-    "S7": s7_limits_equal_the_lease,
-    "S8": s8_a_lease_lasts_while_its_pod_may_run,
-    "S9": s9_an_agent_gives_out_no_more_than_there_is,
-}
-"""By invariant, what watches it in every sample."""
+CHECKS: tuple[Check, ...] = (
+    s1_no_device_is_over_committed,
+    s2_a_container_has_one_lease,
+    s3_what_runs_is_leased,
+    s4_fences_only_rise,
+    s5_only_a_lease_grants,
+    s7_limits_equal_the_lease,
+    s7_a_region_allows_no_more_than_the_lease,
+    s8_a_lease_lasts_while_its_pod_may_run,
+    s9_an_agent_gives_out_no_more_than_there_is,
+)
+"""Those that judge every sample."""

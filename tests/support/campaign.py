@@ -12,6 +12,7 @@ from tests.campaign.observations import (
     RawLease,
     RawLedger,
     RawShare,
+    RegionLimits,
     Sample,
     SeenNode,
     SeenPod,
@@ -35,7 +36,9 @@ def pod(uid: str = "a", mib: int = 1000, cores: int = 10, **changes: Any) -> See
         "devices": ("gpu-0",),
         "runs": True,
     }
-    return SeenPod(**values | changes)
+    values |= changes
+    copied = (values["want"].mib,) * len(values["devices"])
+    return SeenPod(**{"copied_mib": copied} | values)
 
 
 def waiting(uid: str = "a", mib: int = 1000, **changes: Any) -> SeenPod:
@@ -56,6 +59,11 @@ def grant(uid: str = "a", mib: int = 1000, cores: int = 10, **changes: Any) -> G
     """What the container of `pod` was given."""
     values: dict[str, Any] = {"node": NODE, "device": "gpu-0"}
     return Grant(pod=uid, mib=mib, cores=cores, **values | changes)
+
+
+def limits(uid: str = "a", mib: int = 1000, cores: int = 10) -> dict[str, RegionLimits]:
+    """What the region of the container of `pod` allows."""
+    return {uid: RegionLimits(pod=uid, mib=(mib,), cores=(cores,))}
 
 
 def agent_grant(uid: str = "a", slot: int = 0, fence: int = 1, **changes: Any) -> AgentGrant:

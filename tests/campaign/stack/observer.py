@@ -13,12 +13,19 @@ import redis.exceptions
 
 from shared.model.errors import LeaseholdError
 from tests.campaign.api_objects import seen_node, seen_pod
-from tests.campaign.containers import checkpoint_grants, grants_of
+from tests.campaign.containers import (
+    REGION_BYTES,
+    REGION_HEAD,
+    checkpoint_grants,
+    grants_of,
+    region_limits,
+)
 from tests.campaign.observations import (
     AgentGrant,
     Grant,
     RawCharge,
     RawLedger,
+    RegionLimits,
     Sample,
     SeenNode,
     SeenPod,
@@ -57,6 +64,7 @@ class Observer:
         at = time.time()
         await self._learn_uuids()
         grants, agents = self._grants(at), self._agents()
+        limits = self._limits(grants)
         pods, nodes = await self._api()
         ledger = await self._ledger()
         await self._read_readiness(at)
@@ -66,6 +74,7 @@ class Observer:
             nodes=nodes,
             grants=grants,
             agents=agents,
+            limits=limits,
             ledger=ledger,
             homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
             unready=dict(self._unready),
@@ -88,6 +97,18 @@ class Observer:
             if (found := self._json(self.cluster.directory.agent(node) / "checkpoint.json"))
             for grant in checkpoint_grants(found)
         )
+
+    def _limits(self, grants: tuple[Grant, ...]) -> dict[str, RegionLimits]:
+        """Return the limits of the running containers' region files."""
+        found: dict[str, RegionLimits] = {}
+        for node, pod in {(grant.node, grant.pod) for grant in grants}:
+            folder = self.cluster.directory.agent(node) / "containers" / f"{pod}_main"
+            for path in folder.glob("*.cache"):
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    is_region = path.stat().st_size == REGION_BYTES
+                    limits = region_limits(pod, file.read(REGION_HEAD)) if is_region else None
+                    found |= {pod: limits} if limits else {}
+        return found
 
     def _json(self, path: Path) -> dict[str, Any] | None:
         """Read a JSON file that others replace; unchanged ones are not read again."""

@@ -1,11 +1,14 @@
 """The judge can fail: for each invariant a state that violates it, and nothing else."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.campaign.judge import INVARIANTS, Judge
+from tests.campaign import judge as judge_module
+from tests.campaign import liveness, safety
+from tests.campaign.judge import INVARIANTS, Judge, checks_of
 from tests.campaign.observations import Resources, Sample, SeenNode
 from tests.campaign.workload import DEVICE_MIB, Want
 from tests.support.campaign import (
@@ -17,6 +20,7 @@ from tests.support.campaign import (
     grant,
     lease,
     ledger,
+    limits,
     pod,
     sample,
     waiting,
@@ -112,6 +116,18 @@ SAFETY: dict[str, tuple[str, tuple[Sample, ...]]] = {
             ),
         ),
     ),
+    "a slot twice in the checkpoint": (
+        "S9",
+        (sample(agents=(agent_grant("a"), agent_grant("b"))),),
+    ),
+    "an exclusive device twice in the checkpoint": (
+        "S9",
+        (sample(agents=(agent_grant("a", exclusive=True), agent_grant("b", slot=1))),),
+    ),
+    "a container that may use more than its lease": (
+        "S7",
+        lasting(pod(), limits=limits(mib=1001), grants=(grant(),), for_s=1),
+    ),
     "a refusal without a reason": ("O3", (sample(waiting(reason="")),)),
     "a refusal without numbers": ("O3", (sample(waiting(message="No room. Wait a bit.")),)),
     "a refusal without advice": ("O3", (sample(waiting(message="0/1 nodes")),)),
@@ -123,6 +139,7 @@ def test_safety_is_judged_at_once(invariant: str, samples: tuple[Sample, ...]) -
     assert invariant in found(*samples)
 
 
+REGION_BELOW = {"pods": (pod(),), "limits": limits(mib=999), **ledger_of(lease())}
 LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "neither bound nor explained": ("P1", 15, {"pods": (waiting(message="", reason=""),)}),
     "bound and not started": ("P1", 30, {"pods": (pod(runs=False, phase="Pending"),)}),
@@ -156,6 +173,8 @@ LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
     ),
     "a bound pod without a lease": ("P6", 10, {"pods": (pod(),), **ledger_of()}),
     "a ledger that stays closed": ("P6", 10, ledger_of(ready=False)),
+    "a container that may use less than its lease": ("S7", 30, REGION_BELOW),
+    "a copy of another size": ("P6", 10, {"pods": (pod(copied_mib=(999,)),), **ledger_of(lease())}),
     "a node that the ledger lacks": ("P6", 10, ledger_of(nodes=frozenset())),
     "a device that the ledger has on another node": (
         "P6",
@@ -294,6 +313,30 @@ def test_every_invariant_has_a_state_that_violates_it() -> None:
     shown = {invariant for invariant, *_ in (*SAFETY.values(), *LIVENESS.values())}
 
     assert shown | {"P7", "M1", "O1", "O2"} == set(INVARIANTS)
+
+
+def test_every_invariant_names_what_watches_it() -> None:
+    promised = {*(f"S{n}" for n in range(1, 10)), *(f"P{n}" for n in range(1, 8)), "O1", "O2", "O3"}
+
+    assert promised <= INVARIANTS.keys()
+    assert all(checks_of(invariant) for invariant in INVARIANTS)
+
+
+def test_everything_that_watches_an_invariant_is_called() -> None:
+    in_every_sample = {check.__name__ for check in (*safety.CHECKS, *liveness.CHECKS)}
+    named = {name.rpartition(".")[2] for each in INVARIANTS for name in checks_of(each)}
+    called = Path(judge_module.__file__).read_text()
+
+    assert {name for name in named - in_every_sample if f".{name}(" not in called} == set()
+
+
+def test_a_resize_between_two_samples_is_not_judged() -> None:
+    before = sample(pod(), limits=limits(), grants=(grant(),))
+    after = sample(
+        pod(), limits=limits(mib=1000), grants=(grant(),), **ledger_of(lease(mib=500, version=2))
+    )
+
+    assert "S7" not in found(before, after)
 
 
 def test_patience_multiplies_the_bounds_of_liveness() -> None:

@@ -5,12 +5,20 @@ from typing import Any
 
 import msgspec
 
+from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.ledger.rows.lease_rows import encode_lease
 from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import dump_lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.campaign.api_objects import seen_node, seen_pod
-from tests.campaign.containers import checkpoint_grants, grants_of
-from tests.campaign.observations import Grant, RawLease, RawShare
+from tests.campaign.containers import (
+    REGION_BYTES,
+    REGION_HEAD,
+    checkpoint_grants,
+    grants_of,
+    region_limits,
+)
+from tests.campaign.observations import Grant, RawLease, RawShare, RegionLimits
 from tests.campaign.raw_ledger import decode_charges, decode_lease
 from tests.campaign.workload import DEVICE_MIB, PodPlan, Want, manifest
 
@@ -128,6 +136,40 @@ def test_a_checkpoint_is_read_by_container() -> None:
 
     assert (found.pod, found.device, found.slot, found.fence) == ("a", "gpu-0", 3, 11)
     assert list(none) == []
+
+
+def test_the_limits_of_a_region_are_read() -> None:
+    seed = RegionSeed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 0))
+    head = bytes(image_of(seed))
+
+    limits = region_limits("a", head[:REGION_HEAD])
+
+    assert len(head) == REGION_BYTES
+    assert limits == RegionLimits(pod="a", mib=(5 << 10, 3 << 10), cores=(40, 100))
+    assert region_limits("a", bytes(REGION_HEAD)) is None
+
+
+def test_a_lowered_limit_in_a_checkpoint_counts() -> None:
+    before, after = (msgspec.to_builtins(stored(share("gpu-0", 3, 11))) for _ in range(2))
+    after["shares"][0]["memory_mib"] = 500
+    allocation = {"pod": "a", "container": "main", "lease": before, "activated_at": 4.0}
+    entry = {"allocation": allocation, "lowered": {"lease": after}}
+
+    grants = checkpoint_grants({"node": "node-0", "entries": [entry, entry]})
+
+    assert [each.mib for each in grants] == [500]
+
+
+def test_the_copy_of_a_lease_is_read() -> None:
+    pod = api_pod()
+    pod["metadata"]["annotations"]["leasehold.dev/lease"] = dump_lease(
+        stored(share("gpu-0", 3, 11), share("gpu-1", 4, 12))
+    )
+
+    seen = seen_pod(pod)
+
+    assert seen is not None
+    assert (seen.devices, seen.copied_mib) == (("gpu-0", "gpu-1"), (1000, 1000))
 
 
 PLAN = PodPlan(name="p", vocabulary="hami", want=Want(2, 1000, 5), gang="g", gang_min=3)
