@@ -155,7 +155,7 @@ def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[
         if lease is None or lease.state not in HELD:
             continue
         leased = sorted((share.mib, share.cores or DEVICE_CORES) for share in lease.shares)
-        enforced = sorted(zip(limits.mib, limits.cores, strict=True))
+        enforced = sorted(limits.of_devices(len(leased)))
         if enforced != leased:
             text = f"its container may use {enforced} MiB and %, its lease has {leased}"
             yield _about(uid, "S7", text, REGION_S, history)

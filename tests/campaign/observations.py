@@ -80,12 +80,19 @@ class AgentGrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLimits:
-    """The limits in the region file of a container, which HAMi-core enforces; by device."""
+    """The limits in the region file of a container, which HAMi-core enforces.
+
+    By position of its device; some vocabularies give one limit for all positions.
+    """
 
     pod: str
     mib: tuple[int, ...]
     cores: tuple[int, ...]
     """100: none."""
+
+    def of_devices(self, count: int) -> list[tuple[int, int]]:
+        """Return the limits of so many devices."""
+        return list(zip(self.mib, self.cores, strict=True))[:count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

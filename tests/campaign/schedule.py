@@ -49,6 +49,8 @@ def _links() -> tuple[str, ...]:
 WINDOW_S = (3.0, 14.0)
 KUBELET_WAYS = ("pods", "resources", "plugins")
 """A kubelet's list of pods, its PodResources, and the sockets of the agent's plugins."""
+PLUGIN_WAYS = ("cut", "slow", "half-open")
+"""What happens to all sockets between a kubelet and the device plugins of its agent."""
 FAULTS: Mapping[str, FaultKind] = {
     "kill": FaultKind(targets=(*SERVICES, "nats", "valkey", "simcluster")),
     "pause": FaultKind(targets=(*SERVICES, "nats", "valkey", "simcluster"), seconds=WINDOW_S),
@@ -79,6 +81,9 @@ FAULTS: Mapping[str, FaultKind] = {
     "kubelet-cut": FaultKind(
         targets=tuple(f"{node}:{way}" for node in NODES for way in KUBELET_WAYS), seconds=WINDOW_S
     ),
+    "plugin-link": FaultKind(
+        targets=tuple(f"{node}:{way}" for node in NODES for way in PLUGIN_WAYS), seconds=WINDOW_S
+    ),
     "node-gone-unseen": FaultKind(targets=NODES, seconds=(0.5, 6.0)),
     "device-twice": FaultKind(
         targets=tuple(f"{node}:{index}" for node in NODES for index in range(GPUS_PER_NODE)),
@@ -90,6 +95,8 @@ FAULTS: Mapping[str, FaultKind] = {
 """Every kind of fault, by the name that `--fault` takes."""
 CLOCK_OFFSETS_S = (-3600.0, -45.0, -5.0, 5.0, 45.0, 3600.0)
 API_DELAYS_S = (0.3, 1.5, 4.0)
+PLUGIN_DELAYS_S = (0.1, 0.7, 2.0)
+"""For each chunk of bytes; a call has several."""
 DEVICE_FAULTS = ("unhealthy", "vanish", "hang")
 
 
@@ -183,9 +190,12 @@ def _fault(random: Random, kind: str) -> Fault:
         detail = f"{random.choice(API_DELAYS_S)}"
     if kind == "device":
         detail = random.choice(DEVICE_FAULTS)
+    target = random.choice(described.targets)
+    if target.endswith(":slow"):
+        detail = f"{random.choice(PLUGIN_DELAYS_S)}"
     return Fault(
         kind=kind,
-        target=random.choice(described.targets),
+        target=target,
         at_s=round(max(ends_s - lasts_s, 0.5), 1),
         lasts_s=lasts_s,
         detail=detail,

@@ -35,6 +35,7 @@ from simcluster.credentials import api_server_certificates, load_secret, write_k
 from tests.campaign.schedule import GPUS_PER_NODE, NODES, SERVERS_OF, SERVICES
 from tests.campaign.stack.api_proxy import ApiProxy
 from tests.campaign.stack.clocks import Clocks
+from tests.campaign.stack.plugin_proxy import PluginProxy
 from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
 from tests.campaign.workload import URGENT, URGENT_PRIORITY
 from tests.support.waiting import until
@@ -69,6 +70,8 @@ class CampaignCluster:
     """By part and server."""
     api: dict[str, ApiProxy] = field(default_factory=dict)
     """By part."""
+    plugins: dict[str, PluginProxy] = field(default_factory=dict)
+    """By node."""
     states: Mapping[str, ComponentState] = field(default_factory=dict)
 
     @property
@@ -179,12 +182,13 @@ async def _proxied_kubelet(agent: str, kubelet: Path, cluster: CampaignCluster) 
     """Return a directory in which an agent finds its kubelet behind proxies."""
     directory = cluster.root / "kubelets" / kubelet.name
     (directory / "pod-resources").mkdir(parents=True)
-    (directory / "device-plugins").symlink_to(kubelet / "device-plugins")
+    plugins = PluginProxy(directory / "device-plugins", kubelet / "device-plugins")
+    cluster.plugins[kubelet.name] = plugins
     pods = cluster.tcp[agent, "pods"] = KubeletProxy(kubelet / "kubelet.json")
     name = Path("pod-resources", "kubelet.sock")
     resources = SocketProxy(directory / name, kubelet / name)
     cluster.tcp[agent, "resources"] = resources
-    for proxy in (pods, resources):
+    for proxy in (pods, resources, plugins):
         await proxy.start()
     described = {
         "address": HOST,
@@ -255,8 +259,8 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
                 _continue_all(cluster)
                 stop.set()
                 await asyncio.wait([running])
-                proxies: list[TcpProxy | ApiProxy] = [*cluster.tcp.values(), *cluster.api.values()]
-                await asyncio.gather(*(proxy.close() for proxy in proxies))
+                for proxies in (cluster.tcp, cluster.api, cluster.plugins):
+                    await asyncio.gather(*(proxy.close() for proxy in proxies.values()))
     if kept is None:
         shutil.rmtree(root, ignore_errors=True)
 

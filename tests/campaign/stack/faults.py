@@ -221,6 +221,13 @@ class FaultInjector:
         else:
             self.cluster.link(f"agent-{node}", way).heal()
 
+    async def _spoil_plugins(self, fault: Fault) -> None:
+        node, _, way = fault.target.partition(":")
+        self.cluster.plugins[node].spoil(way, float(fault.detail or 0.0))
+
+    async def _mend_plugins(self, fault: Fault) -> None:
+        self.cluster.plugins[fault.target.partition(":")[0]].heal()
+
     async def _delete_node_unseen(self, fault: Fault) -> None:
         """Delete a node, and kill both binders before they can acknowledge that."""
         await self._delete_node(fault)
@@ -302,6 +309,7 @@ class FaultInjector:
         "device": _break_device,
         "kubelet-restart": _restart_kubelet,
         "kubelet-cut": _cut_kubelet,
+        "plugin-link": _spoil_plugins,
         "node-gone-unseen": _delete_node_unseen,
         "device-twice": _double_device,
         "quota": _create_quota,
@@ -322,6 +330,7 @@ class FaultInjector:
         "cordon": _uncordon,
         "device": _mend_device,
         "kubelet-cut": _heal_kubelet,
+        "plugin-link": _mend_plugins,
         "node-gone-unseen": _restart_kubelet,
         "device-twice": _mend_device,
         "quota": _delete_object,

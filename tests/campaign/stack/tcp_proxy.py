@@ -1,4 +1,4 @@
-"""A TCP proxy between one part and one server, which can hold back all bytes."""
+"""A proxy between one part and one server, which holds back bytes, delays or loses them."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,11 @@ _CHUNK = 1 << 16
 
 
 class TcpProxy:
-    """Forwards connections to a port; `cut` holds all bytes back until `heal`."""
+    """Forwards connections to a port; `cut` holds all bytes back until `heal`.
+
+    Half-open, a request arrives and no answer does. Whoever lost an answer loses the connection
+    when that ends.
+    """
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
@@ -19,6 +23,10 @@ class TcpProxy:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._delay_s = 0.0
+        self._loses_answers = False
+        self._incomplete: set[asyncio.StreamWriter] = set()
+        """Connections of which bytes were lost."""
 
     async def start(self) -> None:
         """Listen on a free port."""
@@ -29,9 +37,28 @@ class TcpProxy:
         """Hold back all bytes in both directions, as a lost route does."""
         self._open.clear()
 
+    def spoil(self, way: str, delay_s: float = 0.0) -> None:
+        """Begin a fault: cut, half-open, or slow, which delays all bytes."""
+        match way:
+            case "cut":
+                self.cut()
+            case "half-open":
+                self._loses_answers = True
+            case _:
+                self._delay_s = delay_s
+
     def heal(self) -> None:
-        """Let held and new bytes through."""
+        """Let held and new bytes through; end connections that have lost some."""
+        self._delay_s, self._loses_answers = 0.0, False
         self._open.set()
+        for writer in self._incomplete:
+            writer.close()
+        self._incomplete.clear()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a connection is open."""
+        return bool(self._connections)
 
     async def close(self) -> None:
         """End all connections, and take no more."""
@@ -52,25 +79,35 @@ class TcpProxy:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._forward(reader, up_writer))
-                    tasks.create_task(self._forward(up_reader, writer))
+                    tasks.create_task(self._forward(up_reader, writer, is_answer=True))
             finally:
                 await _close(up_writer)
-        except OSError:
-            pass  # the server is away, and so is the proxy
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away, and so is the proxy; or the proxy is closed
         finally:
             self._connections.discard(connection)
+            self._incomplete.discard(writer)
             await _close(writer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(HOST, self.upstream)
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK):
                 await self._open.wait()
+                await asyncio.sleep(self._delay_s)
+                if is_answer and self._loses_answers:
+                    self._incomplete.add(writer)
+                    continue
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+        if not (is_answer and self._loses_answers):  # a lost peer does not say goodbye
+            writer.close()
+        else:
+            self._incomplete.add(writer)
 
 
 class KubeletProxy(TcpProxy):
