@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from services.watcher.quotas import (
     API_VERSION,
@@ -26,6 +25,7 @@ from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
+from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.model.errors import RequestError
@@ -57,15 +57,7 @@ def load_file(path: Path) -> dict[Namespace, Quota]:
 
     Raises RequestError naming the file and the error in it.
     """
-    try:
-        items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
-        return by_namespace(map(parse_object, items))
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; set a file of {KIND} objects") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not valid YAML: {error}") from error
-    except RequestError as error:
-        raise RequestError(f"{path}: {error}") from error
+    return load_objects(path, KIND, lambda items: by_namespace(map(parse_object, items)))
 
 
 @dataclass(slots=True)

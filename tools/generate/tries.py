@@ -1,4 +1,4 @@
-"""What a thief of a service's token tries in the cluster, and what happens; pure.
+"""Requests with the stolen token of each service, and how the API server responds; pure.
 
 The tests send each of these requests, and `docs/security.md` shows them.
 """
@@ -67,8 +67,8 @@ BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 NODE, NODE_2 = f"/api/v1/nodes/{OWN}", f"/api/v1/nodes/{OTHER}"
 
 
-def _annotated(key: str) -> Mapping[str, Any]:
-    return {"metadata": {"annotations": {key: "forged"}}}
+def _annotate(outcome: TryOutcome, words: str, path: str, key: str) -> Try:
+    return Try(outcome, words, "PATCH", path, {"metadata": {"annotations": {key: "forged"}}})
 
 
 EVERYWHERE = (
@@ -87,28 +87,25 @@ EVERYWHERE = (
 TRIES: Mapping[str, tuple[Try, ...]] = {
     "node-agent": (
         Try(ALLOWED, "change the GPU amounts of its own node", "PATCH", f"{NODE}/status", AMOUNTS),
-        Try(
+        _annotate(
             ALLOWED,
             "change the device annotations of its own node",
-            "PATCH",
             NODE,
-            _annotated("volcano.sh/node-vgpu-register"),
+            "volcano.sh/node-vgpu-register",
         ),
-        Try(
+        _annotate(
             ALLOWED,
             "show a pod of its own node as allocated",
-            "PATCH",
             f"{PODS}/own",
-            _annotated("volcano.sh/bind-phase"),
+            "volcano.sh/bind-phase",
         ),
         Try(ALLOWED, "read every Node", "GET", NODE_2),
         Try(POLICY, "change the GPU amounts of another node", "PATCH", f"{NODE_2}/status", AMOUNTS),
-        Try(
+        _annotate(
             POLICY,
             "change the device annotations of another node",
-            "PATCH",
             NODE_2,
-            _annotated("volcano.sh/node-vgpu-register"),
+            "volcano.sh/node-vgpu-register",
         ),
         Try(POLICY, "change the addresses of another node", "PATCH", f"{NODE_2}/status", ADDRESSES),
         Try(POLICY, "change the addresses of its own node", "PATCH", f"{NODE}/status", ADDRESSES),
@@ -121,24 +118,19 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         ),
         Try(POLICY, "label its own node by its status", "PATCH", f"{NODE}/status", LABEL),
         Try(POLICY, "label its own node", "PATCH", NODE, LABEL),
-        Try(POLICY, "annotate its own node", "PATCH", NODE, _annotated("example.org/any")),
+        _annotate(POLICY, "annotate its own node", NODE, "example.org/any"),
         Try(POLICY, "taint another node", "PATCH", NODE_2, TAINT),
         Try(POLICY, "taint its own node", "PATCH", NODE, TAINT),
         Try(POLICY, "change the image of a pod on another node", "PATCH", f"{PODS}/other", IMAGE),
         Try(POLICY, "change the image of a pod on its own node", "PATCH", f"{PODS}/own", IMAGE),
-        Try(
+        _annotate(
             POLICY,
             "show a pod of another node as allocated",
-            "PATCH",
             f"{PODS}/other",
-            _annotated("volcano.sh/bind-phase"),
+            "volcano.sh/bind-phase",
         ),
-        Try(
-            POLICY,
-            "forge the lease of a pod on its own node",
-            "PATCH",
-            f"{PODS}/own",
-            _annotated("leasehold.dev/lease"),
+        _annotate(
+            POLICY, "forge the lease of a pod on its own node", f"{PODS}/own", "leasehold.dev/lease"
         ),
         Try(POLICY, "label a pod on its own node", "PATCH", f"{PODS}/own", LABEL),
         Try(POLICY, "add a finalizer to a pod on its own node", "PATCH", f"{PODS}/own", FINALIZER),
@@ -151,12 +143,8 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
     "binder": (
         Try(ALLOWED, "read every pod", "GET", PODS),
         Try(ALLOWED, "bind a waiting pod to any node", "POST", f"{PODS}/waiting/binding", BINDING),
-        Try(
-            ALLOWED,
-            "forge the lease that a pod shows",
-            "PATCH",
-            f"{PODS}/own",
-            _annotated("leasehold.dev/lease"),
+        _annotate(
+            ALLOWED, "forge the lease that a pod shows", f"{PODS}/own", "leasehold.dev/lease"
         ),
         Try(
             ALLOWED,
@@ -168,13 +156,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(POLICY, "change the image of a pod", "PATCH", f"{PODS}/other", IMAGE),
         Try(POLICY, "label a pod", "PATCH", f"{PODS}/other", LABEL),
         Try(POLICY, "add a finalizer to a pod", "PATCH", f"{PODS}/other", FINALIZER),
-        Try(
-            POLICY,
-            "annotate a pod for others",
-            "PATCH",
-            f"{PODS}/other",
-            _annotated("example.org/any"),
-        ),
+        _annotate(POLICY, "annotate a pod for others", f"{PODS}/other", "example.org/any"),
         Try(
             POLICY,
             "report a pod as failed",

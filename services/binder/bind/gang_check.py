@@ -4,8 +4,9 @@ A pod may have been deleted after its gang was counted, and its event may not ha
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from services.binder.ledger_sync.current_pods import CurrentPods
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseLedger
@@ -15,10 +16,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PodTerminated,
 )
-from shared.model.lease import Lease, LeaseState
-
-MAX_READS = 32
-"""Pods read from the API server at once."""
+from shared.model.lease import LeaseState
 
 
 class GangCheck:
@@ -26,10 +24,9 @@ class GangCheck:
 
     def __init__(self, ledger: LeaseLedger, pods: PodReader, updater: LedgerUpdater) -> None:
         self.ledger = ledger
-        self.pods = pods
+        self.current_pods = CurrentPods(pods)
         self.updater = updater
         self._checks: dict[str, asyncio.Task[list[PodTerminated]]] = {}
-        self._reads = asyncio.Semaphore(MAX_READS)
 
     async def end_short(
         self, placements: Iterable[PlacementChosen]
@@ -55,10 +52,6 @@ class GangCheck:
         leases = await self.ledger.load_gang(gang)
         if any(lease.state is not LeaseState.RESERVED for lease in leases):
             return []
-        return await self._gone_among(leases)
-
-    async def _gone_among(self, leases: Sequence[Lease]) -> list[PodTerminated]:
-        gone = await asyncio.gather(*map(self._is_gone, leases))
         return [
             PodTerminated(
                 pod=lease.pod,
@@ -68,11 +61,6 @@ class GangCheck:
                 phase="",
                 trace=lease.trace,
             )
-            for lease, is_gone in zip(leases, gone, strict=True)
-            if is_gone
+            for lease, pod in await self.current_pods.read(leases)
+            if pod is None or pod.terminal or pod.deleting
         ]
-
-    async def _is_gone(self, lease: Lease) -> bool:
-        async with self._reads:
-            pod = await self.pods.get(lease.namespace, lease.name)
-        return pod is None or pod.uid != lease.pod or pod.terminal or pod.deleting

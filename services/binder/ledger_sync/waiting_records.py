@@ -1,17 +1,13 @@
 """Finds pods that are recorded as waiting, and whose deletion was missed."""
 
-import asyncio
 from collections.abc import Collection
 
+from services.binder.ledger_sync.current_pods import CurrentPods
 from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseLedger
-from services.binder.ports.observations import PodSnapshot
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.events.pod_events import PodGated, PodQueued, PodTerminated
 from shared.model.names import PodUid
-
-MAX_READS = 16
-"""Pods read from the API server at once."""
 
 
 class WaitingRecords:
@@ -20,17 +16,14 @@ class WaitingRecords:
     def __init__(self, ledger: LeaseLedger, gated_pods: GatedPods, pods: PodReader) -> None:
         self.ledger = ledger
         self.gated_pods = gated_pods
-        self.pods = pods
-        self._reads = asyncio.Semaphore(MAX_READS)
+        self.current_pods = CurrentPods(pods)
 
     async def find_gone(self, unbound: Collection[PodUid], *, now: float) -> list[PodTerminated]:
         """Return events for recorded pods that are gone; `unbound` are the pods without a node.
 
         Records of pods that are bound by now, without a lease of ours, are removed.
         """
-        suspects = await self._missing_from(frozenset(unbound))
-        read = await asyncio.gather(*map(self._read, suspects))
-        found = list(zip(suspects, read, strict=True))
+        found = await self.current_pods.read(await self._missing_from(frozenset(unbound)))
         await self._remove_bound([each for each, pod in found if pod and pod.node])
         return [
             PodTerminated(
@@ -54,12 +47,6 @@ class WaitingRecords:
             gated = await self.gated_pods.load(namespace)
             suspects += [pod for pod in gated if pod.pod not in unbound]
         return suspects
-
-    async def _read(self, recorded: PodQueued | PodGated) -> PodSnapshot | None:
-        """Return the pod as it is now; None: it is gone, whatever has its name."""
-        async with self._reads:
-            pod = await self.pods.get(recorded.namespace, recorded.name)
-        return pod if pod is not None and pod.uid == recorded.pod else None
 
     async def _remove_bound(self, bound: Collection[PodQueued | PodGated]) -> None:
         queued = [each.pod for each in bound if isinstance(each, PodQueued)]

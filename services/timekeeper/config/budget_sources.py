@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
@@ -26,6 +25,7 @@ from services.timekeeper.config.budget_spec import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
+from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.model.budget import Budget
@@ -43,15 +43,7 @@ SYNC_TIMEOUT_S = 30.0
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
     """Load the budgets of a file. Raises RequestError naming the file and the error in it."""
-    try:
-        items = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
-        return _by_namespace(map(parse_budget, items))
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; set a file of {KIND} objects") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not valid YAML: {error}") from error
-    except RequestError as error:
-        raise RequestError(f"{path}: {error}") from error
+    return load_objects(path, KIND, lambda items: _by_namespace(map(parse_budget, items)))
 
 
 def _by_namespace(parsed: Iterable[Budget]) -> dict[Namespace, Budget]:

@@ -57,6 +57,16 @@ def clock_off(monkeypatch: pytest.MonkeyPatch, off_s: float) -> Iterator[None]:
         yield
 
 
+@asynccontextmanager
+async def host_with_clock_off(
+    url: str, leases: RedisLeases, monkeypatch: pytest.MonkeyPatch, off_s: float
+) -> AsyncIterator[tuple[RedisLeases, LedgerClock]]:
+    """Another host, whose own clock is off."""
+    with clock_off(monkeypatch, off_s):
+        async with host(url, leases) as opened:
+            yield opened
+
+
 async def reserved(leases: RedisLeases, clock: LedgerClock, *, ttl_s: float) -> Lease:
     [outcome] = await leases.reserve([reservation("p", share("a"))], now=clock.now(), ttl_s=ttl_s)
     assert isinstance(outcome, Reserved)
@@ -68,10 +78,11 @@ async def test_a_host_uses_the_time_of_the_server(
     url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     true = time.time()
-    async with ledger(url) as leases:
-        with clock_off(monkeypatch, off_s):
-            async with host(url, leases) as (_, clock):
-                assert abs(clock.now() - true) < 60
+    async with (
+        ledger(url) as leases,
+        host_with_clock_off(url, leases, monkeypatch, off_s) as (_, clock),
+    ):
+        assert abs(clock.now() - true) < 60
 
 
 async def test_no_time_is_used_before_the_server_has_replied() -> None:
@@ -84,9 +95,8 @@ async def test_a_reservation_expires_in_time_whichever_host_reserved_and_expires
     url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     async with ledger(url) as leases, host(url, leases) as (binder, theirs):
-        with clock_off(monkeypatch, off_s):
-            async with host(url, leases) as (placer, ours):
-                await reserved(placer, ours, ttl_s=0.5)
+        async with host_with_clock_off(url, leases, monkeypatch, off_s) as (placer, ours):
+            await reserved(placer, ours, ttl_s=0.5)
 
         early = await binder.expire(theirs.now())
         ended = await until(lambda: binder.expire(theirs.now()), limit_s=SOON_S)
@@ -100,10 +110,11 @@ async def test_a_lease_without_a_pod_is_found_whichever_host_reserved(
     url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     true = time.time()
-    async with ledger(url) as leases:
-        with clock_off(monkeypatch, off_s):
-            async with host(url, leases) as (placer, ours):
-                lease = await reserved(placer, ours, ttl_s=30)
+    async with (
+        ledger(url) as leases,
+        host_with_clock_off(url, leases, monkeypatch, off_s) as (placer, ours),
+    ):
+        lease = await reserved(placer, ours, ttl_s=30)
 
     bound = structs.replace(lease, state=LeaseState.BOUND)
     assert compare([bound], ()).orphans == (bound,)
@@ -152,9 +163,8 @@ async def test_an_offer_is_repeated_in_time_whichever_host_offered(
     async with ledger(url, {"a": 1}) as leases, host(url, leases) as (binder, theirs):
         await leases.waiting_pods.enqueue([verdict(queued("w"), await leases.capacity())])
         await leases.save_devices([report("a", [device("a", gpu) for gpu in range(2)])])
-        with clock_off(monkeypatch, off_s):
-            async with host(url, leases) as (other, ours):
-                first = await other.waiting_pods.choose_offers(now=ours.now())
+        async with host_with_clock_off(url, leases, monkeypatch, off_s) as (other, ours):
+            first = await other.waiting_pods.choose_offers(now=ours.now())
 
         soon = await binder.waiting_pods.choose_offers(now=theirs.now())
         late = await binder.waiting_pods.choose_offers(now=theirs.now() + 61)
@@ -167,9 +177,8 @@ async def test_the_lock_of_a_rebuild_ends_in_time_whichever_host_took_it(
     url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     async with ledger(url) as leases, host(url, leases) as (binder, theirs):
-        with clock_off(monkeypatch, off_s):
-            async with host(url, leases) as (other, ours):
-                assert await other.begin_rebuild(now=ours.now(), lock_s=0.5, force=True)
+        async with host_with_clock_off(url, leases, monkeypatch, off_s) as (other, ours):
+            assert await other.begin_rebuild(now=ours.now(), lock_s=0.5, force=True)
 
         assert await binder.begin_rebuild(now=theirs.now(), lock_s=0.5) is None
         await until(lambda: binder.begin_rebuild(now=theirs.now(), lock_s=0.5), limit_s=SOON_S)

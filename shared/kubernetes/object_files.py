@@ -1,0 +1,25 @@
+"""Files of Kubernetes objects, as YAML."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from shared.model.errors import RequestError
+
+T = TypeVar("T")
+
+
+def load_objects(path: Path, kind: str, parse: Callable[[Iterable[object]], T]) -> T:
+    """Parse a file's objects of one kind. Raises RequestError with the file and its error."""
+    try:
+        return parse(
+            [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
+        )
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; set a file of {kind} objects") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} is not valid YAML: {error}") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
