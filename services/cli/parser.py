@@ -1,4 +1,4 @@
-"""The parser of the whole command line; each room describes its own commands."""
+"""The parser of the whole command line; each package describes its own commands."""
 
 import argparse
 

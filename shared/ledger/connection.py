@@ -156,7 +156,7 @@ class LedgerConnection:
             async with asyncio.timeout(self.timeout_s):
                 await self._evaluate("try_write", (), "any", b"")
         except (RedisError, OSError, TimeoutError) as error:
-            # A user who may not write was refused a read.
+            # A user without permission to write was refused a read.
             return isinstance(self._translate(error), PermissionDeniedError)
         return True
 

@@ -1,4 +1,4 @@
-"""Requests to the ledger and its answers: reservations, totals, changes, waiting pods; pure."""
+"""Requests to the ledger and its replies: reservations, totals, changes, waiting pods; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -25,8 +25,8 @@ class DeviceOrder(StrEnum):
     TIGHTEST = "tightest"
     """Most cores in use, then most memory, then lowest index (gpu-manager)."""
     LEAST_LINKED = "least-linked"
-    """Least sum of `Device.links`, then lowest index (HAMi's `topology-aware`): what is linked well
-    is left for who wants several."""
+    """Least sum of `Device.links`, then lowest index (HAMi's `topology-aware`): devices with good
+    links are left for requests of several."""
 
 
 class SharingPolicy(IntEnum):

@@ -3,10 +3,10 @@
     python -m tests.benchmarks.dashboard [DEVICES] [CHANGES_A_SECOND] [FOLDER...]
 
 A dashboard without NATS and Redis is filled with nodes of eight devices, each holding four leases;
-for ten seconds leases change, told in rounds as the ledger would, while the page is scrolled from
+for ten seconds leases change, published in rounds as by the ledger, while the page is scrolled from
 top to bottom. Printed are the time until every block is drawn, the times between frames as
 requestAnimationFrame sees them (more than 50 ms is a stutter that one feels), tasks of more than
-50 ms, and how much of a CPU the page's main thread used, which says most on a busy machine.
+50 ms, and how much of a CPU the page's main thread used, which means most on a busy machine.
 With folders of the page's files from elsewhere, those are measured in turn with ours.
 """
 

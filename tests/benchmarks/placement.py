@@ -5,12 +5,12 @@
 Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
 placement is timed: `place` (up to three candidates with their shares), `hold` of the first one, and
 keeping the index up to date with everything that changed. Between batches, not timed, the mirror
-hears the totals as from the ledger, and the oldest pods leave once there are 1,024.
+gets totals as from the ledger, and the oldest pods are removed once there are 1,024.
 Pods come from twelve templates: three memory sizes, no or 25 % of the cores, one or two
 GPUs, all with cpu, memory and pod count. The naive scan, written for clarity, looks at every
 device of every node.
 CPU time of this process, median of batches of 64; the time of `sum(range(1000))` on the same
-machine beside it tells how quick, or how busy, the machine is.
+machine beside it shows how quick, or how busy, the machine is.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def templates(order: NodeOrder) -> list[PodRequest]:
 
 
 class Load:
-    """A mirror that pods come to and leave, and the totals that a ledger would tell."""
+    """A mirror that pods come to and leave, and the totals that a ledger would publish."""
 
     def __init__(self, nodes: int, order: NodeOrder) -> None:
         self.dice = random.Random(1)  # noqa: S311

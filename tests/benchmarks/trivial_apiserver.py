@@ -101,7 +101,7 @@ class TrivialApi:
         return line
 
     def bind(self, name: str) -> None:
-        """Note the time, and tell the watch of the bound pod as an API server does."""
+        """Note the time, and send the bound pod to the watch as an API server does."""
         self.bound[name] = time.perf_counter()
         line = self.created.pop(name, None)
         if line is None:

@@ -1,4 +1,4 @@
-"""Images are pinned by digest, packages by hash, and the page of versions tells the same."""
+"""Images are pinned by digest, packages by hash, and the page of versions lists the same."""
 
 import re
 import tomllib

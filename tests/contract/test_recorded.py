@@ -30,7 +30,7 @@ HEARD = [
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Yield what `before` says and `now` does not; `now` may say more."""
+    """Yield what `before` has and `now` has not; `now` may have more."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key, value in before.items():
             if key in now:

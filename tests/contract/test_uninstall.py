@@ -1,4 +1,4 @@
-"""What `kubectl delete -k` deletes: no objects of users, and no page tells otherwise."""
+"""What `kubectl delete -k` deletes: no objects of users, and no page claims otherwise."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
 """Agents are replaced or killed while pods arrive.
 
-Of one that is told to stop no pod is refused for good; of one that is killed, those that were on
+Of one that is stopped no pod is refused for good; of one that is killed, those that were on
 their way to the kubelet are, and no more.
 """
 

@@ -213,8 +213,10 @@ async def test_item_18_two_gpus_are_one_element_with_two_devices(up: Stack) -> N
 
 async def given(up: Stack, **limits: int) -> list[tuple[int, int, int]]:
     """Run a pod with these limits on one GPU; return its shares."""
-    asked = {f"volcano.sh/vgpu-{key.replace('_', '-')}": amount for key, amount in limits.items()}
-    return shares(await runs(up, asking("one", {**vgpu(), **asked})))
+    requested = {
+        f"volcano.sh/vgpu-{key.replace('_', '-')}": amount for key, amount in limits.items()
+    }
+    return shares(await runs(up, asking("one", {**vgpu(), **requested})))
 
 
 async def test_item_19_a_number_alone_means_all_of_a_cards_memory_and_no_cores(up: Stack) -> None:

@@ -50,7 +50,7 @@ async def lose_store(up: Stack) -> None:
 
 
 def reasons(up: Stack, service: str) -> str:
-    """Return what a service's /readyz says."""
+    """Return the text of a service's /readyz."""
     address = json.loads((up.root / "run" / f"{service}.json").read_text())["http"]
     try:
         with urlopen(f"http://{address}/readyz") as response:

@@ -42,7 +42,7 @@ def pod(uid: str = "a", mib: int = 1000, cores: int = 10, **changes: Any) -> See
 
 
 def waiting(uid: str = "a", mib: int = 1000, **changes: Any) -> SeenPod:
-    """A pod that waits, and is told why."""
+    """A pod that waits, with the reason in its condition."""
     values: dict[str, Any] = {
         "node": "",
         "phase": "Pending",

@@ -44,7 +44,7 @@ def _lines(one: DriverGpu) -> list[str]:
 
 
 class GpuLoad:
-    """A program that uses a GPU as it is told."""
+    """A program that uses a GPU as its commands say."""
 
     def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(

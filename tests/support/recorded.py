@@ -91,8 +91,10 @@ async def put_back(ledger: Mapping[str, list[Any]], client: Any) -> None:
         elif kind == "zset":
             await client.zadd(key, {member: float(score) for member, score in pairs})
         else:
-            for entry, said in pairs:
-                await client.xadd(key, dict(msgspec.msgpack.decode(said)), id=entry.decode())
+            for entry, entry_fields in pairs:
+                await client.xadd(
+                    key, dict(msgspec.msgpack.decode(entry_fields)), id=entry.decode()
+                )
 
 
 async def _keys(client: Any) -> dict[str, list[Any]]:
@@ -112,8 +114,8 @@ async def _keys(client: Any) -> dict[str, list[Any]]:
             entries = await client.xrange(key)
             parts = [
                 part
-                for entry, said in entries
-                for part in (entry, msgspec.msgpack.encode(list(said.items())))
+                for entry, entry_fields in entries
+                for part in (entry, msgspec.msgpack.encode(list(entry_fields.items())))
             ]
         found[key.decode()] = [kind, parts]
     return found

@@ -19,7 +19,7 @@ class ClusterLocation:
     kubeconfig: Path | None
     redis_credentials: ClientCredentials = NO_CREDENTIALS
     nats_url: str = ""
-    """Empty: the node agents cannot be asked for usage."""
+    """Empty: usage cannot be requested from the node agents."""
     nats_credentials: ClientCredentials = NO_CREDENTIALS
     traces: Path | None = None
     agents: Path | None = None

@@ -101,7 +101,7 @@ def simulated_library(root: Path) -> StoredLibrary:
 
 
 def _report(current: StoredLibrary, source: Path, wrong: str, unusable: str) -> str:
-    """Return what the log says about an installation."""
+    """Return the log line of an installation."""
     if unusable:
         return f"only whole GPUs and MIG instances are allocated, not shares: {unusable}"
     if wrong:

@@ -3,9 +3,9 @@
 A container may write anything into its region. So every count is clamped, every text checked, and
 impossible numbers are marked: the result is a value, never an exception.
 
-What a slot says of its process cannot be trusted either: a killed process leaves its slot as it
-was, and the library removes it only when another process joins or is out of memory. To fill the
-gap the library then moves the last slot down, and its old place, above the slots that the library
+A slot cannot be trusted about its process either: a killed process leaves its slot as it was,
+and the library removes it only when another process joins or is out of memory. To fill the gap
+the library then moves the last slot down, and its old place, above the slots that the library
 counts, keeps its content. A process of a library with sequence locks (1.1-bad, 1.2) goes on writing
 to the old place; one of an older library looks up its slot by PID each time, so it writes to the
 new one. The records of a region are therefore those of processes that live, by the PIDs of the

@@ -160,7 +160,7 @@ class LimitUpdater:
         try:
             await self.checkpoint.save(entry, devices=node.devices if node and grows else None)
         except OvercommitError as error:
-            logger.error(  # noqa: TRY400 - the message says it all
+            logger.error(  # noqa: TRY400 - the message is enough
                 "container %s keeps its limits: %s", entry.allocation.container, error
             )
             return

@@ -34,7 +34,7 @@ class AdmittedWrites:
     store: ObjectStore
     chain: AdmissionChain
     user: Json
-    """The user who writes."""
+    """The user of the request."""
 
     async def create(
         self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]

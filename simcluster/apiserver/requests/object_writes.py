@@ -52,7 +52,7 @@ class WriteRequest:
     content_type: str
     body: JsonValue
     user: Json
-    """The user who writes."""
+    """The user of the request."""
 
 
 class ObjectWriter:

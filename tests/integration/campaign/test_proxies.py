@@ -1,4 +1,4 @@
-"""A proxy holds back bytes while it is cut, and spoils the API server's answers as it is told."""
+"""A proxy holds back bytes while it is cut, and spoils the API server's responses as requested."""
 
 import asyncio
 import contextlib
@@ -115,12 +115,12 @@ async def test_a_cut_holds_requests_back(tmp_path: Path) -> None:
     written: list[str] = []
     async with proxied(tmp_path, written) as (proxy, ask):
         proxy.cut()
-        asked = asyncio.ensure_future(ask("POST", "/pods"))
-        await asyncio.wait([asked], timeout=HELD_S)
-        assert not asked.done()
+        pending = asyncio.ensure_future(ask("POST", "/pods"))
+        await asyncio.wait([pending], timeout=HELD_S)
+        assert not pending.done()
         assert not written
 
         proxy.heal()
 
         async with asyncio.timeout(5):
-            assert await asked == 200
+            assert await pending == 200

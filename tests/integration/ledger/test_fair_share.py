@@ -77,7 +77,7 @@ async def save_budget(
 
 
 async def order(leases: RedisLeases, *full: str) -> list[str]:
-    """End one lease after the other; return who is offered it, and takes it on device 0."""
+    """End one lease after the other; return which pods are offered its device and take it."""
     found: list[str] = []
     for number, pod in enumerate(full):
         await leases.release([PodUid(pod)], reason="test")
@@ -294,7 +294,9 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
         async for live in endless(leases, 140):
             number += 1
             if number == 1:
-                assert {lease.namespace for lease in live} == {A}, "who came first has everything"
+                assert {lease.namespace for lease in live} == {A}, (
+                    "the first namespace has everything"
+                )
             if number > 60:
                 seen.update(lease.namespace for lease in live)
         taken = (await leases.totals.fair_share()).used

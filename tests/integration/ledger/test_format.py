@@ -53,7 +53,7 @@ PRESENT = (
     "waiting",
     "waiting-groups",
 )
-"""What is stored of the present; the feed and the journal tell the same again."""
+"""Keys of the current state; the feed and the journal repeat it."""
 
 
 @pytest.fixture

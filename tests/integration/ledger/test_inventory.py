@@ -130,7 +130,7 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
         assert seen.serving == cordoned.nodes[0].serving
         assert [use for _, use in seen.devices] == [use for _, use in start.nodes[0].devices]
         assert opened.nodes[0].serving == {"volcano.sh/vgpu-number"}
-        assert await leases.capacity() > before, "who waits is told"
+        assert await leases.capacity() > before, "waiting pods are offered it"
         assert isinstance(held, Reserved)
         await assert_sound(leases)
 
@@ -150,8 +150,8 @@ async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) 
     theirs = replace(ours, other_plugin=True, reported_at=NOW + 1)
     async with ledger(url, {}) as leases:
         seen = [await leases.reported_by_agent(ours.node)]
-        for told in (ours, theirs, replace(ours, reported_at=NOW + 2)):
-            await leases.save_devices([told])
+        for each in (ours, theirs, replace(ours, reported_at=NOW + 2)):
+            await leases.save_devices([each])
             seen.append(await leases.reported_by_agent(ours.node))
         await leases.save_devices([theirs])
         seen.append(await leases.reported_by_agent(ours.node))

@@ -112,7 +112,7 @@ async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
         RedisLeases.connect(url, credentials=shown(written, "placer")) as placer,
         RedisLeases.connect(url) as nobody,
     ):
-        assert await placer.generation() is None  # it answers: nobody has built the ledger yet
+        assert await placer.generation() is None  # it replies: the ledger is not built yet
         with pytest.raises(PermissionDeniedError, match="denies access"):
             await nobody.generation()
 

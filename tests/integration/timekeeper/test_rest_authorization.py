@@ -156,7 +156,7 @@ async def test_the_interface_is_served_over_tls_and_no_call_fails_while_the_cert
         first = shown.bundle
         now = today
         await shown.refresh()
-        assert shown.bundle == first, "clients are told whom to trust before it is shown"
+        assert shown.bundle == first, "clients trust it before it is served"
         await shown.refresh()
         authorities = (tmp_path / "ca.crt").read_text() + (tmp_path / "previous-ca.crt").read_text()
         assert shown.bundle != first

@@ -87,7 +87,7 @@ async def refused(up: Stack, pod: Mapping[str, Any]) -> str:
 
 
 async def unschedulable_text(up: Stack, name: str) -> str:
-    """Wait until a pod's condition says why it has no node; return the text."""
+    """Wait until a pod's condition has the reason why it has no node; return the text."""
     return condition_text(await up.until(name, condition_text))
 
 

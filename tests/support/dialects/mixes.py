@@ -38,7 +38,7 @@ class ExpectedShare:
     joins_reserved: bool = False
     """It may share a device whose cores are all reserved."""
     slots: int | None = None
-    """Shares that a device may have with it: None any number, 0 as many as the device says."""
+    """Shares that a device may have with it: None any number, 0 as many as the device has slots."""
     init: bool = False
     """It ends before the next container starts."""
     instances: bool = False

@@ -1,7 +1,7 @@
 """A brute-force model of a cluster: what live leases hold, counted from each pod's request.
 
 It trusts nothing but which devices, slots and positions a lease names: amounts are those that the
-pod asked for (`tests.support.dialects.mixes`), not those that the lease says.
+pod asked for (`tests.support.dialects.mixes`), not those of the lease.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -244,7 +244,7 @@ def assert_slots_distinct(device: Device, held: list[HeldShare]) -> None:
 
 
 def assert_instances_valid(device: Device, held: list[HeldShare]) -> None:
-    """Instances are of one layout, none is held twice, and each is what the layout says."""
+    """Instances are of one layout, none is held twice, and each is that of the layout."""
     assert len({h.share.mig.layout for h in held if h.share.mig}) <= 1
     holders: dict[int, list[HeldShare]] = {}
     for holding in held:
@@ -318,8 +318,8 @@ def assert_environment(expected: ExpectedPod, lease: Lease, devices: tuple[Devic
             held = {str(share.index) for share in lease.shares}
             assert set(seen) == held, "the guide's pods see the cards of all their containers"
             unit = shares[0].unit_mib
-            told = int(env["VOLCANO_GPU_ALLOCATED"])
-            assert told == (len(shares) * unit if part.alone else sum(wanted) // MIB)
+            allocated = len(shares) * unit if part.alone else sum(wanted) // MIB
+            assert int(env["VOLCANO_GPU_ALLOCATED"]) == allocated
         else:
             assert sorted(seen) == sorted(share.device for share in shares)
             if not limits:

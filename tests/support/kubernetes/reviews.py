@@ -13,7 +13,7 @@ from tests.support.clock import FakeClock
 
 
 class Reviews:
-    """An API server that answers reviews: who bears which token, and may get pods where."""
+    """An API server that answers reviews: the users of tokens, and where they may get pods."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []

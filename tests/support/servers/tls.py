@@ -38,7 +38,7 @@ class Made:
 
 
 class Cover:
-    """What ends TLS before a server on a unix socket that speaks none, as a managed Redis does."""
+    """A proxy that terminates TLS for a server on a unix socket, as a managed Redis does."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -47,7 +47,7 @@ class Cover:
         self._open: set[asyncio.StreamWriter] = set()
 
     def show(self, files: tuple[Path, Path], *, client_ca: Path | None = None) -> None:
-        """Show a certificate from now on, and ask for one of the authority `asks`."""
+        """Serve a certificate from now on, and require one of the authority `client_ca`."""
         self.context.load_cert_chain(*files)
         if client_ca is not None:
             self.context.load_verify_locations(client_ca)

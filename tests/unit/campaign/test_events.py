@@ -41,12 +41,12 @@ def test_violations_of_one_invariant_and_time_are_reported_together() -> None:
     other = replace(VIOLATION, check="S2")
     much_later = replace(VIOLATION, subject="device f", at=300.0)
 
-    told = list(stories([VIOLATION, other, later, much_later], [event(90, "x", "a")], 0.0))
+    found = list(stories([VIOLATION, other, later, much_later], [event(90, "x", "a")], 0.0))
 
-    assert len(told) == 3
-    assert "device d" in told[0]
-    assert "device e" in told[0]
-    assert "90.00 s  x" in told[0]
+    assert len(found) == 3
+    assert "device d" in found[0]
+    assert "device e" in found[0]
+    assert "90.00 s  x" in found[0]
 
 
 def test_changes_of_pods_containers_and_leases_become_events() -> None:

@@ -170,7 +170,7 @@ def test_koordinator_34_whole_gpus_and_half_ones_count_in_the_same_cores() -> No
     memory_mib = {
         device.uuid: device.memory_mib for devices in NODES.values() for device in devices
     }
-    asked: list[dict[str, int]] = [
+    requests: list[dict[str, int]] = [
         {"nvidia.com/gpu": 1},
         {
             "koordinator.sh/gpu.shared": 1,
@@ -181,7 +181,7 @@ def test_koordinator_34_whole_gpus_and_half_ones_count_in_the_same_cores() -> No
 
     held = total_of(
         charge_of(placed.lease(number, limits, "koord-scheduler"), memory_mib)
-        for number, limits in enumerate(asked)
+        for number, limits in enumerate(requests)
     )
 
     assert held.cores_milli == 1500

@@ -55,23 +55,23 @@ def strict_part() -> PodRequest:
 def answer(wanted: PodRequest, *cards: Any) -> Placement | Refusal:
     mirror = ClusterMirror()
     mirror.reset([ledger_node("n", *cards)])
-    said = place(wanted, NodeIndex(mirror), dice(1))
-    return said if isinstance(said, Refusal) else said[0]
+    result = place(wanted, NodeIndex(mirror), dice(1))
+    return result if isinstance(result, Refusal) else result[0]
 
 
 def test_a_part_of_a_gpu_may_only_be_an_instance() -> None:
-    (asked,) = read(PART).containers
+    (parsed,) = read(PART).containers
 
-    assert asked.strict
-    assert asked.mig_allowed
-    assert asked.sharing is SharingPolicy.SHARED
+    assert parsed.strict
+    assert parsed.mig_allowed
+    assert parsed.sharing is SharingPolicy.SHARED
 
 
 def test_all_of_the_memory_means_all_of_the_gpu() -> None:
-    (asked,) = read(ALL).containers
+    (parsed,) = read(ALL).containers
     (usual,) = read(ALL, notes={}).containers
 
-    assert asked.sharing is SharingPolicy.EXCLUSIVE
+    assert parsed.sharing is SharingPolicy.EXCLUSIVE
     assert usual.sharing is SharingPolicy.SHARED
 
 

@@ -81,8 +81,8 @@ def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candida
         ]
     )
 
-    says, first, second, *other = map(msgspec.msgpack.decode, pieces)
-    assert says[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
+    header, first, second, *other = map(msgspec.msgpack.decode, pieces)
+    assert header[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
     assert first[:7] == ["a", uuid("a", 1), 700, 0, True, 0, 0]
     assert second[:3] == ["b", False, demand_of(NodeName("b"), several)]
     assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]

@@ -179,20 +179,20 @@ def test_koordinator_16_the_gpu_count_is_never_written() -> None:
 @given(st.integers(1, 99), st.integers(1, 200_000))
 def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: int) -> None:
     lease = leased(card(0, mib), shared=1, ratio=ratio)
-    told = parse_allocated(encode_allocated(lease))[0].resources or {}
+    shown = parse_allocated(encode_allocated(lease))[0].resources or {}
 
-    assert told[RATIO] == ratio
-    assert 0 <= told[MEMORY] - lease.shares[0].limit_bytes < MIB
+    assert shown[RATIO] == ratio
+    assert 0 <= shown[MEMORY] - lease.shares[0].limit_bytes < MIB
 
 
 @given(st.integers(1, 200_000), st.data())
 def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -> None:
-    asked = data.draw(st.integers(1, mib * MIB))
-    lease = leased(card(0, mib), shared=1, memory=asked)
-    told = parse_allocated(encode_allocated(lease))[0].resources or {}
+    requested = data.draw(st.integers(1, mib * MIB))
+    lease = leased(card(0, mib), shared=1, memory=requested)
+    shown = parse_allocated(encode_allocated(lease))[0].resources or {}
 
-    assert told[MEMORY] == asked == lease.shares[0].limit_bytes
-    assert lease.shares[0].memory_mib * MIB >= asked
+    assert shown[MEMORY] == requested == lease.shares[0].limit_bytes
+    assert lease.shares[0].memory_mib * MIB >= requested
 
 
 @given(st.integers(0, 1 << 62))

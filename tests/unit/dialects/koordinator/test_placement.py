@@ -150,7 +150,7 @@ def test_a_selector_keeps_a_pod_on_its_model() -> None:
     assert [Cluster(node("n1", *cards)).indices(wanted) for _ in range(3)] == [[1]] * 3
 
 
-asked = st.one_of(
+requests = st.one_of(
     st.builds(
         lambda cards, ratio, core: {
             "shared": cards,
@@ -174,7 +174,7 @@ asked = st.one_of(
 )
 
 
-@given(st.lists(asked, max_size=25), st.integers(1, 20000), st.booleans())
+@given(st.lists(requests, max_size=25), st.integers(1, 20000), st.booleans())
 def test_limits_on_a_gpu_never_sum_up_to_more_than_it_has(
     pods: list[dict[str, int]], mib: int, most: bool
 ) -> None:

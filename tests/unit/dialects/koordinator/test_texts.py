@@ -43,9 +43,9 @@ def test_koordinator_33_npu_cores_end_the_checks() -> None:
 
 
 def test_koordinator_33_several_errors_are_joined_as_kubernetes_joins_them() -> None:
-    said = denial_message([{GPU: 150}, {SHARED: 1, CORE: 50}])
+    denial = denial_message([{GPU: 150}, {SHARED: 1, CORE: 50}])
 
-    assert said == f"[{FIELD}: {ROWS[2][1]}, {FIELD}: {ROWS[4][1]}]"
+    assert denial == f"[{FIELD}: {ROWS[2][1]}, {FIELD}: {ROWS[4][1]}]"
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,10 @@ def test_koordinator_33_the_webhook_uses_these_messages_if_enabled() -> None:
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
     pod = reviewed({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
 
-    told = decide(pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})), lambda _: None)
+    decision = decide(
+        pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})), lambda _: None
+    )
     ours = decide(pod, AdmissionPolicy(), lambda _: None)
 
-    assert (told.allowed, told.message) == (False, f"{FIELD}: {ROWS[2][1]}")
+    assert (decision.allowed, decision.message) == (False, f"{FIELD}: {ROWS[2][1]}")
     assert "container" in ours.message

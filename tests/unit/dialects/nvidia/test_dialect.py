@@ -69,8 +69,8 @@ def read_notes(rules: Rules = RULES, gpu: int = 1, /, **notes: str) -> PodReques
         "uuid": "nvidia.com/use-gpuuuid",
         "nouuid": "nvidia.com/nouse-gpuuuid",
     }
-    said = {keys[name]: text for name, text in notes.items()}
-    return parse_pod_request(pod(gpus(gpu=gpu, gpumem=1000), notes=said), rules)
+    written = {keys[name]: text for name, text in notes.items()}
+    return parse_pod_request(pod(gpus(gpu=gpu, gpumem=1000), notes=written), rules)
 
 
 @pytest.mark.parametrize(
@@ -370,21 +370,23 @@ amounts = st.fixed_dictionaries(
 
 
 @given(st.lists(amounts, min_size=1, max_size=3))
-def test_the_lease_has_exactly_what_was_requested(asked: list[dict[str, Any]]) -> None:
+def test_the_lease_has_exactly_what_was_requested(requested: list[dict[str, Any]]) -> None:
     card = device(memory_mib=16381)
-    containers = [gpus(f"c{n}", **wanted) for n, wanted in enumerate(asked)]
+    containers = [gpus(f"c{n}", **wanted) for n, wanted in enumerate(requested)]
     wanted = parse_pod_request(pod(*containers), RULES)
     shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
 
-    def mib(said: dict[str, int]) -> int:
+    def mib(written: dict[str, int]) -> int:
         """Percent of the device, rounded down; an amount wins; all of it otherwise."""
-        return said.get("gpumem") or 16381 * said.get("gpumem_percentage", 100) // 100
+        return written.get("gpumem") or 16381 * written.get("gpumem_percentage", 100) // 100
 
-    def cores(said: dict[str, int]) -> int:
-        everything = mib(said) == 16381 and not said.get("gpumem")
-        return said.get("gpucores") or (100 if everything else 0)
+    def cores(written: dict[str, int]) -> int:
+        everything = mib(written) == 16381 and not written.get("gpumem")
+        return written.get("gpucores") or (100 if everything else 0)
 
     assert sum(s.limit_bytes for s in shares) == sum(
-        said["gpu"] * mib(said) * MIB for said in asked
+        written["gpu"] * mib(written) * MIB for written in requested
     )
-    assert sum(s.cores_percent for s in shares) == sum(said["gpu"] * cores(said) for said in asked)
+    assert sum(s.cores_percent for s in shares) == sum(
+        written["gpu"] * cores(written) for written in requested
+    )

@@ -256,7 +256,7 @@ def test_the_memo_is_kept_in_the_lease_copy() -> None:
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
 
     assert TENCENT.binding_annotations(back, 1.0)["tencent.com/predicate-gpu-idx-1"] == "4"
-    assert not leased(pod(vcuda(core=100)), (4,)).memo, "the shares alone tell"
+    assert not leased(pod(vcuda(core=100)), (4,)).memo, "the shares are enough"
 
 
 amounts = st.tuples(st.integers(1, 99), st.integers(1, 64)) | st.tuples(
@@ -265,15 +265,19 @@ amounts = st.tuples(st.integers(1, 99), st.integers(1, 64)) | st.tuples(
 
 
 @given(st.lists(amounts, min_size=1, max_size=4), st.sampled_from([1, 7, 1024]))
-def test_the_lease_has_exactly_what_was_requested(asked: list[tuple[int, int]], unit: int) -> None:
+def test_the_lease_has_exactly_what_was_requested(
+    requested: list[tuple[int, int]], unit: int
+) -> None:
     card = device(memory_mib=81920, unit_mib=unit)
-    containers = [vcuda(f"c{n}", core, memory) for n, (core, memory) in enumerate(asked)]
+    containers = [vcuda(f"c{n}", core, memory) for n, (core, memory) in enumerate(requested)]
     wanted = parse_pod_request(pod(*containers), RULES)
     shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
 
-    assert sum(share.cores_percent for share in shares) == sum(core for core, _ in asked)
-    assert sum(TENCENT.id_count(share, CORE) for share in shares) == sum(core for core, _ in asked)
+    assert sum(share.cores_percent for share in shares) == sum(core for core, _ in requested)
+    assert sum(TENCENT.id_count(share, CORE) for share in shares) == sum(
+        core for core, _ in requested
+    )
     assert sum(s.limit_bytes for s in shares if not s.whole) == sum(
-        memory * 256 * MIB for core, memory in asked if core < 100
+        memory * 256 * MIB for core, memory in requested if core < 100
     )
     assert all(share.memory_mib == 81920 // unit * unit for share in shares if share.whole)

@@ -71,7 +71,7 @@ def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_warni
 
 
 @pytest.mark.parametrize(
-    ("document", "nodes", "said"),
+    ("document", "nodes", "warning"),
     [
         (shipped(gpuMemoryFaktor=10), None, "'gpuMemoryFaktor' that nothing reads; did you mean "
          "gpuMemoryFactor?"),
@@ -93,11 +93,11 @@ def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_warni
     ],
 )  # fmt: skip
 def test_item_50_unknown_and_invalid_values_are_reported_by_name(
-    document: object, nodes: object, said: str
+    document: object, nodes: object, warning: str
 ) -> None:
     config = parse_device_config(document, nodes, NODE)
 
-    assert any(said in text for text in config.warnings), config.warnings
+    assert any(warning in text for text in config.warnings), config.warnings
 
 
 @pytest.mark.parametrize("group", ["", "a-b", "a[", "a]", "a,b", "a:b", "a;b"])
