@@ -15,6 +15,8 @@ def add_up_commands(add: AddCommand) -> None:
         "--nodes 4 --gpus 8xA100-80GB --placers 4",
         "--headless --state /tmp/demo",
         "--budgets budgets.yaml",
+        "--volcano-conf volcano-scheduler.conf --usage-port 9394 --scheduler-metrics "
+        "127.0.0.1:8080",
         "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
     )
     add_state(up)
@@ -30,6 +32,13 @@ def add_up_commands(add: AddCommand) -> None:
     option("--placers", type=int, default=2, help="placer replicas (default: 2)")
     option("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to apply")
     option("--quotas", default="", metavar="FILE", help="YAML of GPUQuota objects to apply")
+    option(
+        "--volcano-conf",
+        default="",
+        metavar="FILE",
+        help="a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments "
+        "apply",
+    )
     option(
         "--library-source",
         default="",
@@ -47,6 +56,13 @@ def add_up_commands(add: AddCommand) -> None:
         default="",
         metavar="HOST:PORT",
         help="also serve the old schedulers' metric names there (default: not served)",
+    )
+    option(
+        "--usage-port",
+        type=int,
+        default=0,
+        help="of the first node's usage metrics, 9394 on a real node; the other nodes take the "
+        "ports after it (default: free)",
     )
     option("--nats-port", type=int, default=0, help="of the NATS we start (default: free)")
     option("--redis-port", type=int, default=0, help="of the Valkey we start (default: free)")

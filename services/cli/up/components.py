@@ -112,12 +112,13 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     redis = ("--redis-url", plan.redis_url)
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
     quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
+    volcano = ("--volcano-conf", str(plan.volcano_conf)) if plan.volcano_conf else ()
     webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
     page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
     return [
-        _service("watcher", "watcher", plan, directory, (*kubeconfig, *quotas)),
+        _service("watcher", "watcher", plan, directory, (*kubeconfig, *quotas, *volcano)),
         *(
             _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
             for number in range(plan.placers)

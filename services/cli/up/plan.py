@@ -25,6 +25,7 @@ class UpSettings:
     placers: int
     budgets: Path | None
     quotas: Path | None
+    volcano_conf: Path | None
     library_source: Path | None
     headless: bool
     fresh: bool
@@ -34,6 +35,7 @@ class UpSettings:
     redis_port: int
     api_port: int
     page_port: int
+    usage_port: int
     scheduler_metrics: str
     log_level: str
     otlp_endpoint: str
@@ -47,6 +49,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
         "state": Path(flags.state),
         "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
         "quotas": Path(flags.quotas).absolute() if flags.quotas else None,
+        "volcano_conf": Path(flags.volcano_conf).absolute() if flags.volcano_conf else None,
         "library_source": Path(flags.library_source).absolute() if flags.library_source else None,
     }
     if not 1 <= flags.placers <= MAX_PLACERS:
@@ -75,6 +78,8 @@ class Plan:
     """A file of GPUBudget objects."""
     quotas: Path | None = None
     """A file of GPUQuota objects."""
+    volcano_conf: Path | None = None
+    """A configuration of Volcano's scheduler, for the watcher."""
     library_source: Path | None = None
     """HAMi-core's library; None: the driver of the simulated GPUs enforces limits."""
     scheduler_metrics: str = ""
@@ -103,11 +108,15 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         ("redis", settings.redis_port),
         ("api", settings.api_port),
         ("page", settings.page_port),
-        *((usage_port(node), 0) for node in nodes),
+        *(
+            (usage_port(node), settings.usage_port and settings.usage_port + number)
+            for number, node in enumerate(nodes)
+        ),
     ):
         if requested and not servers.is_free(requested):
+            flag = name.partition("-")[0]
             raise RequestError(
-                f"--{name}-port {requested} is in use: choose a free port, or omit the flag"
+                f"--{flag}-port: port {requested} is in use: choose a free port, or omit the flag"
             )
         last = before.ports.get(name, 0) if before else 0
         ports[name] = servers.choose_port(requested or last, taken=tuple(ports.values()))
@@ -124,6 +133,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         otlp_endpoint=settings.otlp_endpoint,
         budgets=settings.budgets,
         quotas=settings.quotas,
+        volcano_conf=settings.volcano_conf,
         library_source=settings.library_source,
         scheduler_metrics=settings.scheduler_metrics,
     )

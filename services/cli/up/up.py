@@ -59,6 +59,10 @@ def up(settings: UpSettings) -> int:
         from services.watcher.quota_sources import load_file as load_quotas
 
         load_quotas(settings.quotas)
+    if settings.volcano_conf is not None:
+        from services.watcher.settings import WatcherSettings, load_rules
+
+        load_rules(WatcherSettings(volcano_conf=settings.volcano_conf))
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     nodes = layouts_of(

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.parser import build_parser
 from services.cli.state_dir import StateDir
 from services.cli.up.components import Component, components_of, stages_of
-from services.cli.up.plan import Plan, layouts_of
+from services.cli.up.plan import Plan, layouts_of, plan_of, settings_of
 from services.cli.up.restart_policy import (
     RestartHistory,
     RestartPolicy,
@@ -14,7 +15,9 @@ from services.cli.up.restart_policy import (
     is_given_up,
     pause_s,
 )
+from services.cli.up.servers import is_free
 from shared.model.errors import RequestError
+from tests.support.servers.nats import free_port
 
 POLICY = RestartPolicy()
 
@@ -160,3 +163,20 @@ def test_an_agent_gets_its_own_node_and_layout() -> None:
     assert flags["--node"] == "node-1"
     assert flags["--gpus"] == "2xA10"
     assert flags["--kubelet-dir"] == "/s/nodes/node-1"
+
+
+def test_volcanos_configuration_reaches_the_watcher() -> None:
+    components = components_of(plan(volcano_conf=Path("/c/volcano.conf")), StateDir(Path("/s")))
+
+    watcher = next(component for component in components if component.name == "watcher")
+    assert watcher.argv[-2:] == ("--volcano-conf", "/c/volcano.conf")
+
+
+def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> None:
+    first = next(port for port in iter(free_port, 0) if is_free(port + 1))
+    flags = build_parser().parse_args(["up", "--usage-port", str(first)])
+
+    planned = plan_of(settings_of(flags), {"node-0": "1xT4", "node-1": "1xT4"}, None)
+
+    assert planned.ports["usage-node-0"] == first
+    assert planned.ports["usage-node-1"] == first + 1
