@@ -47,6 +47,16 @@ def add_up_commands(add: AddCommand) -> None:
     )
     option("--headless", action="store_true", help="return when ready; `leasehold down` stops it")
     option("--fresh", action="store_true", help="empty the state directory first")
+    _add_servers(up)
+    option("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    option("--otlp-endpoint", default="", help="also send spans there: http://HOST:4317")
+    option("--without", default="", metavar="NAME,..", help="components that you start yourself")
+    add_state(add("down", "stop what `up` started, and wait for it", _down, ""))
+
+
+def _add_servers(up: argparse.ArgumentParser) -> None:
+    """Add the URLs and the ports of servers."""
+    option = up.add_argument
     option("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")
     option("--redis-url", default="", help="use this Valkey or Redis instead of starting one")
     option("--api-port", type=int, default=0, help="of the simulated API server (default: free)")
@@ -66,10 +76,6 @@ def add_up_commands(add: AddCommand) -> None:
     )
     option("--nats-port", type=int, default=0, help="of the NATS we start (default: free)")
     option("--redis-port", type=int, default=0, help="of the Valkey we start (default: free)")
-    option("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    option("--otlp-endpoint", default="", help="also send spans there: http://HOST:4317")
-    option("--without", default="", metavar="NAME,..", help="components that you start yourself")
-    add_state(add("down", "stop what `up` started, and wait for it", _down, ""))
 
 
 def _up(flags: argparse.Namespace) -> int:
