@@ -15,8 +15,7 @@ def add_up_commands(add: AddCommand) -> None:
         "--nodes 4 --gpus 8xA100-80GB --placers 4",
         "--headless --state /tmp/demo",
         "--budgets budgets.yaml",
-        "--volcano-conf volcano-scheduler.conf --usage-port 9394 --scheduler-metrics "
-        "127.0.0.1:8080",
+        "--volcano-conf volcano.conf --usage-port 9394 --scheduler-metrics 127.0.0.1:8080",
         "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
     )
     add_state(up)
