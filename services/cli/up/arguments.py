@@ -1,6 +1,7 @@
 """The arguments of the commands up and down."""
 
 import argparse
+from pathlib import Path
 
 from services.cli.flags import AddCommand, add_state
 
@@ -29,18 +30,18 @@ def add_up_commands(add: AddCommand) -> None:
         "layout per node",
     )
     option("--placers", type=int, default=2, help="placer replicas (default: 2)")
-    option("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to apply")
-    option("--quotas", default="", metavar="FILE", help="YAML of GPUQuota objects to apply")
+    option("--budgets", type=_absolute, metavar="FILE", help="YAML of GPUBudget objects to apply")
+    option("--quotas", type=_absolute, metavar="FILE", help="YAML of GPUQuota objects to apply")
     option(
         "--volcano-conf",
-        default="",
+        type=_absolute,
         metavar="FILE",
         help="a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments "
         "apply",
     )
     option(
         "--library-source",
-        default="",
+        type=_absolute,
         metavar="PATH",
         help="HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver",
     )
@@ -75,6 +76,11 @@ def _add_servers(up: argparse.ArgumentParser) -> None:
     )
     option("--nats-port", type=int, default=0, help="of the NATS we start (default: free)")
     option("--redis-port", type=int, default=0, help="of the Valkey we start (default: free)")
+
+
+def _absolute(text: str) -> Path:
+    """Parse a path, which processes with another working directory read."""
+    return Path(text).absolute()
 
 
 def _up(flags: argparse.Namespace) -> int:

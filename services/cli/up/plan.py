@@ -47,10 +47,6 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
     values = vars(flags) | {
         "without": tuple(name for name in flags.without.split(",") if name),
         "state": Path(flags.state),
-        "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
-        "quotas": Path(flags.quotas).absolute() if flags.quotas else None,
-        "volcano_conf": Path(flags.volcano_conf).absolute() if flags.volcano_conf else None,
-        "library_source": Path(flags.library_source).absolute() if flags.library_source else None,
     }
     if not 1 <= flags.placers <= MAX_PLACERS:
         raise RequestError(f"--placers must be 1 to {MAX_PLACERS}, got {flags.placers}")
