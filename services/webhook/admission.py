@@ -175,6 +175,7 @@ def _subject(
         pod=pod,
         containers=containers,
         gpu_containers=[container for container in containers if _requests_gpu(container)],
+        gpu_containers_of_pod=[each for each in pod.containers if _requests_gpu(each)],
         env_from_keys=env_from_keys,
         allow_privileged=policy.allow_privileged,
         allow_unread_secrets=policy.allow_unread_secrets,

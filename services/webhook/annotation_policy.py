@@ -7,10 +7,12 @@ https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-pol
 
 from collections.abc import Sequence
 
+from services.webhook.registration import EXEMPT_LABEL
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
     COMPLETED_ANNOTATIONS,
     DENIED_ANNOTATIONS,
+    EXEMPT,
     STRIPPED_ANNOTATIONS,
 )
 
@@ -71,12 +73,19 @@ def annotation_policy(users: Sequence[str]) -> list[Manifest]:
 
 
 def _variables() -> list[Manifest]:
-    """Return CEL variables: the protected annotations of the object and of its old version."""
+    """Return CEL variables: protected annotations and exemption of the object, now and before."""
     old = _protected_annotations("oldObject")
     return [
         {"name": "now", "expression": _protected_annotations("object")},
         {"name": "before", "expression": f"oldObject == null ? [] : ({old})"},
+        {"name": "exempt", "expression": _has_exemption("object")},
+        {"name": "wasExempt", "expression": f"oldObject != null && {_has_exemption('oldObject')}"},
     ]
+
+
+def _has_exemption(variable: str) -> str:
+    annotations = f"{variable}.metadata.annotations"
+    return f"has({annotations}) && '{EXEMPT}' in {annotations}"
 
 
 def _protected_annotations(variable: str) -> str:
@@ -89,7 +98,11 @@ def _protected_annotations(variable: str) -> str:
 
 
 def _validations() -> list[Manifest]:
-    """Return CEL validations: no protected annotation is added, removed or changed."""
+    """Return CEL validations: no protected annotation is added, removed or changed.
+
+    A pod gets an exemption only in a namespace that an administrator has labelled, and keeps it if
+    the label is removed.
+    """
     return [
         {
             "expression": (
@@ -109,6 +122,15 @@ def _validations() -> list[Manifest]:
                 "object.metadata.annotations[k] == oldObject.metadata.annotations[k])"
             ),
             "message": "annotations of an assignment are changed by Leasehold only",
+            "reason": "Forbidden",
+        },
+        {
+            "expression": (
+                "!variables.exempt || variables.wasExempt || (has(namespaceObject.metadata.labels) "
+                f"&& '{EXEMPT_LABEL}' in namespaceObject.metadata.labels && "
+                f"namespaceObject.metadata.labels['{EXEMPT_LABEL}'] == 'true')"
+            ),
+            "message": f"only a namespace with the label {EXEMPT_LABEL} exempts its pods",
             "reason": "Forbidden",
         },
     ]

@@ -7,7 +7,12 @@ by administrators, only the rules on variables apply: the node agent enforces th
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.webhook.reviewed_pod import EnvFromSource, ReviewedContainer, ReviewedPod
+from services.webhook.reviewed_pod import (
+    EnvFromSource,
+    ReviewedContainer,
+    ReviewedMount,
+    ReviewedPod,
+)
 from shared.dialects.protected_paths import lease_conflict, node_conflict, normalized
 from shared.dialects.reserved import (
     CAPABILITIES,
@@ -22,6 +27,7 @@ from shared.dialects.reserved import (
     sets_reserved,
 )
 
+TEMPORARY = "/tmp"  # noqa: S108 - inside the container
 EnvFromKeys = Callable[[EnvFromSource], frozenset[str] | None]
 """The keys of a ConfigMap or Secret in the pod's namespace; None if they cannot be read."""
 
@@ -35,6 +41,8 @@ class PolicySubject:
     """Those under review: all of a new pod, or those that an update adds."""
     gpu_containers: Sequence[ReviewedContainer]
     """Those of them that request GPUs."""
+    gpu_containers_of_pod: Sequence[ReviewedContainer]
+    """All of the pod that request GPUs."""
     env_from_keys: EnvFromKeys
     allow_privileged: bool = False
     allow_unread_secrets: bool = False
@@ -71,7 +79,8 @@ def device_names(pod: ReviewedPod, containers: Iterable[ReviewedContainer]) -> I
                 "lease provides the devices"
             )
     for container in containers:
-        for path in filter(is_device_name_mount, map(normalized, container.mount_paths)):
+        paths = (normalized(mount.path) for mount in container.mounts)
+        for path in filter(is_device_name_mount, paths):
             yield (
                 f"container {container.name}: a mount at {path} would select devices in the "
                 "container runtime: remove it, the lease provides the devices"
@@ -120,15 +129,58 @@ def _capabilities(subject: PolicySubject) -> Broken:
                 )
 
 
+def _shared_processes(subject: PolicySubject) -> Broken:
+    """Yield what lets a process enter the root directory of a container with GPUs.
+
+    It may remove the directories there on which the lease is mounted, and the kernel then removes
+    the mounts.
+    """
+    if subject.pod.shares_processes:
+        yield (
+            "shareProcessNamespace lets other containers remove what the lease mounts: remove it"
+        )
+    with_gpus = {container.name for container in subject.gpu_containers_of_pod}
+    for container in subject.containers:
+        if container.target in with_gpus:
+            yield (
+                f"container {container.name}: targetContainerName {container.target} has GPUs, and "
+                "what its lease mounts could be removed: debug the pod without a target"
+            )
+
+
 def _mounts(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
-        for path in container.mount_paths:
-            conflict = lease_conflict(path)
-            if conflict:
+        for mount in container.mounts:
+            conflict = lease_conflict(mount.path)
+            if conflict and not _is_temporary(mount, subject.pod):
                 yield (
-                    f"container {container.name}: a volume mounted at {path} could replace "
+                    f"container {container.name}: a volume mounted at {mount.path} could replace "
                     f"{conflict}, which the lease mounts: mount it at another path"
                 )
+    for holder in subject.gpu_containers_of_pod:
+        for volume in (each.volume for each in holder.mounts if _is_temporary(each, subject.pod)):
+            yield from (
+                f"container {container.name}: volume {volume} is {TEMPORARY} of container "
+                f"{holder.name}, whose lease is mounted below it: mount a volume of its own"
+                for container in subject.containers
+                if _mounts_again(container, volume, holder)
+            )
+
+
+def _is_temporary(mount: ReviewedMount, pod: ReviewedPod) -> bool:
+    """Return whether a mount hides nothing of the lease, which is mounted after it, below it.
+
+    No link can lead the lease's mounts elsewhere: the directory is empty when the pod starts, and
+    in the container's own mount namespace nothing can be removed on which something is mounted.
+    """
+    is_all = mount.whole and mount.volume in pod.empty_dirs
+    return is_all and normalized(mount.path) == TEMPORARY
+
+
+def _mounts_again(container: ReviewedContainer, volume: str, holder: ReviewedContainer) -> bool:
+    """Return whether a container has the holder's volume: the holder itself, a second time."""
+    times = sum(mount.volume == volume for mount in container.mounts)
+    return times > (1 if container.name == holder.name else 0)
 
 
 def _variables(subject: PolicySubject) -> Broken:
@@ -193,6 +245,11 @@ RULES = (
     PodRule("`nodeName`", "any value", _node_name),
     PodRule("`hostPID`, `hostIPC`", "true", _host_namespaces),
     PodRule(
+        "`shareProcessNamespace`; `targetContainerName` of ephemeral containers",
+        "true; a container with GPUs",
+        _shared_processes,
+    ),
+    PodRule(
         "`volumes[].hostPath`",
         "paths of devices, the library, the container runtime, the kubelet and the node agent; "
         "those above and below them",
@@ -210,7 +267,8 @@ RULES = (
     ),
     PodRule(
         "`volumeMounts`, `volumeDevices` of containers with GPUs",
-        "paths that the lease mounts, those above and below them",
+        f"paths that the lease mounts, those above and below them; not an `emptyDir` at "
+        f"`{TEMPORARY}` that nothing else mounts",
         _mounts,
     ),
     PodRule(

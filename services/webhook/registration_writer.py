@@ -63,10 +63,10 @@ class RegistrationWriter:
             await self.client.create(CONFIGURATIONS, configuration(fields.__getitem__))
             return
         operations = [
-            {"op": "add", "path": f"/webhooks/{number}/clientConfig/{name}", "value": value}
+            operation
             for number, webhook in enumerate(found.webhooks)
-            for name, value in fields.get(webhook.name, {}).items()
-            if webhook.client_config != wanted[webhook.name]
+            if webhook.name in wanted and webhook.client_config != wanted[webhook.name]
+            for operation in self._changes(f"/webhooks/{number}/clientConfig", fields[webhook.name])
         ]
         if operations:
             version = found.metadata.resource_version
@@ -75,3 +75,12 @@ class RegistrationWriter:
                 await self.client.patch_json(path, [test, *operations])
             except KubernetesConflictError as error:
                 raise UnavailableError(f"{path} was changed in the meantime") from error
+
+    def _changes(self, path: str, fields: dict[str, str]) -> list[dict[str, object]]:
+        """Return the patch of a `clientConfig`: with a URL all of it, as it may have a Service."""
+        if self.url:
+            return [{"op": "add", "path": path, "value": fields}]
+        return [
+            {"op": "add", "path": f"{path}/{name}", "value": value}
+            for name, value in fields.items()
+        ]

@@ -27,6 +27,16 @@ class EnvFromSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewedMount:
+    """One volume in a container: a file system, or a block device."""
+
+    path: str
+    volume: str
+    whole: bool = True
+    """It is writable, and no part of the volume (`subPath`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewedContainer:
     """One container of any kind."""
 
@@ -46,9 +56,10 @@ class ReviewedContainer:
     capabilities: tuple[str, ...] = ()
     """Those that it adds."""
     image: str = ""
-    mount_paths: tuple[str, ...] = ()
-    """Of its volumes and block devices."""
+    mounts: tuple[ReviewedMount, ...] = ()
     ephemeral: bool = False
+    target: str = ""
+    """The container whose processes an ephemeral one sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +79,12 @@ class ReviewedPod:
     scheduling_gates: tuple[str, ...] = ()
     host_paths: Mapping[str, str] = field(default_factory=dict)
     """Path by volume name."""
+    empty_dirs: frozenset[str] = frozenset()
+    """Names of volumes of the kind `emptyDir`."""
     host_namespaces: tuple[str, ...] = ()
     """`hostPID` and `hostIPC`, where they are set."""
+    shares_processes: bool = False
+    """Its containers see each other's processes."""
     runtime_class: str = ""
 
 
@@ -117,10 +132,15 @@ class _RawSecurityContext(msgspec.Struct, frozen=True):
 
 class _RawMount(msgspec.Struct, frozen=True, rename="camel"):
     mount_path: str
+    name: str = ""
+    sub_path: str | None = None
+    sub_path_expr: str | None = None
+    read_only: bool | None = None
 
 
 class _RawBlockDevice(msgspec.Struct, frozen=True, rename="camel"):
     device_path: str
+    name: str = ""
 
 
 class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
@@ -132,6 +152,7 @@ class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     security_context: _RawSecurityContext | None = None
     volume_mounts: tuple[_RawMount, ...] | None = None
     volume_devices: tuple[_RawBlockDevice, ...] | None = None
+    target_container_name: str | None = None
 
 
 class _RawHostPath(msgspec.Struct, frozen=True):
@@ -141,6 +162,7 @@ class _RawHostPath(msgspec.Struct, frozen=True):
 class _RawVolume(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     host_path: _RawHostPath | None = None
+    empty_dir: dict[str, object] | None = None
 
 
 class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -164,6 +186,7 @@ class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
     volumes: tuple[_RawVolume, ...] | None = None
     host_pid: bool | None = msgspec.field(name="hostPID", default=None)
     host_ipc: bool | None = msgspec.field(name="hostIPC", default=None)
+    share_process_namespace: bool | None = None
 
 
 class _RawPod(msgspec.Struct, frozen=True):
@@ -181,6 +204,7 @@ def parse_pod(raw: bytes | msgspec.Raw, namespace: str) -> ReviewedPod:
 
 
 def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> ReviewedPod:
+    volumes = spec.volumes or ()
     return ReviewedPod(
         namespace=namespace,
         name=metadata.name or f"{metadata.generate_name}…",
@@ -192,8 +216,10 @@ def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> Revi
         priority_class=spec.priority_class_name or "",
         set_fields=_set_fields(spec),
         scheduling_gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        host_paths=_host_paths(spec.volumes or ()),
+        host_paths=_host_paths(volumes),
+        empty_dirs=_empty_dirs(volumes),
         host_namespaces=tuple(_host_namespaces(spec)),
+        shares_processes=bool(spec.share_process_namespace),
         runtime_class=spec.runtime_class_name or "",
     )
 
@@ -207,6 +233,10 @@ def _host_namespaces(spec: _RawPodSpec) -> Iterator[str]:
 
 def _host_paths(volumes: Iterable[_RawVolume]) -> Mapping[str, str]:
     return {each.name: each.host_path.path for each in volumes if each.host_path is not None}
+
+
+def _empty_dirs(volumes: Iterable[_RawVolume]) -> frozenset[str]:
+    return frozenset(each.name for each in volumes if each.empty_dir is not None)
 
 
 def _set_fields(spec: _RawPodSpec) -> frozenset[str]:
@@ -244,15 +274,19 @@ def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContai
         value_from=frozenset(name for name, variable in env.items() if variable.value_from),
         env_from=tuple(_env_from_sources(container)),
         image=container.image or "",
-        mount_paths=tuple(_mount_paths(container)),
+        mounts=tuple(_mounts(container)),
+        target=container.target_container_name or "",
         privileged=bool(security.privileged),
         capabilities=tuple(_added_capabilities(security)),
     )
 
 
-def _mount_paths(container: _RawContainer) -> Iterator[str]:
-    yield from (mount.mount_path for mount in container.volume_mounts or ())
-    yield from (block.device_path for block in container.volume_devices or ())
+def _mounts(container: _RawContainer) -> Iterator[ReviewedMount]:
+    for mount in container.volume_mounts or ():
+        partial = mount.sub_path or mount.sub_path_expr or mount.read_only
+        yield ReviewedMount(path=mount.mount_path, volume=mount.name, whole=not partial)
+    for block in container.volume_devices or ():
+        yield ReviewedMount(path=block.device_path, volume=block.name)
 
 
 def _added_capabilities(security: _RawSecurityContext) -> Iterator[str]:

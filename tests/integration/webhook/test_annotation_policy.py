@@ -6,6 +6,8 @@ import aiohttp
 import pytest
 
 from services.webhook.annotation_policy import annotation_policy, writers
+from services.webhook.registration import EXEMPT_LABEL
+from shared.dialects.reserved import EXEMPT
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -70,6 +72,28 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
 
     assert [status for status, _ in answers] == [403, 403, 403]
     assert own == 200
+
+
+async def test_only_a_labelled_namespace_exempts_pods_and_they_stay_exempt() -> None:
+    label = {"Content-Type": "application/merge-patch+json"}
+    namespace = "/api/v1/namespaces/default"
+    async with api_server() as api, api.client() as client:
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        new, text = await created(client, pod("forged", **{EXEMPT: "true"}))
+        await created(client, pod("train"))
+        later, _ = await annotated(client, "train", {EXEMPT: "true"})
+
+        for value, wanted in (("true", 200), ("false", 200)):
+            body = {"metadata": {"labels": {EXEMPT_LABEL: value}}}
+            async with client.patch(namespace, json=body, headers=label) as response:
+                assert response.status == 200
+            status, _ = await annotated(client, "train", {EXEMPT: "true", "mine": value})
+            assert status == wanted
+        await created(client, pod("other"))
+        again, _ = await annotated(client, "other", {EXEMPT: "true"})
+
+    assert (new, later, again) == (403, 403, 403)
+    assert EXEMPT_LABEL in text
 
 
 async def test_the_services_that_write_assignments_may_change_them() -> None:

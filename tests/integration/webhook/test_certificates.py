@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from services.webhook.registration import NAME
+from services.webhook.registration import NAME, PATHS, configuration, service_client
 from services.webhook.registration_writer import CONFIGURATIONS, RegistrationWriter
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
@@ -119,6 +119,22 @@ async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> Non
 
         assert written == [True, False]
         assert [await store.load() for store in stores] == [bundles[0], bundles[0]]
+
+
+async def test_a_url_replaces_the_service_of_an_installed_configuration(tmp_path: Path) -> None:
+    installed = configuration(service_client("leasehold-system"))
+    async with cluster() as (api, kube, client):
+        async with client.post(CONFIGURATIONS, json=installed) as made:
+            assert made.status == 201, await made.text()
+        async with replica(api, kube, tmp_path) as one:
+            async with client.get(f"{CONFIGURATIONS}/{NAME}") as response:
+                found = (await response.json())["webhooks"]
+            status, _ = await created(client, pod(limits=VGPU))
+
+    for webhook in found:
+        assert webhook["clientConfig"].keys() == {"url", "caBundle"}
+        assert webhook["clientConfig"]["url"] == one.registration.url + PATHS[webhook["name"]]
+    assert status == 201
 
 
 async def test_without_its_registration_the_error_names_what_to_apply(tmp_path: Path) -> None:

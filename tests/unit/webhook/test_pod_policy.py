@@ -179,6 +179,86 @@ def test_host_namespaces_are_denied(name: str) -> None:
     assert f"{name} gives access to processes of other pods: remove it" in decision.message
 
 
+SCRATCH = [{"name": "v", "emptyDir": {}}]
+OTHER = [{"name": "w", "emptyDir": {}}]
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/", "//tmp/./"])
+@pytest.mark.parametrize("source", [{}, {"medium": "Memory", "sizeLimit": "1Gi"}])
+def test_an_empty_dir_of_one_container_may_be_its_tmp(path: str, source: Obj) -> None:
+    side = container(volumeMounts=[{"name": "w", "mountPath": "/tmp"}])
+    volumes = [{"name": "v", "emptyDir": source}, *OTHER]
+
+    assert decided(pod(gpu(**mounted(path)), side, volumes=volumes)).allowed
+
+
+@pytest.mark.parametrize(
+    "volume",
+    [
+        {"hostPath": {"path": "/data"}},
+        {"persistentVolumeClaim": {"claimName": "data"}},
+        {"ephemeral": {"volumeClaimTemplate": {}}},
+        {"configMap": {"name": "data"}},
+        {"emptyDir": None},
+    ],
+)
+def test_any_other_volume_at_tmp_could_hold_links_and_is_denied(volume: Obj) -> None:
+    decision = decided(pod(gpu(**mounted("/tmp")), volumes=[{"name": "v", **volume}]))
+
+    assert "a volume mounted at /tmp could replace /tmp/vgpu" in decision.message
+
+
+@pytest.mark.parametrize(
+    "more", [{"subPath": "a"}, {"subPathExpr": "$(A)"}, {"readOnly": True}], ids=str
+)
+def test_a_part_of_an_empty_dir_or_a_read_only_one_at_tmp_is_denied(more: Obj) -> None:
+    mount = {"name": "v", "mountPath": "/tmp"} | more
+
+    assert not decided(pod(gpu(volumeMounts=[mount]), volumes=SCRATCH)).allowed
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_tmp_that_another_container_could_change_is_denied(kind: str) -> None:
+    """Seen on a real kubelet: `rmdir` of the directory there unmounts the lease's mount here."""
+    obj = pod(gpu(**mounted("/tmp")), volumes=SCRATCH)
+    obj["spec"][kind] = [*obj["spec"].get(kind, ()), container() | mounted("/shared")]
+
+    assert "container side: volume v is /tmp of container main" in decided(obj).message
+
+
+def test_a_tmp_that_its_own_container_mounts_twice_is_denied() -> None:
+    mounts = [{"name": "v", "mountPath": path} for path in ("/tmp", "/again")]
+
+    decision = decided(pod(gpu(volumeMounts=mounts), volumes=SCRATCH))
+
+    assert "container main: volume v is /tmp of container main" in decision.message
+
+
+def test_an_ephemeral_container_may_not_mount_the_tmp_of_a_container_with_gpus() -> None:
+    old = pod(gpu(**mounted("/tmp")), volumes=[*SCRATCH, *OTHER], nodeName="n1")
+    free = {"volumeMounts": [{"name": "w", "mountPath": "/tmp"}]}
+
+    assert "container debug: volume v is /tmp" in updated(
+        debugged(old, **mounted("/x")), old
+    ).message  # fmt: skip
+    assert updated(debugged(old, **free), old).allowed
+
+
+def test_processes_of_a_container_with_gpus_are_shown_to_no_other_container() -> None:
+    """Seen on a real kubelet: `rmdir /proc/PID/root/tmp/vgpu` unmounts the lease's mount."""
+    shared = decided(pod(gpu(), container(), shareProcessNamespace=True))
+    old = pod(gpu(), container(), nodeName="n1")
+
+    assert "shareProcessNamespace lets other containers remove" in shared.message
+    assert (
+        "container debug: targetContainerName main has GPUs"
+        in updated(debugged(old, targetContainerName="main"), old).message
+    )
+    assert updated(debugged(old, targetContainerName="side"), old).allowed
+    assert decided(pod(gpu(), shareProcessNamespace=False)).allowed
+    assert decided(pod(container(), shareProcessNamespace=True)).allowed
+
+
 @pytest.mark.parametrize(
     "fields",
     [
