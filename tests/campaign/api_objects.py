@@ -7,11 +7,14 @@ from typing import Any
 
 from tests.campaign.observations import SeenNode, SeenPod
 from tests.campaign.workload import (
+    ANNOUNCED_ANNOTATION,
     FORGED_ANNOTATION,
     GANG_MIN,
     GANG_NAME,
+    GUARDED,
     INIT,
     LEASE_ANNOTATION,
+    PREEMPTIBLE,
     RESIZED_ANNOTATION,
     WANT_ANNOTATION,
     Want,
@@ -27,7 +30,8 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
     annotations = metadata.get("annotations") or {}
     if WANT_ANNOTATION not in annotations:
         return None
-    gpus, mib, cores, exclusive = map(int, annotations[WANT_ANNOTATION].split())
+    labels = metadata.get("labels") or {}
+    gpus, mib, cores, exclusive, mig = map(int, annotations[WANT_ANNOTATION].split())
     lease = json.loads(annotations.get(LEASE_ANNOTATION, "{}"))
     shares = [share for share in lease.get("shares", ()) if share[0] != INIT]
     unscheduled: Mapping[str, str] = next(
@@ -42,7 +46,7 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         uid=metadata["uid"],
         name=metadata["name"],
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
-        want=Want(gpus, mib, cores, bool(exclusive)),
+        want=Want(gpus, mib, cores, bool(exclusive), bool(mig)),
         node=pod["spec"].get("nodeName", ""),
         phase=status.get("phase", "Pending"),
         deleted="deletionTimestamp" in metadata,
@@ -56,6 +60,8 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         message=unscheduled.get("message", ""),
         priority=pod["spec"].get("priority", 0),
         resized=RESIZED_ANNOTATION in annotations,
+        spared=labels.get(PREEMPTIBLE) == "false" or GUARDED in labels,
+        announced=ANNOUNCED_ANNOTATION in annotations,
         runs=any(
             "running" in each.get("state", {}) for each in status.get("containerStatuses", ())
         ),

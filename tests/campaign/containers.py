@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import Any
 
-from tests.campaign.observations import AgentGrant, Grant, RegionLimits
+from tests.campaign.observations import AgentGrant, Grant, HardwareInstance, RegionLimits
 from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, INIT
 
 _MIB = 1 << 20
+NO_INSTANCES: Mapping[str, HardwareInstance] = {}
 EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
 REGION_BYTES, REGION_HEAD = 2_008_953, 1856
@@ -18,12 +19,16 @@ _LIMITS_AT = 1600
 
 
 def grants_of(
-    state: Mapping[str, Any], node: str, uuids: Mapping[int, str], at: float
+    state: Mapping[str, Any],
+    node: str,
+    uuids: Mapping[int, str],
+    at: float,
+    instances: Mapping[str, HardwareInstance] = NO_INSTANCES,
 ) -> Iterator[Grant]:
     """Return what a pod's containers that ran at `at` were given.
 
     `state` is the simulated container runtime's record of the pod; `uuids` are the node's devices
-    by index, since Volcano's gpushare gives indices.
+    by index, since Volcano's gpushare gives indices; `instances` are all that were ever seen.
     """
     for container in state["containers"].values():
         if container["phase"] != "running" or container["started_at"] > at:
@@ -35,6 +40,9 @@ def grants_of(
         for position, device in enumerate(devices):
             if device in {"none", "void"}:
                 continue
+            if device.startswith("MIG-"):
+                yield _instance_grant(state["uid"], node, device, instances.get(device))
+                continue
             memory = _memory_mib(environment, position)
             cores = int(environment.get("CUDA_DEVICE_SM_LIMIT", 0))
             yield Grant(
@@ -45,6 +53,18 @@ def grants_of(
                 cores=DEVICE_CORES if memory is None else cores,
                 exclusive=memory is None,
             )
+
+
+def _instance_grant(pod: str, node: str, uuid: str, instance: HardwareInstance | None) -> Grant:
+    """Return what an instance gives; one that no device ever had gives nothing."""
+    return Grant(
+        pod=pod,
+        node=node,
+        device=instance.device if instance else uuid,
+        mib=instance.mib if instance else 0,
+        cores=0,
+        instance=uuid,
+    )
 
 
 def _memory_mib(environment: Mapping[str, str], position: int) -> int | None:
@@ -89,7 +109,7 @@ def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
                 container=allocation["container"],
                 device=share["device"],
                 mib=share["memory_mib"],
-                cores=share["cores_percent"],
+                cores=0 if share.get("mig") else share["cores_percent"],
                 slot=share["slot"],
                 fence=share["fence"],
                 activated_at=allocation["activated_at"],

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from tests.campaign.observations import AgentGrant, RawLedger, SeenPod
 
+CLOCK_S = 60.0
+"""What was decided with a clock that was off may happen within this time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -46,11 +49,20 @@ class History:
     """Every pod ever seen, as last seen."""
     first_seen: dict[str, float] = field(default_factory=dict)
     last_seen: dict[str, float] = field(default_factory=dict)
+    instance_mib: dict[str, int] = field(default_factory=dict)
+    """By pod, the memory of the MIG instances of its lease; 0: it has none."""
+    announced_after: dict[str, float] = field(default_factory=dict)
+    """By pod whose eviction is announced, the last sample before that."""
+    pods_seen_at: float = 0.0
+    """The latest sample with pods."""
     bound_at: dict[str, float] = field(default_factory=dict)
     """By pod, the first sample in which it had a node."""
     fences: dict[tuple[str, str, int], AgentGrant] = field(default_factory=dict)
     """The grant with the highest fence, by node, device and slot."""
     cordoned_since: dict[str, float] = field(default_factory=dict)
+    judged_evictions: set[str] = field(default_factory=set)
+    clock_off_at: float = 0.0
+    """The latest sample in which a part's clock was off."""
     quiet_since: float = 0.0
     """The first sample without faults after the last one with faults."""
     without_lease: dict[str, int] = field(default_factory=dict)
@@ -63,16 +75,30 @@ class History:
     def saw_pods(self, pods: Iterable[SeenPod], at: float) -> None:
         """Take note of the pods of a sample."""
         for pod in pods:
+            if not pod.announced:
+                self.announced_after.pop(pod.uid, None)
+            else:
+                self.announced_after.setdefault(pod.uid, self.pods_seen_at)
             self.pods[pod.uid] = pod
             self.first_seen.setdefault(pod.uid, at)
             self.last_seen[pod.uid] = at
             if pod.node:
                 self.bound_at.setdefault(pod.uid, at)
 
+    def saw_leases(self, ledger: RawLedger | None) -> None:
+        """Take note of the leases of a sample, before it is judged."""
+        for pod, lease in (ledger.leases if ledger else {}).items():
+            instances = sum(share.mib for share in lease.shares if share.layout)
+            self.instance_mib[pod] = max(instances, self.instance_mib.get(pod, 0))
+
     def saw_ledger(self, ledger: RawLedger | None) -> None:
         """Take note of the versions of the leases of a sample, after it was judged."""
         leases = ledger.leases if ledger and ledger.ready else {}
         self.lease_versions = {pod: lease.version for pod, lease in leases.items()}
+
+    def is_clock_off(self, at: float) -> bool:
+        """Whether a part's clock was off shortly before an instant."""
+        return self.clock_off_at > at - CLOCK_S
 
     def gangs(self) -> dict[str, list[SeenPod]]:
         """Return the members of every gang ever seen."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.campaign import liveness, safety, sight
+from tests.campaign import liveness, preemption, safety, sight
 from tests.campaign.history import History, Outstanding, Violation
 from tests.campaign.observations import Resources, Sample
 
@@ -26,11 +26,12 @@ INVARIANTS: Mapping[str, str] = {
     "P6": "the ledger reaches the state that Kubernetes and the agents imply",
     "P7": "what cannot work is unready and says why; nothing else is held up",
     "M1": "memory and Redis' keys at the end are as at the beginning",
+    "M2": "pods are evicted after notice, for pods of higher priority that wait",
     "O1": "one bound pod, one trace",
     "O2": "the audit sees what the judge sees",
     "O3": "a refusal has a reason, numbers, and the next thing to try",
 }
-WATCHING = (safety, liveness, sight)
+WATCHING = (safety, liveness, sight, preemption)
 AUDITED = frozenset({"P2", "P5", "P6"})
 """What the product's audit has to see as well."""
 SLACK_S = 1.0
@@ -59,6 +60,12 @@ class Coverage:
     """Pods that an agent's checkpoint had."""
     leases: set[str] = field(default_factory=set)
     charges: int = 0
+    instances: set[str] = field(default_factory=set)
+    """Pods with MIG instances."""
+    regions: set[str] = field(default_factory=set)
+    """Pods whose container's region was read."""
+    resized: set[str] = field(default_factory=set)
+    evicted: int = 0
 
     def count(self, sample: Sample) -> None:
         """Count a sample and what it has."""
@@ -66,6 +73,11 @@ class Coverage:
         self.of_api += sample.pods is not None
         self.containers |= {grant.pod for grant in sample.grants}
         self.checkpoints |= {grant.pod for grant in sample.agents}
+        self.instances |= {grant.pod for grant in sample.grants if grant.instance}
+        self.regions |= sample.limits.keys()
+        pods = (sample.pods or {}).values()
+        self.resized |= {pod.uid for pod in pods if pod.resized and pod.uid in sample.limits}
+        self.evicted = len(sample.evicted)
         if sample.ledger is not None:
             self.of_redis += 1
             self.leases |= sample.ledger.leases.keys()
@@ -76,7 +88,9 @@ class Coverage:
             f"{self.samples} samples, {self.of_api} with an API server, "
             f"{self.of_redis} with Redis; "
             f"{len(self.containers)} containers with devices, {len(self.checkpoints)} pods in "
-            f"checkpoints, {len(self.leases)} leases, {self.charges} charges"
+            f"checkpoints, {len(self.leases)} leases, {self.charges} charges; "
+            f"{len(self.instances)} pods with MIG instances, {len(self.regions)} with limits of "
+            f"HAMi-core, {len(self.resized)} of them resized; {self.evicted} pods evicted"
         )
 
 
@@ -114,11 +128,19 @@ class Judge:
         history = self.history
         self.coverage.count(sample)
         history.saw_pods((sample.pods or {}).values(), sample.at)
+        history.saw_leases(sample.ledger)
+        if "clock" in sample.faults:
+            history.clock_off_at = sample.at
         for check in safety.CHECKS:
             self.report(check(sample, history))
         self.report(sight.s6_budgets_are_exact(sample, history))
         self.report(sight.p7_a_part_that_cannot_work_is_unready(sample, cannot_work))
         self.report(sight.o3_a_refusal_has_reason_numbers_and_advice(sample, history))
+        self.report(
+            preemption.m2_an_eviction_is_announced_and_for_a_higher_priority(sample, history)
+        )
+        if sample.pods is not None:
+            history.pods_seen_at = sample.at
         if not sample.faults or set(sample.faults) == {"cordon"}:
             self.report(sight.p7_a_cordon_is_obeyed(sample, history))
         found = [each for check in liveness.CHECKS for each in check(sample, history)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from tests.campaign.history import History, Outstanding
 from tests.campaign.observations import RawLedger, Sample, SeenPod
 from tests.campaign.safety import HELD, LIVE
-from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, Want
+from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, MIG_LAYOUTS, Want
 
 EXPLAINED_S = 15.0
 STARTED_S = 30.0
@@ -80,7 +80,8 @@ def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[O
     for pod in waiting:
         if pod.gang or pod.priority < highest:  # devices may be claimed for the highest
             continue
-        node = next((node for node in sorted(free) if _fits(pod.want, free[node])), None)
+        fits = _fits_mig(pod.want, sample) if pod.want.mig else None
+        node = fits or next((node for node in sorted(free) if _fits(pod.want, free[node])), None)
         if node is not None:
             yield Outstanding(
                 check="P4",
@@ -107,6 +108,8 @@ def _free(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
     for raw in ledger.devices.values():
         node = (sample.nodes or {}).get(raw.node)
         if node is None or node.cordoned or not node.ready or not raw.healthy:
+            continue
+        if raw.uuid in sample.mig_devices:
             continue
         wants = taken[raw.uuid]
         if any(want.exclusive for want in wants):
@@ -136,7 +139,34 @@ def _taken(sample: Sample, ledger: RawLedger) -> defaultdict[str, list[Want]]:
     return taken
 
 
+def _fits_mig(want: Want, sample: Sample) -> str:
+    """Return a node with a free MIG instance that is large enough; empty: there is none.
+
+    An idle device can get any layout, another one keeps that of its leases.
+    """
+    ledger, nodes = sample.ledger, sample.nodes or {}
+    for uuid in sorted(sample.mig_devices):
+        raw = ledger.devices.get(uuid) if ledger else None
+        node = nodes.get(raw.node) if raw else None
+        if not (ledger and raw and node and raw.healthy and node.ready) or node.cordoned:
+            continue
+        shares = [
+            share
+            for lease in ledger.leases.values()
+            if lease.state in LIVE
+            for share in lease.shares
+            if share.device == uuid
+        ]
+        sizes = MIG_LAYOUTS.get(shares[0].layout, ()) if shares else (max(MIG_LAYOUTS.values()))
+        taken = {share.slot for share in shares}
+        if any(mib >= want.mib for slot, mib in enumerate(sizes) if slot not in taken):
+            return raw.node
+    return ""
+
+
 def _fits(want: Want, devices: Free) -> bool:
+    if want.mig:
+        return False
     fitting = [
         slots
         for mib, cores, slots in devices

@@ -34,6 +34,10 @@ class SeenPod:
     """A container runs."""
     priority: int = 0
     resized: bool = False
+    spared: bool = False
+    """No pod may be preferred to it: by its label, or by a PodDisruptionBudget."""
+    announced: bool = False
+    """Its eviction is announced."""
 
     @property
     def ended(self) -> bool:
@@ -60,6 +64,17 @@ class Grant:
     mib: int
     cores: int
     exclusive: bool = False
+    instance: str = ""
+    """UUID of its MIG instance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareInstance:
+    """A MIG instance that a device has."""
+
+    uuid: str
+    device: str
+    mib: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +121,8 @@ class RawShare:
     slot: int
     """-1: none."""
     fence: int
+    layout: str = ""
+    """The MIG layout in which it is an instance, whose position is its slot; empty: in none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +195,12 @@ class Sample:
     limits: Mapping[str, RegionLimits] = field(default_factory=dict)
     """Of running containers, by pod."""
     ledger: RawLedger | None = None
+    mig_devices: frozenset[str] = frozenset()
+    """Devices in MIG mode."""
+    instances: Mapping[str, HardwareInstance] = field(default_factory=dict)
+    """MIG instances that were there before or after the containers were read, by UUID."""
+    evicted: Mapping[str, float] = field(default_factory=dict)
+    """Pods whose eviction the API server has ever accepted from a binder, and when."""
     homes: Mapping[str, str] = field(default_factory=dict)
     """By device, the node that it is in."""
     unready: Mapping[str, str] = field(default_factory=dict)

@@ -14,8 +14,8 @@ _LEASE = Struct("<BddddHH")
 _GRANT = "<id"
 _DEVICE = Struct("<IIBIIIIdBBB")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
-_CONTAINER = 6
-"""Position of the container's name in a share's values, after the node's name is taken off."""
+_CONTAINER, _MIG = 6, 11
+"""Positions in a share's values, after the node's name is taken off."""
 
 
 def decode_lease(pod: str, value: bytes) -> RawLease:
@@ -43,10 +43,12 @@ def decode_lease(pod: str, value: bytes) -> RawLease:
 
 
 def _share(values: Sequence[Any], slot: int, fence: int) -> RawShare:
+    mig = values[_MIG]
     return RawShare(
         device=values[0],
         mib=values[1],
-        cores=values[2],
+        cores=0 if mig else values[2],  # nothing else uses those of an instance
+        layout=mig["layout"] if mig else "",
         container=values[_CONTAINER],
         slot=slot,
         fence=fence,

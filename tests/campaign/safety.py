@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.campaign.history import History, Violation
 from tests.campaign.observations import Grant, RawLease, Sample, SeenPod
-from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB
+from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, Want
 
 LIVE = frozenset({"reserved", "bound", "active"})
 HELD = frozenset({"bound", "active"})
@@ -69,7 +69,7 @@ def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator
     )
     yield from _over("S1", "containers", containers, sample, history)
     by_pods = (
-        _Piece(pod.uid, device, mib, pod.want.cores, pod.want.exclusive)
+        _Piece(pod.uid, device, mib, _cores_of(pod, device, sample), pod.want.exclusive)
         for pod in _bound_by_us((sample.pods or {}).values())
         if not pod.deleted
         for device, mib in zip(pod.devices, _mib_of(pod), strict=True)
@@ -82,6 +82,36 @@ def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator
         for share in lease.shares
     )
     yield from _over("S1", "leases", leases, sample, history)
+    yield from _instances_twice(sample, history)
+
+
+def _cores_of(pod: SeenPod, device: str, sample: Sample) -> int:
+    """Return the percent of a device's cores that a pod's request takes; an instance's are its."""
+    return 0 if device in sample.mig_devices else pod.want.cores
+
+
+def _instances_twice(sample: Sample, history: History) -> Iterator[Violation]:
+    """MIG instances are disjoint: one pod for each, and one layout for a device's leases."""
+    holders: dict[str, tuple[str, str]] = {}
+    grants = [(grant.instance, grant.pod, grant.device) for grant in sample.grants]
+    layouts = [
+        (share.device, share.layout, share.device)
+        for lease in _leases(sample)
+        if lease.state in LIVE
+        for share in lease.shares
+        if share.device in sample.mig_devices
+    ]
+    for thing, holder, device in (*(each for each in grants if each[0]), *layouts):
+        other, _ = holders.setdefault(thing, (holder, device))
+        if other != holder:
+            yield Violation(
+                check="S1",
+                subject=f"device {device}",
+                text=f"{thing} is of {history.name(other)} and {history.name(holder)}",
+                at=sample.at,
+                pods=frozenset({other, holder}) & history.pods.keys(),
+                devices=frozenset({device}),
+            )
 
 
 def _mib_now(grant: Grant, sample: Sample) -> int:
@@ -176,25 +206,30 @@ def s5_only_a_lease_grants(sample: Sample, history: History) -> Iterator[Violati
 
 def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Violation]:
     """What a container was given equals what its pod requests, and the devices of its lease."""
-    given: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
+    given: defaultdict[str, list[Grant]] = defaultdict(list)
     for grant in sample.grants:
-        given[grant.pod].append((grant.device, grant.mib, grant.cores))
-    for uid, shares in sorted(given.items()):
+        given[grant.pod].append(grant)
+    for uid, grants in sorted(given.items()):
         pod = history.pods.get(uid)
         if pod is None or pod.forged:
             continue
-        want = pod.want
-        if not pod.resized and (
-            len(shares) != want.gpus
-            or any((mib, cores) != (want.mib, want.cores) for _, mib, cores in shares)
-        ):
-            text = f"it requests {want}, its container was given {sorted(shares)}"
+        shown = sorted((each.instance or each.device, each.mib, each.cores) for each in grants)
+        right = [_is_as_requested(grant, pod.want, sample) for grant in grants]
+        if not pod.resized and (len(grants) != pod.want.gpus or not all(right)):
+            text = f"it requests {pod.want}, its container was given {shown}"
             yield _about(uid, "S7", text, sample, history)
         lease = sample.ledger.leases.get(uid) if sample.ledger else None
         leased = {share.device for share in lease.shares} if lease else set()
-        if leased and lease and lease.state in HELD and leased != {share[0] for share in shares}:
-            text = f"its lease is on {sorted(leased)}, its container has {sorted(shares)}"
+        if leased and lease and lease.state in HELD and leased != {each.device for each in grants}:
+            text = f"its lease is on {sorted(leased)}, its container has {shown}"
             yield _about(uid, "S7", text, sample, history)
+
+
+def _is_as_requested(grant: Grant, want: Want, sample: Sample) -> bool:
+    """Whether a limit is the requested one, or an instance is there and large enough."""
+    if grant.instance:
+        return grant.instance in sample.instances and grant.mib >= want.mib
+    return (grant.mib, grant.cores) == (want.mib, want.cores) and not want.mig
 
 
 def s7_a_region_allows_no_more_than_the_lease(

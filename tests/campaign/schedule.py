@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from tests.campaign.workload import RESIZABLE, PodPlan, choose_gang, choose_pod
+from tests.campaign.workload import RESIZABLE, PodPlan, choose_gang, choose_pod, choose_preempting
 
 ROUND_S = 12.0
 """Length of a round. What follows is calm, and as long as the system needs to settle."""
@@ -16,6 +16,15 @@ KEPT_PODS = 30
 """From this number of pods on, a round begins with deleting some."""
 NODES = ("node-0", "node-1", "node-2")
 GPUS_PER_NODE = 2
+LAYOUTS = {
+    "node-0": "2xA100-80GB",
+    "node-1": "2xA100-80GB",
+    "node-2": "1xA100-80GB+1xA100-80GB:mig",
+}
+MIG_DEVICES = (("node-2", 1),)
+"""Node and index of the devices in MIG mode."""
+DOUBLED_DEVICES = ("node-0:0", "node-0:1", "node-1:0", "node-2:0")
+"""Those that can report the UUID of the same device of the next node."""
 SERVICES = (
     *("watcher-0", "watcher-1", "placer-0", "placer-1", "binder-0", "binder-1"),
     *("timekeeper", "webhook", *(f"agent-{node}" for node in NODES)),
@@ -85,10 +94,7 @@ FAULTS: Mapping[str, FaultKind] = {
         targets=tuple(f"{node}:{way}" for node in NODES for way in PLUGIN_WAYS), seconds=WINDOW_S
     ),
     "node-gone-unseen": FaultKind(targets=NODES, seconds=(0.5, 6.0)),
-    "device-twice": FaultKind(
-        targets=tuple(f"{node}:{index}" for node in NODES for index in range(GPUS_PER_NODE)),
-        seconds=(4.0, 9.0),
-    ),
+    "device-twice": FaultKind(targets=DOUBLED_DEVICES, seconds=(4.0, 9.0)),
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),
 }
@@ -211,6 +217,11 @@ def _pod_actions(random: Random, names: _Names) -> tuple[PodAction, ...]:
             actions.append(_gone(random, name, random.uniform(0.0, PODS_S)))
     for _ in range(random.randint(4, 8)):
         actions += _come(random, names, random.uniform(0.0, PODS_S - 2.0))
+    if random.random() < 0.5:
+        urgent = choose_preempting(random, names.new("urgent"))
+        at_s = round(random.uniform(2.0, PODS_S - 2.0), 2)
+        actions.append(PodAction(at_s=at_s, verb="create", name=urgent.name, pod=urgent))
+        names.alive.append(urgent.name)
     if random.random() < 0.5:
         actions += _gang(random, names, random.uniform(0.0, PODS_S - 1.0))
     return tuple(sorted(actions, key=lambda action: action.at_s))

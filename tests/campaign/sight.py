@@ -57,13 +57,15 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
 def _weight(pod: str, history: History) -> int:
     """Return the weight by what a pod requests, in milli-GPU; 0: unknown, or it was resized.
 
-    The larger part of a device's cores and memory counts, of each device.
+    The larger part of a device's cores and memory counts, of each device; of a MIG device the
+    instance, which may be larger than the request.
     """
-    seen = history.pods.get(pod)
-    if seen is None or seen.resized:
+    seen, instances = history.pods.get(pod), history.instance_mib.get(pod)
+    if seen is None or seen.resized or instances is None:
         return 0
     want = seen.want
-    part = max(Fraction(want.cores, DEVICE_CORES), Fraction(want.mib, DEVICE_MIB))
+    mib = Fraction(instances, want.gpus) if instances else Fraction(want.mib)
+    part = max(Fraction(want.cores, DEVICE_CORES), mib / DEVICE_MIB)
     return ceil(1000 * part * want.gpus)
 
 

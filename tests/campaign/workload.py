@@ -1,27 +1,42 @@
 """The pods of a campaign in all vocabularies, and what each of them requests; pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from random import Random
 from typing import Any
 
 DEVICE_MIB = 81_920
 """Every device of a campaign is an A100 with 80 GB."""
 DEVICE_CORES = 100
+MIG_LAYOUTS: Mapping[str, tuple[int, ...]] = {
+    "group1": (9728,) * 7,
+    "group2": (19_968, 19_968, 19_968, 9728),
+    "group3": (40_192, 40_192),
+    "group4": (80_896,),
+}
+"""The layouts of such a device in MIG mode: the memory of the instance at each position, in MiB."""
 LEASE_ANNOTATION = "leasehold.dev/lease"
 WANT_ANNOTATION = "campaign.test/want"
-"""What the judge expects of the pod: devices, MiB and percent of each, 1 if exclusive."""
+"""What the judge expects of the pod: devices, MiB and percent of each, 1 if exclusive, 1 if it
+needs MIG instances."""
 FORGED_ANNOTATION = "campaign.test/forged"
+ANNOUNCED_ANNOTATION = "leasehold.dev/preempt-at"
 RESIZED_ANNOTATION = "campaign.test/resized"
 """Its share was resized: what its container was given at its start counts no longer."""
 URGENT, URGENT_PRIORITY = "campaign-urgent", 1000
 """A priority class for whose pods others are evicted."""
+NOTICE_S = 2.0
+"""Between the announcement of an eviction and the eviction."""
+PREEMPTIBLE = "leasehold.dev/preemptible"
+GUARDED = "campaign.test/guarded"
+"""A label of pods that a PodDisruptionBudget protects from every eviction."""
 INIT = "first"
 """An init container that requests what `main` requests, and ends before it."""
 RESIZABLE = frozenset({"volcano-vgpu", "hami"})
 GANG_NAME = "gang.scheduling.koordinator.sh/name"
 GANG_MIN = "gang.scheduling.koordinator.sh/min-available"
 _SIZES_MIB = (1024, 2048, 4096, 10_240, 20_480, 40_960, 51_200)
+_INSTANCES_MIB = (4096, 9000, 9000, 15_000, 30_000)
 _CORES = (5, 10, 25, 50)
 
 
@@ -35,6 +50,8 @@ class Want:
     cores: int = 0
     """Percent of each device's cores."""
     exclusive: bool = False
+    mig: bool = False
+    """It needs MIG instances of at least this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +65,7 @@ class PodPlan:
     run_s: int = 100_000
     """How long its command runs."""
     urgent: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     init: bool = False
     """It has an init container."""
     sidecar: bool = False
@@ -94,6 +112,12 @@ def _whole(_random: Random) -> Choice:
     return Want(1, DEVICE_MIB, DEVICE_CORES, exclusive=True), {"nvidia.com/gpu": "1"}
 
 
+def _volcano_mig(random: Random) -> Choice:
+    mib = random.choice(_INSTANCES_MIB)
+    limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": str(mib)}
+    return Want(1, mib, mig=True), limits
+
+
 VOCABULARIES: Mapping[str, Callable[[Random], Choice]] = {
     "volcano-vgpu": _volcano_vgpu,
     "volcano-gpushare": _volcano_gpushare,
@@ -101,12 +125,15 @@ VOCABULARIES: Mapping[str, Callable[[Random], Choice]] = {
     "hami": _hami,
     "koordinator": _koordinator,
     "nvidia": _whole,
+    "volcano-mig": _volcano_mig,
 }
+_ANNOTATIONS = {"volcano-mig": {"volcano.sh/vgpu-mode": "mig"}}
+_LABELS: tuple[Mapping[str, str], ...] = ({PREEMPTIBLE: "false"}, {GUARDED: "yes"})
 
 
 def choose_pod(random: Random, name: str, *, run_s: int, forged_node: str = "") -> PodPlan:
     """Return a pod of a random vocabulary and size."""
-    vocabulary = random.choices(tuple(VOCABULARIES), weights=(5, 4, 4, 4, 4, 1))[0]
+    vocabulary = random.choices(tuple(VOCABULARIES), weights=(5, 4, 4, 4, 4, 1, 3))[0]
     want, limits = VOCABULARIES[vocabulary](random)
     return PodPlan(
         name=name,
@@ -115,10 +142,17 @@ def choose_pod(random: Random, name: str, *, run_s: int, forged_node: str = "") 
         limits=limits,
         run_s=run_s,
         urgent=random.random() < 0.1,
+        labels=random.choice(_LABELS) if random.random() < 0.2 else {},
         init=random.random() < 0.15,
         sidecar=random.random() < 0.1,
         forged_node=forged_node,
     )
+
+
+def choose_preempting(random: Random, name: str) -> PodPlan:
+    """Return a pod that seldom finds room, and for which others are evicted then."""
+    want, limits = _whole(random)
+    return PodPlan(name=name, vocabulary="nvidia", want=want, limits=limits, run_s=8, urgent=True)
 
 
 def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[PodPlan, ...]:
@@ -140,8 +174,9 @@ def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[Po
 
 def manifest(pod: PodPlan) -> dict[str, Any]:
     """Return the pod as the API server takes it."""
-    want = (pod.want.gpus, pod.want.mib, pod.want.cores, int(pod.want.exclusive))
-    annotations = {WANT_ANNOTATION: " ".join(map(str, want))}
+    want = astuple(pod.want)
+    annotations = {WANT_ANNOTATION: " ".join(str(int(each)) for each in want)}
+    annotations |= _ANNOTATIONS.get(pod.vocabulary, {})
     spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
     if pod.gang:
         annotations |= {GANG_NAME: pod.gang, GANG_MIN: str(pod.gang_min)}
@@ -162,7 +197,7 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod.name, "annotations": annotations},
+        "metadata": {"name": pod.name, "annotations": annotations, "labels": dict(pod.labels)},
         "spec": spec,
     }
 

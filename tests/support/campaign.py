@@ -83,8 +83,16 @@ def lease(
     uid: str = "a", mib: int = 1000, slot: int = 0, fence: int = 1, **changes: Any
 ) -> RawLease:
     """The lease of `pod`."""
-    device = changes.pop("device", "gpu-0")
-    share = RawShare(container="main", device=device, mib=mib, cores=10, slot=slot, fence=fence)
+    device, layout = changes.pop("device", "gpu-0"), changes.pop("layout", "")
+    share = RawShare(
+        container="main",
+        device=device,
+        mib=mib,
+        cores=0 if layout else 10,
+        slot=slot,
+        fence=fence,
+        layout=layout,
+    )
     values: dict[str, Any] = {
         "node": NODE,
         "state": "active",

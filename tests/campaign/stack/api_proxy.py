@@ -1,7 +1,9 @@
 """An HTTPS proxy in front of the API server, which is slow, refuses, or loses answers."""
 
 import asyncio
+import json
 import ssl
+import time
 from pathlib import Path
 
 import aiohttp
@@ -45,6 +47,8 @@ class ApiProxy:
         """The kind of fault that is at work: api-slow, api-409, ..., api-after-write."""
         self.delay_s = 0.0
         """Of `api-slow`."""
+        self.evicted: dict[str, float] = {}
+        """UIDs of pods whose eviction was accepted, and when."""
         self._matched = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -109,6 +113,8 @@ class ApiProxy:
             async with self._session.request(
                 request.method, url, data=body or None, headers=headers
             ) as answer:
+                if request.path.endswith("/eviction") and answer.ok:
+                    self._note_eviction(body)
                 if lose_answer:
                     await answer.read()
                     return status(500)
@@ -117,6 +123,11 @@ class ApiProxy:
             if request.transport is not None:
                 request.transport.abort()
             raise asyncio.CancelledError from None
+
+    def _note_eviction(self, body: bytes) -> None:
+        options = json.loads(body)["deleteOptions"]
+        if not options.get("dryRun"):
+            self.evicted.setdefault(options["preconditions"]["uid"], time.time())
 
     async def _copy(
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse

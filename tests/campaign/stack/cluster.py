@@ -32,23 +32,23 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.names import NodeName
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
-from tests.campaign.schedule import GPUS_PER_NODE, NODES, SERVERS_OF, SERVICES
+from tests.campaign.schedule import LAYOUTS, NODES, SERVERS_OF, SERVICES
 from tests.campaign.stack.api_proxy import ApiProxy
 from tests.campaign.stack.clocks import Clocks
 from tests.campaign.stack.plugin_proxy import PluginProxy
 from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
-from tests.campaign.workload import URGENT, URGENT_PRIORITY
+from tests.campaign.workload import GUARDED, NOTICE_S, URGENT, URGENT_PRIORITY
 from tests.support.waiting import until
 
-LAYOUT = f"{GPUS_PER_NODE}xA100-80GB"
 DOUBLED = ("watcher", "binder")
 READY_S = 120.0
 RETRY_S = 0.5
 CRDS = Path(__file__).parents[3] / "k8s" / "base" / "crds"
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DISRUPTION_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 QUICK_PREEMPTION = {
-    "LEASEHOLD_PREEMPTION_NOTICE_S": "2",
+    "LEASEHOLD_PREEMPTION_NOTICE_S": f"{NOTICE_S:g}",
     "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "2",
     "LEASEHOLD_PREEMPTION_COOLDOWN_S": "1",
     "LEASEHOLD_PREEMPTION_PER_NAMESPACE_HOUR": "100000",
@@ -113,7 +113,7 @@ def _plan() -> Plan:
     for name in ("nats", "redis", "api", "page", *map(usage_port, NODES)):
         ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
     return Plan(
-        nodes=dict.fromkeys(NODES, LAYOUT),
+        nodes=LAYOUTS,
         placers=2,
         ports=ports,
         nats_program=servers.nats_program(),
@@ -201,10 +201,15 @@ async def _proxied_kubelet(agent: str, kubelet: Path, cluster: CampaignCluster) 
 
 
 async def _create_objects(kube: KubernetesClient) -> None:
-    """Create the kinds of quotas and budgets, and a priority class."""
+    """Create the kinds of quotas and budgets, a priority class, and a PodDisruptionBudget."""
+    guarded = {
+        "metadata": {"name": "guarded"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {GUARDED: "yes"}}},
+    }
     urgent = {"metadata": {"name": URGENT}, "value": URGENT_PRIORITY}
     kinds = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("gpu*.yaml"))]
-    for path, made in ((PRIORITIES, urgent), *((CRD_PATH, kind) for kind in kinds)):
+    made_at = [(PRIORITIES, urgent), (DISRUPTION_BUDGETS, guarded)]
+    for path, made in (*made_at, *((CRD_PATH, kind) for kind in kinds)):
         while not await _is_created(kube, path, made):
             await asyncio.sleep(RETRY_S)
 

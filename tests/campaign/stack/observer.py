@@ -11,7 +11,11 @@ from typing import Any
 import aiohttp
 import redis.exceptions
 
+from services.node_agent.gpus.simulated.gpus import uuid_of
+from services.node_agent.gpus.simulated.mig import SimulatedMig
+from services.node_agent.gpus.simulated.models import GPU_MODELS
 from shared.model.errors import LeaseholdError
+from shared.model.names import NodeName
 from tests.campaign.api_objects import seen_node, seen_pod
 from tests.campaign.containers import (
     REGION_BYTES,
@@ -23,6 +27,7 @@ from tests.campaign.containers import (
 from tests.campaign.observations import (
     AgentGrant,
     Grant,
+    HardwareInstance,
     RawCharge,
     RawLedger,
     RegionLimits,
@@ -31,10 +36,14 @@ from tests.campaign.observations import (
     SeenPod,
 )
 from tests.campaign.raw_ledger import decode_charges, decode_device, decode_lease, is_known_node
-from tests.campaign.schedule import NODES, SERVICES
+from tests.campaign.schedule import MIG_DEVICES, NODES, SERVICES
 from tests.campaign.stack.cluster import CampaignCluster
 
 PODS = "/api/v1/namespaces/default/pods"
+MIG_MODEL = GPU_MODELS["A100-80GB"]
+MIG_NODES = {node: uuid_of(NodeName(node), index) for node, index in MIG_DEVICES}
+MIG_UUIDS = frozenset(map(str, MIG_NODES.values()))
+PROFILE_MIB = {profile.name: profile.memory_mib for profile in MIG_MODEL.mig}
 READ_S = 1.5
 READY_EVERY_S = 1.0
 REDIS_ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
@@ -47,6 +56,14 @@ class Observer:
         self.cluster = cluster
         self.uuids: dict[str, dict[int, str]] = {}
         """By node, its devices by index."""
+        self._seen: dict[str, HardwareInstance] = {}
+        """All MIG instances that there ever were."""
+        self._drivers = {
+            node: SimulatedMig(
+                cluster.directory.agent(node) / "simulated-mig.json", {uuid: MIG_MODEL.mig}
+            )
+            for node, uuid in MIG_NODES.items()
+        }
         self._files: dict[Path, tuple[float, dict[str, Any]]] = {}
         self._charges: dict[bytes, RawCharge] = {}
         self._unready: dict[str, str] = {}
@@ -63,7 +80,9 @@ class Observer:
         """Read everything; what does not answer is None."""
         at = time.time()
         await self._learn_uuids()
+        before = self._instances()
         grants, agents = self._grants(at), self._agents()
+        instances = before | self._instances()
         limits = self._limits(grants)
         pods, nodes = await self._api()
         ledger = await self._ledger()
@@ -76,6 +95,13 @@ class Observer:
             agents=agents,
             limits=limits,
             ledger=ledger,
+            mig_devices=MIG_UUIDS,
+            instances=instances,
+            evicted={
+                uid: evicted_at
+                for proxy in self.cluster.api.values()
+                for uid, evicted_at in proxy.evicted.items()
+            },
             homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
             unready=dict(self._unready),
             faults=faults,
@@ -87,8 +113,19 @@ class Observer:
             for node in NODES
             for path in self.cluster.directory.node(node).glob("pods/*.json")
             if (state := self._json(path))
-            for grant in grants_of(state, node, self.uuids.get(node, {}), at)
+            for grant in grants_of(state, node, self.uuids.get(node, {}), at, self._seen)
         )
+
+    def _instances(self) -> dict[str, HardwareInstance]:
+        """Return the MIG instances that the simulated driver has."""
+        found = {
+            one.uuid: HardwareInstance(uuid=one.uuid, device=uuid, mib=PROFILE_MIB[one.profile])
+            for node, uuid in MIG_NODES.items()
+            for one in self._drivers[node].instances(uuid)
+            if one.uuid
+        }
+        self._seen |= found
+        return found
 
     def _agents(self) -> tuple[AgentGrant, ...]:
         return tuple(

@@ -312,7 +312,7 @@ def test_a_state_that_is_right_violates_nothing() -> None:
 def test_every_invariant_has_a_state_that_violates_it() -> None:
     shown = {invariant for invariant, *_ in (*SAFETY.values(), *LIVENESS.values())}
 
-    assert shown | {"P7", "M1", "O1", "O2"} == set(INVARIANTS)
+    assert shown | {"P7", "M1", "M2", "O1", "O2"} == set(INVARIANTS)
 
 
 def test_every_invariant_names_what_watches_it() -> None:
@@ -358,7 +358,8 @@ def test_what_there_was_to_judge_is_counted() -> None:
 
     assert str(judge.coverage) == (
         "2 samples, 1 with an API server, 1 with Redis; 1 containers with devices, 1 pods in "
-        "checkpoints, 1 leases, 0 charges"
+        "checkpoints, 1 leases, 0 charges; 0 pods with MIG instances, 0 with limits of HAMi-core, "
+        "0 of them resized; 0 pods evicted"
     )
 
 

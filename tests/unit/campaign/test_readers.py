@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.ledger.rows.lease_rows import encode_lease
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.lease_copy import dump_lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.campaign.api_objects import seen_node, seen_pod
@@ -18,7 +19,7 @@ from tests.campaign.containers import (
     grants_of,
     region_limits,
 )
-from tests.campaign.observations import Grant, RawLease, RawShare, RegionLimits
+from tests.campaign.observations import Grant, HardwareInstance, RawLease, RawShare, RegionLimits
 from tests.campaign.raw_ledger import decode_charges, decode_lease
 from tests.campaign.workload import DEVICE_MIB, PodPlan, Want, manifest
 
@@ -96,8 +97,8 @@ def read(state: dict[str, Any]) -> list[Grant]:
     return list(grants_of(state, "node-0", {0: "gpu-0", 1: "gpu-1"}, at=2.0))
 
 
-def given(device: str, mib: int, cores: int, *, exclusive: bool = False) -> Grant:
-    return Grant(pod="a", node="node-0", device=device, mib=mib, cores=cores, exclusive=exclusive)
+def given(device: str, mib: int, cores: int = 0, **changes: Any) -> Grant:
+    return Grant(pod="a", node="node-0", device=device, mib=mib, cores=cores, **changes)
 
 
 def test_the_limits_of_each_vocabulary_are_read() -> None:
@@ -136,6 +137,19 @@ def test_a_checkpoint_is_read_by_container() -> None:
 
     assert (found.pod, found.device, found.slot, found.fence) == ("a", "gpu-0", 3, 11)
     assert list(none) == []
+
+
+def test_an_instance_is_read_from_a_lease_and_from_a_container() -> None:
+    place = MigPlacement(layout="group1", position=2, profile="1g.10gb")
+    value = encode_lease(stored(structs.replace(share("gpu-0", 2, 11), mig=place)))
+    known = {"MIG-a": HardwareInstance(uuid="MIG-a", device="gpu-0", mib=9728)}
+    state = container(NVIDIA_VISIBLE_DEVICES="MIG-a")
+
+    [leased] = decode_lease("a", value).shares
+    [read_from_env] = grants_of(state, "node-0", {}, 2.0, known)
+
+    assert (leased.layout, leased.slot, leased.cores) == ("group1", 2, 0)
+    assert read_from_env == given("gpu-0", 9728, instance="MIG-a")
 
 
 def test_the_limits_of_a_region_are_read() -> None:
