@@ -1,4 +1,4 @@
-"""A parser whose help is short, and whose errors name what was probably meant; pure."""
+"""A parser whose help is short, and whose errors name what was probably meant."""
 
 import argparse
 from collections.abc import Iterable, Sequence
