@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from services.node_agent.gpu_access import open_gpus, usage_source_of
-from services.node_agent.gpus.simulated.gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.settings import AgentSettings
 from shared.model.names import NodeName
 from tests.support.gpu_driver import CONTEXT, GIB, GpuDriver
@@ -16,6 +16,13 @@ def create(driver: GpuDriver, description: str) -> None:
     """Make the GPUs of a description."""
     command = [str(driver.folder / "gpu-control"), "create"]
     subprocess.run(command, env=driver.environment, input=description, text=True, check=True)
+
+
+def opened(settings: AgentSettings) -> SimulatedGpus:
+    """Open the node's GPUs, as the agent does."""
+    gpus = open_gpus(settings)
+    assert isinstance(gpus, SimulatedGpus)
+    return gpus
 
 
 async def test_programs_on_simulated_gpus_are_measured_through_nvml(
@@ -51,7 +58,7 @@ async def test_a_process_in_a_mig_instance_is_measured_with_the_id_of_the_instan
     settings = AgentSettings(
         node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=folder, state_dir=tmp_path
     )
-    gpus = open_gpus(settings)
+    gpus = opened(settings)
     for start in (0, 1):
         await gpus.create_compute(device, await gpus.create_instance(device, 19, start))
     create(nvml, (folder / "description").read_text())
@@ -72,7 +79,7 @@ async def test_an_agent_that_starts_describes_the_instances_that_there_are(tmp_p
     settings = AgentSettings(
         node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=tmp_path / "driver", state_dir=tmp_path
     )
-    first, device = open_gpus(settings), uuid_of(NODE, 0)
+    first, device = opened(settings), uuid_of(NODE, 0)
     await first.create_compute(device, await first.create_instance(device, 0, 0))
     described = (tmp_path / "driver" / "instances").read_text()
     (tmp_path / "driver" / "instances").unlink()
