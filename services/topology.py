@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.model.events.event import Event
-from shared.model.events.pod_events import Heartbeat, StreamRecovered
+from shared.model.events.pod_events import Heartbeat
 from shared.model.events.request_reply import ResizeRequest, UsageRequest
 from shared.runtime.service import Role, roles_of
 
@@ -19,8 +19,6 @@ class ServiceEntry:
     class_name: str
     per_node: bool = False
     """Each replica serves one node, and uses only the subjects of that node."""
-    replaces_stream: bool = False
-    """It replaces a stream that stores nothing."""
 
     @property
     def folder(self) -> str:
@@ -31,12 +29,7 @@ class ServiceEntry:
 SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="watcher", module="services.watcher.service", class_name="Watcher"),
     ServiceEntry(name="placer", module="services.placer.service", class_name="Placer"),
-    ServiceEntry(
-        name="binder",
-        module="services.binder.service",
-        class_name="Binder",
-        replaces_stream=True,
-    ),
+    ServiceEntry(name="binder", module="services.binder.service", class_name="Binder"),
     ServiceEntry(
         name="node-agent",
         module="services.node_agent.service",
@@ -56,8 +49,6 @@ OPERATOR_ROLES = (
 )
 ALL_SERVICES_PUBLISH = (Heartbeat,)
 """Events that the runtime publishes for each replica of any service."""
-CLUSTER_SERVICES_PUBLISH = (*ALL_SERVICES_PUBLISH, StreamRecovered)
-"""The same for services that are not per node."""
 NO_CONSUMER = "(any observer)"
 
 
@@ -93,17 +84,11 @@ def published(service_roles: tuple[Role, ...]) -> set[type[Event]]:
     return {event for role in service_roles if role.kind != "answers" for event in role.publishes}
 
 
-def published_by_runtime(service: ServiceEntry) -> tuple[type[Event], ...]:
-    """Return what the runtime publishes for each replica of a service."""
-    return ALL_SERVICES_PUBLISH if service.per_node else CLUSTER_SERVICES_PUBLISH
-
-
 def edges() -> tuple[Edge, ...]:
     """Return every edge; the consumer of an event that no service consumes is `NO_CONSUMER`."""
     by_name = roles()
+    runtime = Role(kind="publishes", method="runtime", publishes=ALL_SERVICES_PUBLISH)
     for service in SERVICES:
-        publishes = published_by_runtime(service)
-        runtime = Role(kind="publishes", method="runtime", publishes=publishes)
         by_name[service.name] = (*by_name[service.name], runtime)
     return edges_of(by_name | {OPERATOR.name: OPERATOR_ROLES})
 

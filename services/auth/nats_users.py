@@ -1,8 +1,9 @@
 """The users of NATS and their permissions, from the declared topology: one per service and node.
 
-A user may publish its service's events, send its requests, and manage its own durable consumers. It
-may subscribe to its service's subjects and to an inbox of its own. Everything else is denied. A
-service with one replica per node has a user per node; its subjects end in that node's name.
+A user may publish its service's events, send its requests, and reply to the services that send it
+requests and work. It may subscribe to its service's subjects and to an inbox of its own. Everything
+else is denied. A service with one replica per node has a user per node; its subjects end in that
+node's name.
 """
 
 import json
@@ -11,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.topology import (
+    ALL_SERVICES_PUBLISH,
     OPERATOR,
     OPERATOR_ROLES,
     SERVICES,
     ServiceEntry,
     published,
-    published_by_runtime,
     roles,
 )
 from shared.model.events.event import Event, is_work
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.names import NodeName
 from shared.nats import subjects
-from shared.nats.subjects import API, STREAM
 from shared.runtime.service import Role
 
 WILDCARD = ".*"
@@ -48,12 +48,12 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 def operator_user() -> NatsUser:
     """Return the user of commands.
 
-    Commands receive heartbeats, check the stream, and send the requests that the topology declares.
+    Commands receive heartbeats and send the requests that the topology declares.
     """
     requests = map(subjects.reply_subject, published(OPERATOR_ROLES))
     return NatsUser(
         name=OPERATOR.name,
-        publish=_sorted_unique((f"{API}.STREAM.INFO.{STREAM}", *requests)),
+        publish=_sorted_unique(requests),
         subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
     )
 
@@ -111,10 +111,8 @@ def _publish_subjects(
     node: str,
     senders: Mapping[type[Event], Sequence[ServiceEntry]],
 ) -> Iterator[str]:
-    yield from map(subjects.publish_subject, published_by_runtime(service))
+    yield from map(subjects.publish_subject, ALL_SERVICES_PUBLISH)
     for event in published(service_roles):
-        if is_work(event):
-            yield subjects.direct_subscribe_subject(event, node)
         is_request = event in senders and not is_work(event)
         subject_of = subjects.reply_subject if is_request else subjects.subscribe_subject
         yield subject_of(event, node)
@@ -122,21 +120,8 @@ def _publish_subjects(
         if role.kind in {"answers", "handles"}:
             replied_to = (event for event in role.consumes if event in senders)
             yield from (_inboxes(each) for event in replied_to for each in senders[event])
-    yield from _stream_subjects(service, service_roles)
-
-
-def _stream_subjects(service: ServiceEntry, service_roles: Sequence[Role]) -> Iterator[str]:
-    """Return what a service publishes to manage its consumers and the stream."""
-    for durable in (durable for role in service_roles for durable in _durables(service, role)):
-        yield f"$JS.ACK.{STREAM}.{durable}.>"
-        yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
-        yield f"{API}.CONSUMER.DURABLE.CREATE.{STREAM}.{durable}"
-    if not service.per_node:  # a node agent does not create the stream
-        yield f"{API}.STREAM.INFO.{STREAM}"
-        yield f"{API}.STREAM.CREATE.{STREAM}"
+    if not service.per_node:
         yield subjects.publish_subject(ResyncRequested)
-    if service.replaces_stream:
-        yield f"{API}.STREAM.DELETE.{STREAM}"
 
 
 def _subscribe_subjects(
@@ -150,18 +135,12 @@ def _subscribe_subjects(
         elif role.kind == "observes":
             yield from (subjects.subscribe_subject(event) for event in role.consumes)
         elif role.kind == "handles":
-            broadcasts = (event for event in role.consumes if not is_work(event))
-            yield from (subjects.subscribe_subject(event, node) for event in broadcasts)
-            for name in _durables(service, role):
-                yield f"{subjects.deliver(name)} {name}"
-                work = filter(is_work, role.consumes)
-                yield from (f"{subjects.direct_subscribe_subject(event)} {name}" for event in work)
-
-
-def _durables(service: ServiceEntry, role: Role) -> tuple[str, ...]:
-    if role.kind != "handles" or not any(map(is_work, role.consumes)):
-        return ()
-    return (subjects.durable_of(service.name, role.method),)
+            group = subjects.group_of(service.name, role.method)
+            for event in role.consumes:
+                if is_work(event):
+                    yield f"{subjects.subscribe_subject(event)} {group}"
+                else:
+                    yield subjects.subscribe_subject(event, node)
 
 
 def _inboxes(requester: ServiceEntry) -> str:

@@ -173,9 +173,6 @@ async def serve_binder(settings: BinderSettings) -> None:
             settings.nats_url,
             name="binder",
             credentials=settings.nats_client_credentials("binder"),
-            creates_stream=True,
-            replaces_stream=True,
-            copies=settings.nats_copies,
         ) as bus,
         RedisLeases.connect(
             redis_url, credentials=redis_credentials, detects_lost_writes=True, clock=clock

@@ -3,10 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
-from services.cli.parser import parse
+from services.cli.parser import build_parser
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
@@ -15,8 +14,7 @@ BUG_EXIT_CODE = 70
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    program = _program()
-    flags = parse(argv, program)
+    flags = build_parser().parse_args(argv)
     if argv is None and not os.environ.get(DEBUG_VARIABLE):
         sys.excepthook = _report_bug
     try:
@@ -28,14 +26,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except LeaseholdError as error:
-        print(f"{program} {flags.command}: {error}", file=sys.stderr)
+        print(f"leasehold {flags.command}: {error}", file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
-
-
-def _program() -> str:
-    """Return the command as it was typed: kubectl runs a plugin as `kubectl-leasehold`."""
-    return "kubectl leasehold" if Path(sys.argv[0]).name.startswith("kubectl-") else "leasehold"
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

@@ -95,7 +95,7 @@ class StateDir:
         """Make the directories. Raises RequestError if they cannot be made."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("logs", "traces", "run", "nats", "valkey", "agents"):
+            for name in ("logs", "traces", "run", "valkey", "agents"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RequestError(
@@ -133,8 +133,6 @@ class State:
     """Certificate authority of the NATS that `up` started; empty: it has none."""
     redis_credentials: str = ""
     """File with the operator's user and secret for Redis; empty: Redis requires none."""
-    library_source: str = ""
-    """HAMi-core's library, as `up` got it; empty: none."""
     ports: Mapping[str, int] = field(default_factory=dict)
     components: tuple[ComponentState, ...] = ()
     format: int = FORMAT
@@ -207,7 +205,7 @@ def supervisor_pid(directory: StateDir) -> int | None:
 def wipe(directory: StateDir) -> None:
     """Remove everything but the lock. Raises RequestError if it is not a state directory."""
     names = {path.name for path in directory.root.iterdir()}
-    own = {"lock", "logs", "traces", "run", "nats", "valkey", "agents", "credentials"}
+    own = {"lock", "logs", "traces", "run", "valkey", "agents", "credentials"}
     if names - own and "state.json" not in names:
         raise RequestError(
             f"{directory.root} holds {', '.join(sorted(names)[:5])} and no state.json: it is not a "

@@ -43,8 +43,6 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
                 settings.nats_url,
                 name="dashboard",
                 credentials=settings.nats_client_credentials("dashboard"),
-                creates_stream=True,
-                copies=settings.nats_copies,
             )
         )
         redis_url, credentials = settings.redis_url, settings.redis_client_credentials

@@ -83,9 +83,7 @@ class Placer:
                 else:
                     await self.gang_rounds.place(unit.gang, unit.pods, outcomes)
         except BaseException:
-            # The events are redelivered, and their refusals must be published then.
-            for pod in newest:
-                self.writer.last_verdicts.forget(pod)
+            self.writer.forget_published(newest.keys())
             raise
         return outcomes
 

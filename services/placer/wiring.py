@@ -27,8 +27,6 @@ async def serve_placer(settings: PlacerSettings) -> None:
             settings.nats_url,
             name="placer",
             credentials=settings.nats_client_credentials("placer"),
-            creates_stream=True,
-            copies=settings.nats_copies,
         ) as bus,
     ):
         rng = random.Random().random  # noqa: S311 - spreads placers, no secret depends on it

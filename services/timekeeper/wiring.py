@@ -45,8 +45,6 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             settings.nats_url,
             name="timekeeper",
             credentials=settings.nats_client_credentials("timekeeper"),
-            creates_stream=True,
-            copies=settings.nats_copies,
         ) as bus,
         RedisLeases.connect(redis_url, credentials=credentials) as ledger,
         Budgets.connect(redis_url, credentials=credentials) as store,

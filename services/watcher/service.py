@@ -22,7 +22,6 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
     ResyncRequested,
-    StreamRecovered,
 )
 from shared.model.quota import Quota
 from shared.runtime.service import emits, handles
@@ -182,7 +181,7 @@ class Watcher:
 
     @handles
     async def request_resync(
-        self, events: Sequence[ResyncRequested | LedgerRebuilt | StreamRecovered]
+        self, events: Sequence[ResyncRequested | LedgerRebuilt]
     ) -> list[PodTerminated]:
         """Request a resync."""
         for event in events:

@@ -23,8 +23,6 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             settings.nats_url,
             name="watcher",
             credentials=settings.nats_client_credentials("watcher"),
-            creates_stream=True,
-            copies=settings.nats_copies,
         ) as bus,
     ):
         pods, nodes = PodReflector(client, parser), NodeReflector(client)

@@ -1,17 +1,15 @@
-"""The bus on NATS: durable work queues, broadcasts and request-reply.
+"""The bus on NATS: work with confirmation, broadcasts and request-reply.
 
-Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
-the queue group of its service's replicas. `WorkQueue` describes what happens without JetStream.
-Events about another node than their subject names are dropped, since the server restricts a node's
-agent to the subjects of its node.
+Work goes to one replica of the service that handles it, in the queue group of its handler;
+`UnconfirmedWork` keeps it until that replica reports it as handled. Events about another node than
+their subject names are dropped, since the server restricts a node's agent to the subjects of its
+node.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -22,18 +20,23 @@ from nats.aio.subscription import Subscription
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.model.clock import end
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.event import Delivery, Event
+from shared.model.events.event import Event, is_work
 from shared.nats import subjects, wire
+from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
 from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, of_its_node
-from shared.nats.work_queue import WorkQueue
+from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
 """Seconds between attempts to connect for the first time."""
-HEADERS_BYTES = 1024
-"""Reserved for headers in a message of the maximum size."""
+RESERVED_BYTES = 1024
+"""Of the maximum size of a message, for what is not data."""
+DEFAULT_POLICY = ResendPolicy()
+DEFAULT_CONFIRMATION = ConfirmationTiming()
+DRAIN_S = 1.0
+"""The longest wait at the end until work that was sent is handled."""
 
 E = TypeVar("E", bound=Event)
 
@@ -46,28 +49,18 @@ class Bus:
     """A connection that reconnects. Publishing raises UnavailableError while it is down."""
 
     def __init__(
-        self,
-        client: Client | None,
-        *,
-        name: str,
-        creates_stream: bool,
-        replaces_stream: bool,
-        copies: int,
+        self, name: str, policy: ResendPolicy, confirmation_timing: ConfirmationTiming
     ) -> None:
         self.client: Any = None
-        self.work: WorkQueue
-        self._new_work_queue = partial(
-            WorkQueue,
-            service=name,
-            creates_stream=creates_stream,
-            replaces_stream=replaces_stream,
-            copies=copies,
-        )
+        self.has_lost_work = asyncio.Event()
+        """Set once replicas receive work again of which some was dropped before."""
+        self._name = name
+        self._policy = policy
+        self._confirmation_timing = confirmation_timing
+        self._work: UnconfirmedWork
+        self._confirmations: Confirmations
         self._reached = asyncio.Event()
         self._wait = ConnectWait()
-        if client is not None:
-            self._take(client)
-            self._reached.set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -77,32 +70,24 @@ class Bus:
         *,
         name: str,
         credentials: ClientCredentials = NO_CREDENTIALS,
-        creates_stream: bool = True,
-        replaces_stream: bool = False,
-        copies: int = 1,
         patience_s: float = 30.0,
+        policy: ResendPolicy = DEFAULT_POLICY,
+        confirmation_timing: ConfirmationTiming = DEFAULT_CONFIRMATION,
     ) -> AsyncIterator["Bus"]:
         """Connect, and stay connected until the context exits.
 
-        `creates_stream`: create a missing stream, with `copies` replicas on a NATS cluster;
-        `replaces_stream`: replace one that stores nothing. JetStream may be unavailable. Raises
-        UnavailableError if no server accepts the login within `patience_s` seconds, RequestError if
-        a file cannot be read.
+        Raises UnavailableError if no server accepts the login within `patience_s` seconds,
+        RequestError if a file cannot be read.
         """
         client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
-        bus = cls(
-            client,
-            name=name,
-            creates_stream=creates_stream,
-            replaces_stream=replaces_stream,
-            copies=copies,
-        )
-        watch = asyncio.create_task(bus.work.watch())
+        bus = cls(name, policy, confirmation_timing)
+        await bus._take(client)
+        running = asyncio.create_task(bus._run())
         try:
-            await bus.work.ensure(first=True)
             yield bus
         finally:
-            await end(watch)
+            await bus._finish()
+            await end(running)
             await bus._leave()
 
     @classmethod
@@ -113,9 +98,6 @@ class Bus:
         *,
         name: str,
         credentials: ClientCredentials = NO_CREDENTIALS,
-        creates_stream: bool = False,
-        replaces_stream: bool = False,
-        copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
@@ -125,46 +107,57 @@ class Bus:
         is logged once; `unready_reason` returns it. An attempt times out after `patience_s`
         seconds.
         """
-        bus = cls(
-            None,
-            name=name,
-            creates_stream=creates_stream,
-            replaces_stream=replaces_stream,
-            copies=copies,
-        )
+        bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION)
         async with asyncio.TaskGroup() as tasks:
-            reaching = tasks.create_task(bus._reach(url, name, credentials, patience_s))
+            reaching = tasks.create_task(bus._reach(url, credentials, patience_s))
             try:
                 yield bus
             finally:
+                await bus._finish()
                 await end(reaching)
                 await bus._leave()
 
-    async def _reach(
-        self, url: str, name: str, credentials: ClientCredentials, patience_s: float
-    ) -> None:
+    async def _reach(self, url: str, credentials: ClientCredentials, patience_s: float) -> None:
         while not self.is_connected:
             try:
-                self._take(
-                    await connected(
-                        url,
-                        name=name,
-                        credentials=credentials,
-                        patience_s=patience_s,
-                        on_failure=self._wait.note,
-                    )
+                client = await connected(
+                    url,
+                    name=self._name,
+                    credentials=credentials,
+                    patience_s=patience_s,
+                    on_failure=self._wait.note,
                 )
             except LeaseholdError as error:
                 self._wait.note(str(error))
                 await asyncio.sleep(AGAIN_S)
             else:
-                await self.work.ensure(first=True)
-                self._reached.set()
+                await self._take(client)
         self._wait.over()
-        await self.work.watch()
+        await self._run()
 
-    def _take(self, client: Client) -> None:
-        self.client, self.work = client, self._new_work_queue(client)
+    async def _take(self, client: Client) -> None:
+        self.client = client
+        self._confirmations = Confirmations(client, self._confirmation_timing)
+        self._work = UnconfirmedWork(
+            client,
+            service=self._name,
+            policy=self._policy,
+            has_lost_work=self.has_lost_work,
+        )
+        await self._work.start()
+        self._reached.set()
+
+    async def _run(self) -> None:
+        """Send reports, and work that is due."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._work.run())
+            tasks.create_task(self._confirmations.run())
+
+    async def _finish(self) -> None:
+        """Return what this process holds, and wait until what it sent is handled."""
+        if self.is_connected:
+            await self._confirmations.return_all()
+            await self._work.drain(DRAIN_S)
 
     async def _leave(self) -> None:
         if self.client is None:
@@ -182,7 +175,7 @@ class Bus:
     def unready_reason(self) -> str | None:
         """Return why NATS cannot be used now, or None."""
         if self.is_connected:
-            return (self.work.fault or None) if self.connected else "not connected"
+            return (self._work.unready_reason() or None) if self.connected else "not connected"
         return self._wait.reason or "not connected yet"
 
     @property
@@ -194,36 +187,34 @@ class Bus:
         """Wait until the first connection."""
         await self._reached.wait()
 
-    async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
-        """Publish events, many per message; return when the work among them is stored or received.
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish events, many per message. Work is kept until it is handled.
 
-        Order is preserved within one type and route. Raises UnavailableError if NATS did not
-        confirm: the caller may publish again, since repetitions are dropped or harmless. An event
-        that cannot be encoded or exceeds the maximum size is logged and skipped, so that it does
-        not block others.
+        Order is preserved within one type and route. Raises UnavailableError if NATS was never
+        reached, or receivers of work leave no room: the caller may publish again, since repetitions
+        are harmless. An event that cannot be encoded or exceeds the maximum size is logged and
+        skipped, so that it does not block others.
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
         groups: dict[tuple[type[Event], str], list[Event]] = {}
         for event in events:
             groups.setdefault((type(event), event.route), []).append(event)
-        sending = [
-            self._send(kind, route, some, data, traceparent)
-            for (kind, route), group in groups.items()
-            for at in range(0, len(group), EVENTS_PER_MESSAGE)
-            for some, data in self._messages(group[at : at + EVENTS_PER_MESSAGE])
-        ]
         try:
-            if len(sending) == 1:
-                await sending[0]
-            else:
-                await asyncio.gather(*sending)
-        except (nats.errors.Error, TimeoutError) as error:
+            for (kind, route), group in groups.items():
+                for first in range(0, len(group), EVENTS_PER_MESSAGE):
+                    await self._send(kind, route, group[first : first + EVENTS_PER_MESSAGE])
+        except nats.errors.Error as error:
             raise UnavailableError(
-                f"NATS has not confirmed {len(events)} events: {error!r}"
+                f"NATS has not accepted {len(events)} events: {error!r}"
             ) from error
 
-    async def request(self, request: Event, reply_type: type[E], *, timeout_s: float = 2.0) -> E:
+    def announce(self, kinds: Sequence[type[Event]]) -> None:
+        """Show types of work in the metrics before any is sent."""
+        for kind in filter(is_work, kinds):
+            UNCONFIRMED.labels(self._name, kind.subject)
+
+    async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
 
         Raises UnavailableError if there is no reply within `timeout_s` seconds; NoRespondersError
@@ -231,18 +222,18 @@ class Bus:
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
-        subject = subjects.request_subject(type(request), request.route)
+        subject = subjects.request_subject(type(question), question.route)
         try:
-            reply = await self.client.request(subject, wire.encode([request]), timeout=timeout_s)
+            reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
         except nats.errors.NoRespondersError as error:
-            raise NoRespondersError(f"no responders for {request.subject}") from error
+            raise NoRespondersError(f"no responders for {question.subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(
-                f"no reply to {request.subject} within {timeout_s:g} s"
+                f"no reply to {question.subject} within {timeout_s:g} s"
             ) from error
-        replies = wire.decode(reply.data, reply_type)
+        replies = wire.decode(reply.data, answer)
         if not replies:
-            raise UnavailableError(f"the reply to {request.subject} was empty")
+            raise UnavailableError(f"the reply to {question.subject} was empty")
         return replies[0]
 
     async def reply(
@@ -252,13 +243,13 @@ class Bus:
 
         async def receive(message: Msg) -> None:
             try:
-                requests = of_its_node(wire.decode(message.data, kind), message.subject)
-                response = await reply(requests[0]) if requests else None
+                questions = of_its_node(wire.decode(message.data, kind), message.subject)
+                answer = await reply(questions[0]) if questions else None
             except LeaseholdError as error:
                 logger.warning("no reply to %s: %s", kind.subject, error)
                 return
-            if response is not None:
-                await message.respond(wire.encode([response]))
+            if answer is not None:
+                await message.respond(wire.encode([answer]))
 
         subject = subjects.reply_subject(kind, route)
         return await self.client.subscribe(subject, queue=group, cb=receive)
@@ -280,21 +271,23 @@ class Bus:
         return await self.client.subscribe(subject, queue=group, cb=receive)
 
     async def subscribe(
-        self, kinds: Sequence[type[Event]], *, durable: str, route: str = ""
+        self, kinds: Sequence[type[Event]], *, group: str, route: str = ""
     ) -> Inbox:
-        """Subscribe to events of `kinds`: to work as one replica of `durable`, to every broadcast.
+        """Subscribe to events of `kinds`: to work as one replica of `group`, to every broadcast.
 
         With a `route`, only broadcasts for that route are received.
         """
         inbox = Inbox()
-        work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
-        broadcasts = [kind for kind in kinds if kind.delivery is Delivery.BROADCAST]
-        if work:
-            await self.work.subscribe(inbox, work, durable)
-        for kind in broadcasts:
-            subject = subjects.subscribe_subject(kind, route)
-            callback = inbox.receive_broadcasts(kind)
-            inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
+        for kind in kinds:
+            if is_work(kind):
+                queue, subject = group, subjects.subscribe_subject(kind)
+                callback = inbox.receive_work(kind, self._confirmations)
+            else:
+                queue, subject = "", subjects.subscribe_subject(kind, route)
+                callback = inbox.receive_broadcasts(kind)
+            inbox.subscriptions.append(
+                await self.client.subscribe(subject, queue=queue, cb=callback)
+            )
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
@@ -316,7 +309,7 @@ class Bus:
         except RequestError as error:
             why = str(error)
         else:
-            most = self.client.max_payload - HEADERS_BYTES
+            most = self.client.max_payload - RESERVED_BYTES
             if len(data) <= most:
                 yield events, data
                 return
@@ -328,16 +321,10 @@ class Bus:
         else:
             logger.error("skipped an event: %s: %.200r", why, events[0])
 
-    async def _send(
-        self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
-    ) -> None:
-        headers = {"traceparent": traceparent} if traceparent else {}
-        if kind.delivery is Delivery.BROADCAST:
-            subject = subjects.publish_subject(kind, route)
-            await self.client.publish(subject, data, headers=headers or None)
-            return
-        ids = [event.event_id for event in events]
-        if all(ids):
-            digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
-            headers["Nats-Msg-Id"] = digest
-        await self.work.send(kind, route, data, headers)
+    async def _send(self, kind: type[Event], route: str, events: list[Event]) -> None:
+        subject = subjects.publish_subject(kind, route)
+        for some, data in self._messages(events):
+            if is_work(kind):
+                await self._work.send(kind, subject, data, events=len(some))
+            else:
+                await self.client.publish(subject, data)

@@ -1,10 +1,10 @@
-"""Received NATS messages, their buffer per handler, and their acknowledgement."""
+"""Received NATS messages, their buffer per handler, and their confirmation."""
 
 import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from nats.aio.subscription import Subscription
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.nats import subjects, wire
+from shared.nats.confirmations import Confirmations, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -33,60 +34,25 @@ class DeliveredMessage:
 
     @property
     def attempts(self) -> int:
-        """Number of deliveries of the message, this one included."""
+        """Number of deliveries to this replica, this one included."""
         return 1
 
-    async def ack(self) -> None:
-        """Acknowledge the message."""
+    def confirm(self) -> None:
+        """Report the message as handled."""
 
-    async def nak(self, after_s: float = 0.0) -> None:
-        """Request redelivery of the message after `after_s` seconds."""
+    def retry(self, after_s: float) -> None:
+        """Deliver the message to this replica again after `after_s` seconds."""
 
-    async def in_progress(self) -> None:
-        """Reset the acknowledgement timeout of the message."""
-
-    async def terminate(self) -> None:
-        """Drop the message: it is not delivered again."""
+    def give_back(self) -> None:
+        """Have the message delivered to any replica after a pause."""
 
 
 @dataclass(slots=True)
-class StoredMessage(DeliveredMessage):
-    """A message of work that JetStream stores until it is acknowledged."""
-
-    message: Msg
-
-    @property
-    def attempts(self) -> int:
-        """Number of deliveries, to any replica."""
-        count: int = self.message.metadata.num_delivered
-        return count
-
-    async def ack(self) -> None:
-        """Remove the message from the stream."""
-        await self._respond(self.message.ack())
-
-    async def nak(self, after_s: float = 0.0) -> None:
-        """Request redelivery to any replica."""
-        await self._respond(self.message.nak(delay=after_s or None))
-
-    async def in_progress(self) -> None:
-        """Prevent redelivery while the message is handled."""
-        await self._respond(self.message.in_progress())
-
-    async def terminate(self) -> None:
-        """Remove the message from the stream."""
-        await self._respond(self.message.term())
-
-    async def _respond(self, response: Any) -> None:
-        with contextlib.suppress(nats.errors.Error):  # unacknowledged work is redelivered
-            await response
-
-
-@dataclass(slots=True)
-class DirectMessage(DeliveredMessage):
-    """A message of work that came without JetStream: it is only in this process."""
+class WorkMessage(DeliveredMessage):
+    """A message of work, which its sender keeps until it is confirmed."""
 
     inbox: "Inbox"
+    receipt: Receipt
     deliveries: int = 1
 
     @property
@@ -94,18 +60,25 @@ class DirectMessage(DeliveredMessage):
         """Number of deliveries to this replica."""
         return self.deliveries
 
-    async def nak(self, after_s: float = 0.0) -> None:
-        """Put the message into the inbox again."""
-        again = DirectMessage(self.events, self.inbox, self.deliveries + 1)
+    def confirm(self) -> None:
+        """Report the message as handled."""
+        self.receipt.confirm()
+
+    def retry(self, after_s: float) -> None:
+        """Put the message into the inbox again; meanwhile it is held."""
+        again = WorkMessage(self.events, self.inbox, self.receipt, self.deliveries + 1)
         asyncio.get_running_loop().call_later(after_s, self.inbox.put, again)
+
+    def give_back(self) -> None:
+        """Report that this replica cannot handle the message."""
+        self.receipt.give_back()
 
 
 @dataclass(slots=True)
 class Inbox:
     """Buffered messages for one handler, read in batches.
 
-    Buffered work is not redelivered to another replica. If the buffer is full, the oldest message
-    is dropped.
+    If the buffer is full, the oldest broadcast is dropped, and work is left to its sender.
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,11 +101,6 @@ class Inbox:
             size += len(batch[-1].events)
         return batch
 
-    async def in_progress(self) -> None:
-        """Reset the acknowledgement timeout of buffered work."""
-        for delivered in list(self.waiting):
-            await delivered.in_progress()
-
     async def close(self) -> None:
         """End the subscriptions."""
         for subscription in self.subscriptions:
@@ -143,49 +111,32 @@ class Inbox:
         """Return the callback of a subscription to broadcasts, or to copies, of one type."""
 
         async def receive(message: Msg) -> None:
-            if events := _decode([kind], message):
+            if events := _decode(kind, message):
                 self.put(DeliveredMessage(events))
 
         return receive
 
-    def receive_stored(self, kinds: Sequence[type[Event]]) -> Callable[[Msg], Awaitable[None]]:
-        """Return the callback of a durable consumer. It terminates what it cannot decode."""
+    def receive_work(
+        self, kind: type[Event], confirmations: Confirmations
+    ) -> Callable[[Msg], Awaitable[None]]:
+        """Return the callback of a subscription to work of one type."""
 
         async def receive(message: Msg) -> None:
-            events = _decode(kinds, message)
-            if events is None:  # for a replica of another version
+            if len(self.waiting) >= MAX_BUFFERED:
                 return
-            delivered = StoredMessage(events, message)
-            if events:
-                self.put(delivered)
+            receipt = confirmations.take(message.reply)
+            if receipt is None:
+                return
+            if events := _decode(kind, message):
+                self.put(WorkMessage(events, self, receipt))
             else:
-                await delivered.terminate()
-
-        return receive
-
-    def receive_direct(self, kinds: Sequence[type[Event]]) -> Callable[[Msg], Awaitable[None]]:
-        """Return the callback for work without JetStream. Its reply confirms the receipt."""
-
-        async def receive(message: Msg) -> None:
-            events = _decode(kinds, message)
-            if events is None:
-                return
-            if events:
-                self.put(DirectMessage(events, self))
-            await message.respond(b"")
+                receipt.confirm()
 
         return receive
 
 
-def _decode(kinds: Sequence[type[E]], message: Msg) -> list[E] | None:
-    """Return the events of a message, or None if its subject names none of `kinds`.
-
-    A message that cannot be decoded is logged and has no events.
-    """
-    subject = message.subject.split(".", 2)[2]
-    kind = next((kind for kind in kinds if subject.startswith(kind.subject)), None)
-    if kind is None:
-        return None
+def _decode(kind: type[E], message: Msg) -> list[E]:
+    """Return the events of a message. One that cannot be decoded is logged and has no events."""
     try:
         return of_its_node(wire.decode(message.data, kind), message.subject)
     except RequestError as error:

@@ -1,15 +1,10 @@
-"""Checks of NATS servers and of the stream, and reloads of their configuration."""
+"""Checks of NATS servers, and reloads of their configuration."""
 
 import asyncio
 import json
 
-import nats.errors
-import nats.js.errors
-
 from shared.credentials.logins import ClientCredentials
-from shared.model.errors import UnavailableError
 from shared.nats.connection import connected
-from shared.nats.subjects import STREAM
 
 LISTEN_S = 1.0
 """Time that servers of a cluster have to respond."""
@@ -54,23 +49,3 @@ async def check_connection(url: str, credentials: ClientCredentials) -> None:
     """Connect and disconnect. Raises UnavailableError with the reason if that fails."""
     client = await connected(url, name=_CLIENT_NAME, credentials=credentials, patience_s=TIMEOUT_S)
     await client.close()
-
-
-async def stream_messages(url: str, credentials: ClientCredentials) -> int | None:
-    """Return how many messages our stream contains; None: there is no such stream.
-
-    Raises UnavailableError if NATS, or its JetStream, does not respond.
-    """
-    client = await connected(url, name=_CLIENT_NAME, credentials=credentials, patience_s=TIMEOUT_S)
-    try:
-        found = await client.jetstream(timeout=TIMEOUT_S).stream_info(STREAM)
-    except nats.js.errors.NotFoundError:
-        return None
-    except (nats.errors.Error, TimeoutError) as error:
-        raise UnavailableError(
-            f"NATS responds, but its JetStream does not: {str(error) or type(error).__name__}"
-        ) from error
-    else:
-        return int(found.state.messages)
-    finally:
-        await client.close()

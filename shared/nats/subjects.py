@@ -1,12 +1,11 @@
-"""Names on NATS: subjects of events, durable consumers, inboxes of users; pure.
+"""Names on NATS: subjects of events, queue groups, inboxes of users; pure.
 
 The bus and the permissions of its users both use them, so that they cannot differ.
 """
 
 from shared.model.events.event import Event
 
-STREAM = "LEASEHOLD"
-API = "$JS.API"
+CONFIRMED = "confirmed"
 
 
 def token(route: str) -> str:
@@ -39,24 +38,20 @@ def is_routed(kind: type[Event]) -> bool:
     return kind.route is not Event.route
 
 
-def durable_of(service: str, method: str) -> str:
-    """Return the durable consumer of a service's handler."""
+def group_of(service: str, method: str) -> str:
+    """Return the queue group in which the replicas of a service share the work of a handler."""
     return f"{service}-{method}".replace("_", "-")
 
 
-def deliver(durable: str) -> str:
-    """Return the subject that the server delivers the work of a consumer to."""
-    return f"leasehold.deliver.{durable}"
+def confirmation_subject(prefix: str) -> str:
+    """Return the subject of reports about work whose reply subjects begin with `prefix`."""
+    return f"{prefix}.{CONFIRMED}"
 
 
-def direct_publish_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject that work is sent to while JetStream does not store it."""
-    return f"leasehold.direct.{kind.subject}{token(route)}"
-
-
-def direct_subscribe_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject to subscribe to for work that JetStream does not store."""
-    return f"leasehold.direct.{kind.subject}{_filter(kind, route)}"
+def number_of(reply: str) -> int | None:
+    """Return the number of the message that a reply subject belongs to; None: it is of reports."""
+    number = reply.rpartition(".")[2]
+    return int(number) if number.isdecimal() else None
 
 
 def user_of(service: str, node: str = "") -> str:

@@ -17,6 +17,19 @@ from shared.model.events.event import Event
 FORMAT = 1
 _encode = msgspec.msgpack.Encoder().encode
 
+
+class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
+    """A receiver's report to the sender of work, by the numbers of its messages."""
+
+    handled: list[int] = []
+    held: list[int] = []
+    """Received, and not handled yet."""
+    returned: list[int] = []
+    """Not handled, and no longer held."""
+
+
+_decode_confirmation = msgspec.msgpack.Decoder(Confirmation).decode
+
 E = TypeVar("E", bound=Event)
 
 
@@ -47,6 +60,19 @@ def decode(data: bytes, event_type: type[E]) -> list[E]:
         )
     events: list[E] = message.events
     return events
+
+
+def encode_confirmation(report: Confirmation) -> bytes:
+    """Encode a report about work."""
+    return _encode(report)
+
+
+def decode_confirmation(data: bytes) -> Confirmation:
+    """Decode a report about work. Raises RequestError if it is none."""
+    try:
+        return _decode_confirmation(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestError(f"{len(data)} bytes are no confirmation of work: {error}") from error
 
 
 @functools.cache

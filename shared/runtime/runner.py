@@ -1,17 +1,18 @@
-"""Runs one service on the bus: subscribes, handles, publishes, acknowledges.
+"""Runs one service on the bus: subscribes, handles, publishes, confirms.
 
 The error that a handler raises decides what happens to its message: RequestError drops it,
-ConflictError redelivers it at once, UnavailableError after a pause. Any other error is a bug: it is
-logged with its traceback, and the message is dropped after a few attempts. A dropped message is
-followed by `ResyncRequested`, so that what it was about is published again.
+ConflictError redelivers it to this replica, UnavailableError to any replica after a pause. Any
+other error is a bug: it is logged with its traceback, and the message is dropped after a few
+attempts. A dropped message is followed by `ResyncRequested`, so that what it was about is published
+again.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
@@ -21,8 +22,7 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.nats.inbox import DeliveredMessage, Inbox
-from shared.nats.stream import ACK_WAIT_S
-from shared.nats.subjects import durable_of
+from shared.nats.subjects import group_of
 from shared.runtime import telemetry
 from shared.runtime.service import Role, roles_of
 
@@ -32,6 +32,7 @@ STEADY_S = 30.0
 """A reason that did not occur for this time is logged as a warning again."""
 MAX_REASONS = 1_000
 PAUSE_S = 1.0
+CONFLICT_PAUSE_S = 0.01
 ATTEMPTS = 5
 RESYNC_S = 30.0
 """A service requests a resync because of dropped messages at most once in this time."""
@@ -103,7 +104,7 @@ class Runner:
         """Why the service is not subscribed or cannot publish; empty: it is ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
-        self._dropped = asyncio.Event()
+        self._dropped = bus.has_lost_work
 
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled, after NATS is connected.
@@ -118,6 +119,7 @@ class Runner:
                     self._start_all(tasks, "loops", self._loop)
                 await self.bus.wait_connected()
                 for role in roles_of(self.service):
+                    self.bus.announce(role.publishes)
                     if role.kind in {"handles", "observes"}:
                         inboxes.append(
                             (role, await self._retry(role.method, partial(self._inbox, role)))
@@ -151,7 +153,7 @@ class Runner:
         if role.kind == "observes":
             return await self.bus.observe(role.consumes)
         return await self.bus.subscribe(
-            role.consumes, durable=durable_of(self.name, role.method), route=self.route
+            role.consumes, group=group_of(self.name, role.method), route=self.route
         )
 
     async def _reply(self, role: Role) -> None:
@@ -182,17 +184,15 @@ class Runner:
         """Handle messages together; after an error, handle each one alone."""
         error = await self._try_batch(role, batch)
         if error is None or len(batch) == 1 or isinstance(error, UnavailableError):
-            await self._settle(role, batch, error)
+            self._settle(role, batch, error)
             return
         for delivered in batch:
-            await self._settle(role, [delivered], await self._try_batch(role, [delivered]))
+            self._settle(role, [delivered], await self._try_batch(role, [delivered]))
 
-    async def _settle(
-        self, role: Role, batch: list[DeliveredMessage], error: Exception | None
-    ) -> None:
+    def _settle(self, role: Role, batch: list[DeliveredMessage], error: Exception | None) -> None:
         if isinstance(error, UnavailableError):
             self._reasons.report(role.method, str(error))
-        outcome, dropped = await _settle(batch, role, error)
+        outcome, dropped = _settle(batch, role, error)
         if dropped:
             self._dropped.set()
         events = sum(len(delivered.events) for delivered in batch)
@@ -203,7 +203,7 @@ class Runner:
         while True:
             await self._dropped.wait()
             self._dropped.clear()
-            request = ResyncRequested(reason=f"{self.name} has dropped messages after a bug")
+            request = ResyncRequested(reason=f"{self.name} has dropped messages")
             await self._retry("the resync", partial(self._publish, [request]))
             await asyncio.sleep(RESYNC_S)
 
@@ -218,9 +218,7 @@ class Runner:
         began = time.perf_counter()
         error: Exception | None = None
         try:
-            await self._hold_messages(
-                batch, self._publish_result(getattr(self.service, role.method)(inside))
-            )
+            await self._publish(list(await getattr(self.service, role.method)(inside) or ()))
         except Exception as raised:  # noqa: BLE001 - the runtime's one loop
             error = raised
         telemetry.end(spans, error)
@@ -229,29 +227,10 @@ class Runner:
         BATCH.labels(self.name, role.method).observe(len(events))
         return error
 
-    async def _hold_messages(
-        self, batch: list[DeliveredMessage], working: Coroutine[Any, Any, None]
-    ) -> None:
-        """Wait for the work, and reset the acknowledgement timeout of its messages meanwhile."""
-        task = asyncio.ensure_future(working)
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=ACK_WAIT_S / 2)
-                if done:
-                    return task.result()
-                for delivered in batch:
-                    await delivered.in_progress()
-        finally:
-            task.cancel()
-
-    async def _publish_result(self, result: Awaitable[Sequence[Event] | None]) -> None:
-        await self._publish(list(await result or ()))
-
     async def _publish(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        first = next((trace for event in events if (trace := getattr(event, "trace", ""))), "")
-        await self.bus.publish(events, traceparent=first)
+        await self.bus.publish(events)
         for event in events:
             PUBLISHED.labels(self.name, event.subject).inc()
 
@@ -304,16 +283,14 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
         logger.debug("%s of %s %s", role.method, event.subject, outcome, extra=about)
 
 
-async def _settle(
-    batch: list[DeliveredMessage], role: Role, error: Exception | None
-) -> tuple[str, bool]:
-    """Acknowledge a batch according to its error.
+def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> tuple[str, bool]:
+    """Confirm a batch, or not, according to its error.
 
     Return the outcome for metrics, and whether a message was dropped because of a bug.
     """
     outcome = _log_outcome(len(batch), role, error)
     for delivered in batch:
-        await _acknowledge(delivered, error)
+        _confirm(delivered, error)
     return outcome, outcome == BUG and any(message.attempts >= ATTEMPTS for message in batch)
 
 
@@ -334,22 +311,21 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
             return BUG
 
 
-async def _acknowledge(delivered: DeliveredMessage, error: Exception | None) -> None:
+def _confirm(delivered: DeliveredMessage, error: Exception | None) -> None:
     match error:
-        case None:
-            await delivered.ack()
-        case RequestError():
-            await delivered.terminate()
+        case None | RequestError():
+            delivered.confirm()
         case ConflictError():
-            await delivered.nak()
+            delivered.retry(CONFLICT_PAUSE_S)
         case UnavailableError():
-            await delivered.nak(PAUSE_S)
+            delivered.give_back()
         case _:
-            await _after_bug(delivered)
+            _after_bug(delivered)
 
 
-async def _after_bug(delivered: DeliveredMessage) -> None:
+def _after_bug(delivered: DeliveredMessage) -> None:
     if delivered.attempts < ATTEMPTS:
-        return await delivered.nak(PAUSE_S)
-    logger.error("dropped after %d attempts: %r", delivered.attempts, delivered.events)
-    return await delivered.terminate()
+        delivered.retry(PAUSE_S)
+    else:
+        logger.error("dropped after %d attempts: %r", delivered.attempts, delivered.events)
+        delivered.confirm()

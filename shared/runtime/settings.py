@@ -32,7 +32,7 @@ def setting(default: Any, text: str) -> Any:
 class ServiceSettings:
     """Settings of every service."""
 
-    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server")
     nats_credentials: Path | None = setting(
         None,
         "file with user:secret for NATS, written by `leasehold credentials --out DIR`",
@@ -45,16 +45,11 @@ class ServiceSettings:
     )
     nats_certificate_file: Path | None = setting(None, "PEM file with the client certificate")
     nats_key_file: Path | None = setting(None, "PEM file with that certificate's key")
-    nats_copies: int = setting(1, "replicas of the stream on a NATS cluster: 1, 3 or 5")
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
     run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
     log_level: str = setting("info", "debug, info, warning or error")
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
-    otlp_endpoint: str = setting(
-        "",
-        "send spans there by OTLP over gRPC, http://HOST:4317; default: "
-        "$OTEL_EXPORTER_OTLP_ENDPOINT",
-    )
+    otlp_endpoint: str = setting("", "send spans there by OTLP over gRPC, http://HOST:4317")
     trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1")
     instance: str = setting(
         "", "name of this replica in logs and spans; default: service, host and pid"

@@ -213,7 +213,7 @@ async def running(options: argparse.Namespace, directory: Path) -> AsyncIterator
         port = free_port()
         nats = NatsServer(more=f"\nhttp: 127.0.0.1:{port}\n")
         await nats.start()
-        stack.callback(nats.forget)
+        stack.callback(nats.close)
         client = redis.asyncio.Redis.from_url(valkey.url)
         stack.push_async_callback(client.aclose)
         traces = directory / "traces" if options.steps else None

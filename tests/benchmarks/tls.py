@@ -1,8 +1,8 @@
 """What TLS costs at NATS: `python -m tests.benchmarks.tls`.
 
-Two nats-servers with JetStream and users, one under TLS, are spoken to by turns with the production
-client: a question and its answer, one after the other, and work published in messages of 4 KiB,
-32 at once. Printed are the medians of the rounds.
+Two nats-servers with users, one under TLS, are spoken to by turns with the production client: a
+question and its answer, one after the other, and requests of 4 KiB, 32 at once. Printed are the
+medians of the rounds.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
 
 from services.cli import credentials
 from shared.credentials.logins import ClientCredentials
@@ -37,12 +36,12 @@ async def questions(client: Client) -> float:
 
 
 async def published(client: Client) -> float:
-    """Return how many messages a second the stream has taken."""
-    stream, gate = client.jetstream(timeout=30), asyncio.Semaphore(AT_ONCE)
+    """Return how many requests a second had a reply."""
+    gate = asyncio.Semaphore(AT_ONCE)
 
     async def one() -> None:
         async with gate:
-            await stream.publish("work", BODY)
+            await client.request("echo", BODY, timeout=30)
 
     began = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(MESSAGES)))
@@ -60,8 +59,7 @@ async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
         + f"authorization {{ users: [{{ user: binder, password: '{secret}' }}] }}\n"
     )
     port = free_port()
-    command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js"]
-    command += ["-sd", str(folder / "store"), "--config", str(config)]
+    command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "--config", str(config)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(server.kill)
     keys = ClientCredentials(
@@ -76,7 +74,6 @@ async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
         await message.respond(b"y")  # type: ignore[attr-defined]
 
     await client.subscribe("echo", cb=answer)
-    await client.jetstream().add_stream(StreamConfig(name="WORK", subjects=["work"]))
     return client
 
 
@@ -97,7 +94,7 @@ async def main() -> None:
         for name in clients:
             print(
                 f"{name}: round trip {statistics.median(trips[name]):.0f} us, "
-                f"{statistics.median(rates[name]):.0f} messages of {len(BODY)} bytes a second"
+                f"{statistics.median(rates[name]):.0f} requests of {len(BODY)} bytes a second"
             )
 
 

@@ -142,11 +142,11 @@ def test_prometheus_and_an_ingress_need_a_label_on_their_namespace() -> None:
     assert reached(found, {}, {DASHBOARD: "true"}) - FOR_ALL_PODS == {("dashboard", "page")}
 
 
-def test_only_probes_and_keda_reach_the_monitor_of_nats(tmp_path: Path) -> None:
+def test_keda_reaches_the_metrics_of_watchers_only(tmp_path: Path) -> None:
     keda = {"kubernetes.io/metadata.name": "keda"}
     found = with_component("keda", tmp_path)
 
-    assert reached(found, {}, keda) - FOR_ALL_PODS == {("nats", "monitor")}
+    assert reached(found, {}, keda) - FOR_ALL_PODS == {("watcher", "http")}
 
 
 def test_the_servers_open_no_connections_of_their_own() -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -141,7 +142,6 @@ def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None
     flags = dict(flag.partition("=")[::2] for flag in container(nats)["args"])
 
     count = nats["spec"]["replicas"]
-    assert one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_COPIES"] == str(count)
     routes = flags["--routes"].split(",")
     assert routes == [f"nats://nats-{number}.nats:6222" for number in range(count)]
     assert (flags["--name"], flags["--cluster_name"]) == ("$(POD_NAME)", "leasehold")
@@ -225,10 +225,14 @@ def test_with_keda_nothing_else_sets_the_number_of_placers(tmp_path: Path, over:
     assert "replicas" not in one(found, "Deployment", "placer")["spec"]
     assert not [each for each in found if each["kind"] == "HorizontalPodAutoscaler"]
     [trigger] = scaled["triggers"]
-    host, _, port = trigger["metadata"]["natsServerMonitoringEndpoint"].partition(":")
-    nats = one(found, "StatefulSet", "nats")
-    assert host == f"{nats['spec']['serviceName']}.{nats['metadata']['namespace']}"
-    assert int(port) in {each["containerPort"] for each in container(nats)["ports"]}
+    url = urlsplit(trigger["metadata"]["url"])
+    service, watcher = one(found, "Service", "watcher-metrics"), one(found, "Deployment", "watcher")
+    assert url.hostname == f"watcher-metrics.{service['metadata']['namespace']}"
+    assert [each["port"] for each in service["spec"]["ports"]] == [url.port]
+    labels = watcher["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    ports = {each["name"] for each in container(watcher)["ports"]}
+    assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
 
 
 def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_the_alerts(

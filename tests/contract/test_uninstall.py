@@ -29,12 +29,14 @@ def test_deleting_a_component_deletes_no_objects_of_users(name: str, tmp_path: P
     assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in with_component(name, tmp_path))
 
 
-def test_volumes_outlive_their_stateful_sets() -> None:
+def test_the_volume_of_redis_outlives_its_stateful_set_and_nats_has_none() -> None:
     sets = [it for it in built(K8S / "base") if it["kind"] == "StatefulSet"]
-    policies = [it["spec"].get("persistentVolumeClaimRetentionPolicy") for it in sets]
+    with_volumes = [it for it in sets if "volumeClaimTemplates" in it["spec"]]
+    policies = [it["spec"].get("persistentVolumeClaimRetentionPolicy") for it in with_volumes]
 
     assert [it["metadata"]["name"] for it in sets] == ["nats", "redis"]
-    assert policies == [None, None], "the default is Retain"
+    assert [it["metadata"]["name"] for it in with_volumes] == ["redis"]
+    assert policies == [None], "the default is Retain"
 
 
 def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> None:

@@ -45,7 +45,6 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
     ResyncRequested,
-    StreamRecovered,
 )
 from shared.model.events.request_reply import (
     BindReply,
@@ -247,7 +246,6 @@ SAMPLES: tuple[Event, ...] = (
     ),
     LedgerRebuilt(generation="e2"),
     ResyncRequested(reason="a test", request_id="t1"),
-    StreamRecovered(service="placer"),
     LeasesRequest(node=NODE, pods=(POD,)),
     LeasesReply(leases=(LEASE,)),
     TerminationRequest(node=NODE, pod=POD),

@@ -144,7 +144,6 @@ async def test_an_operator_may_send_resizes_to_binders_but_not_to_nodes(up: Stac
         credentials=ClientCredentials(
             login_file=Path(credentials), tls=TlsFiles(ca=up.root / "credentials" / "ca.crt")
         ),
-        creates_stream=False,
     ) as bus:
         requested = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
         with pytest.raises(UnavailableError):

@@ -15,7 +15,7 @@ from tools.generate.tries import table
 
 PAGE = DOCS / "security.md"
 NODE = "NODE"
-RUNTIME_EVENTS = {"heartbeat.sent", "resync.requested", "stream.recovered"}
+RUNTIME_EVENTS = {"heartbeat.sent", "resync.requested"}
 """Events that the runtime publishes for every service."""
 
 

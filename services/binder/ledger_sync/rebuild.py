@@ -102,11 +102,7 @@ class LedgerRebuild:
             return []
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
-        now = self.clock.now()
-        return [
-            LedgerRebuilt(generation=token),
-            *(_vanished(each, now) for each in recovery.unlisted),
-        ]
+        return [LedgerRebuilt(generation=token), *map(_vanished, recovery.unlisted)]
 
     async def _collect(self, token: str) -> Evidence:
         """Request a resync and wait for all evidence; for silent nodes up to `silent_node_s`."""
@@ -151,7 +147,7 @@ class LedgerRebuild:
             raise ConflictError("another replica has taken the rebuild over")
 
 
-def _vanished(lease: Lease, now: float) -> PodTerminated:
+def _vanished(lease: Lease) -> PodTerminated:
     """Return the event for a pod that is gone; its own event came before the rebuild."""
     return PodTerminated(
         pod=lease.pod,
@@ -160,7 +156,6 @@ def _vanished(lease: Lease, now: float) -> PodTerminated:
         node=lease.node,
         phase="",
         trace=lease.trace,
-        noticed_at=now,
     )
 
 

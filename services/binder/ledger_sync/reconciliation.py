@@ -64,7 +64,7 @@ class Reconciler:
             if pods is not None and ready:
                 now = self.clock.now()
                 corrections += await self._compare(pods.bound, now=now)
-                corrections += await self.waiting_records.find_gone(pods.unbound, now=now)
+                corrections += await self.waiting_records.find_gone(pods.unbound)
         return corrections
 
     async def _compare(
@@ -138,7 +138,6 @@ def correction_for(
         node=lease.node,
         phase="Failed" if terminal else "",
         trace=lease.trace,
-        noticed_at=now,
     )
 
 

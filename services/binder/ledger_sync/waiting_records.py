@@ -18,7 +18,7 @@ class WaitingRecords:
         self.gated_pods = gated_pods
         self.current_pods = CurrentPods(pods)
 
-    async def find_gone(self, unbound: Collection[PodUid], *, now: float) -> list[PodTerminated]:
+    async def find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
         """Return events for recorded pods that are gone; `unbound` are the pods without a node.
 
         Records of pods that are bound by now, without a lease of ours, are removed.
@@ -32,7 +32,6 @@ class WaitingRecords:
                 name=each.name,
                 node=None,
                 phase="",
-                noticed_at=now,
             )
             for each, pod in found
             if pod is None or (pod.node is None and (pod.deleting or pod.terminal))

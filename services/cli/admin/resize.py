@@ -123,7 +123,6 @@ async def _request(target: ResizeTarget, request: ResizeRequest) -> ResizeReply:
         target.nats_url,
         name="leasehold resize",
         credentials=target.nats_credentials,
-        creates_stream=False,
         patience_s=CONNECT_S,
     ) as bus:
         try:

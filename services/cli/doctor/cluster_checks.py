@@ -14,23 +14,6 @@ CLOCK_FAIL_S = 5.0
 WEEK_DAYS = 7.0
 
 
-def nats(messages: int | None) -> Finding:
-    """Judge the stream."""
-    if messages is None:
-        return fail(
-            "NATS has JetStream, but not the stream of Leasehold",
-            "start a service: each creates the stream; see its log if it cannot",
-        )
-    if messages > 10_000:
-        return warn(f"{messages} messages wait", f"kubectl -n {SYSTEM_NAMESPACE} get pods")
-    return ok(f"JetStream responds, {messages} messages wait")
-
-
-def agent_connected() -> Finding:
-    """Judge NATS with an agent's permissions: it accepts the agent."""
-    return ok("NATS accepts this node's agent, whose user may not read the stream")
-
-
 def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
     """Judge the ledger's server.
 

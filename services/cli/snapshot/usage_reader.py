@@ -61,7 +61,6 @@ class UsageReader:
                     self.location.nats_url,
                     name="leasehold usage",
                     credentials=self.location.nats_credentials,
-                    creates_stream=False,
                     patience_s=CONNECT_S,
                 )
             )

@@ -57,7 +57,7 @@ def add_up_commands(add: AddCommand) -> None:
 def _add_servers(up: argparse.ArgumentParser) -> None:
     """Add the URLs and the ports of servers."""
     option = up.add_argument
-    option("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")
+    option("--nats-url", default="", help="use this NATS instead of starting one")
     option("--redis-url", default="", help="use this Valkey or Redis instead of starting one")
     option("--api-port", type=int, default=0, help="of the simulated API server (default: free)")
     option("--page-port", type=int, default=0, help="of the dashboard's page (default: free)")

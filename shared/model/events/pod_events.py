@@ -42,10 +42,6 @@ class PodQueued(Event):
     """The span of the admission review, which the pod's first span links to."""
 
     @property
-    def event_id(self) -> str:
-        return f"{self.pod}:{self.resource_version}:{self.requeue_number}"
-
-    @property
     def follows_wait(self) -> bool:
         return self.requeue_number != 0
 
@@ -66,10 +62,6 @@ class PodRejected(Event):
     admitted: str = ""
     """The span of the admission review, which the pod's first span links to."""
 
-    @property
-    def event_id(self) -> str:
-        return f"{self.pod}:{self.resource_version}:rejected"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGated(Event):
@@ -87,10 +79,6 @@ class PodGated(Event):
     requeue_number: int = 0
     """0, or the negative number of the resync that repeats it."""
 
-    @property
-    def event_id(self) -> str:
-        return f"{self.pod}:{self.resource_version}:gated:{self.requeue_number}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTerminated(Event):
@@ -106,12 +94,6 @@ class PodTerminated(Event):
     phase: str
     """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
     trace: str = ""
-    noticed_at: float = 0.0
-    """0 from the watcher; otherwise when a binder found that no list has the pod."""
-
-    @property
-    def event_id(self) -> str:
-        return f"{self.pod}:gone:{self.phase}:{self.noticed_at or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +169,6 @@ class PlacementChosen(Event):
 
     lease: Lease
     trace: str = ""
-
-    @property
-    def event_id(self) -> str:
-        return f"{self.lease.pod}:{self.lease.version}:{self.lease.created_at}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,17 +258,6 @@ class ResyncRequested(Event):
     reason: str
     request_id: str = ""
     """Returned in the `PodsListed` of lists that begin after this; empty: not needed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRecovered(Event):
-    """JetStream has stored this event, so it stores work. Watchers resync: some may be lost."""
-
-    subject: ClassVar[str] = "stream.recovered.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    service: str
-    """Name of the service that found it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import resource
 import shutil
 import signal
 import time
@@ -163,31 +162,6 @@ class FaultInjector:
                 return
             await asyncio.sleep(RETRY_S)
 
-    # NATS
-
-    async def _wipe_nats(self, fault: Fault) -> None:
-        await self._lose_store(fault)
-        self.cluster.send_signal("nats", signal.SIGKILL)
-
-    async def _lose_store(self, _fault: Fault) -> None:
-        store = self.cluster.root / "nats" / "jetstream"
-        await asyncio.to_thread(shutil.rmtree, store, ignore_errors=True)
-
-    async def _fill_store(self, _fault: Fault) -> None:
-        self._limit_files(0)
-
-    async def _empty_store(self, _fault: Fault) -> None:
-        self._limit_files(resource.RLIM_INFINITY)
-
-    async def _restart_nats(self, _fault: Fault) -> None:
-        self.cluster.send_signal("nats", signal.SIGKILL)
-
-    def _limit_files(self, size: int) -> None:
-        """Let nats-server write no file beyond a size, as on a full disk."""
-        if pid := self.cluster.pid("nats"):
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
     # Kubernetes
 
     async def _spoil_api(self, fault: Fault) -> None:
@@ -300,9 +274,6 @@ class FaultInjector:
         "redis-readonly": _become_replica,
         "redis-misconf": _fail_snapshot,
         "redis-busy": _keep_busy,
-        "nats-wipe": _wipe_nats,
-        "nats-store-lost": _lose_store,
-        "nats-store-full": _fill_store,
         **dict.fromkeys((f"api-{each}" for each in _API), _spoil_api),
         "node-gone": _delete_node,
         "cordon": _cordon,
@@ -323,8 +294,6 @@ class FaultInjector:
         "redis-readonly": _become_primary,
         "redis-misconf": _forget_snapshot,
         "redis-busy": _stop_spinning,
-        "nats-store-lost": _restart_nats,
-        "nats-store-full": _empty_store,
         **dict.fromkeys((f"api-{each}" for each in _API), _mend_api),
         "node-gone": _restart_kubelet,
         "cordon": _uncordon,

@@ -57,14 +57,14 @@ async def test_an_agent_publishes_requests_and_subscribes_as_the_node_that_its_t
 
     async with (
         Bus.connect(world.url, name="binder", credentials=binder) as binder_bus,
-        Bus.connect(world.url, name="agent", credentials=keys, creates_stream=False) as agent,
+        Bus.connect(world.url, name="agent", credentials=keys) as agent,
     ):
-        inbox = await binder_bus.subscribe([DeviceReported], durable="binder-save-devices")
+        inbox = await binder_bus.subscribe([DeviceReported], group="binder-save-devices")
         await binder_bus.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.publish([DeviceReported(node=B, devices=(), served=())])
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
-        await delivered.ack()
+        delivered.confirm()
         reply = await agent.request(LeasesRequest(node=B), LeasesReply, timeout_s=10)
 
     assert delivered.events[0].node == B

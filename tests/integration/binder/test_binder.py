@@ -190,7 +190,7 @@ async def staged() -> AsyncIterator[Stage]:
 
 @contextlib.asynccontextmanager
 async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
-    wanted = await stage.bus.subscribe([ResyncRequested], durable="test-watcher")
+    wanted = await stage.bus.subscribe([ResyncRequested], group="test-watcher")
 
     async def publish_placements() -> None:
         while True:
@@ -216,7 +216,7 @@ async def _is_ready(ledger: RedisLeases) -> bool:
 
 
 async def _received(stage: Stage, kind: type[Event]) -> Any:
-    return await stage.bus.subscribe([kind], durable=f"test-{kind.subject.replace('.', '-')}")
+    return await stage.bus.subscribe([kind], group=f"test-{kind.subject.replace('.', '-')}")
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ async def test_another_binder_offers_again_what_was_lost_with_the_first() -> Non
             assert [event.pod for event in lost] == ["w"]
             assert [event.pod for event in found] == ["w"]
             assert clock.now() - NOW <= P4_S + 2 * NEXT_OFFER_S
-            assert found[0].event_id == lost[0].event_id  # a repetition that was stored is dropped
 
 
 async def wait_for_full_devices(leases: RedisLeases) -> None:

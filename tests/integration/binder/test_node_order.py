@@ -51,12 +51,12 @@ async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_deliv
     node, watch = facts("a"), Watch()
     async with (
         nats_server() as nats,
-        Bus.connect(nats.url, name="watcher", creates_stream=True) as watcher,
+        Bus.connect(nats.url, name="watcher") as watcher,
         Bus.connect(nats.url, name="binder") as bus,
         ledger(url, {}) as leases,
     ):
         ledger_updates = updater(leases)
-        inbox = await bus.subscribe([NodeChanged], durable="save-nodes")
+        inbox = await bus.subscribe([NodeChanged], group="save-nodes")
         async with asyncio.timeout(LIMIT_S):
             await watcher.publish(watch.change(node, 1))
             await watcher.publish(watch.delete(node, 2))
@@ -67,14 +67,14 @@ async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_deliv
                     if delivered.events[0].deleted:
                         gone = delivered
                     else:
-                        await delivered.ack()
+                        delivered.confirm()
             assert not await known_nodes(leases)
 
             await watcher.publish(watch.change(node, 3))
             [back] = await inbox.batch()
             await ledger_updates.save_nodes(back.events)
-            await back.ack()
-            await gone.nak()
+            back.confirm()
+            gone.retry(0.0)
             [again] = await inbox.batch()
             assert again.events[0].deleted
             assert again.attempts > 1

@@ -98,7 +98,7 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
     keys = replace(hosts.world.credentials("", user), token_file=out / NATS_TOKEN)
 
     async with (
-        Bus.connect(hosts.world.url, name="agent", credentials=keys, creates_stream=False) as agent,
+        Bus.connect(hosts.world.url, name="agent", credentials=keys) as agent,
         hosts.world.raw((out / NATS_TOKEN).read_text(), "node-agent.node-a") as (client, errors),
         KubernetesClient(load_credentials(out / KUBECONFIG)) as kube,
     ):
@@ -190,6 +190,6 @@ async def test_the_doctor_on_a_node_finds_that_nats_accepts_its_agent(
     outcome, text = await found((out / NATS_TOKEN).read_text())
 
     assert outcome is Outcome.OK
-    assert "accepts this node's agent" in text
+    assert "NATS accepts the connection and the user" in text
     with pytest.raises(UnavailableError, match="rejects the token in"):
         await found("made-up")

@@ -50,8 +50,8 @@ class CoveredNats:
             + value
             + " }] }\n"
         )
-        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js"]
-        command += ["-sd", str(self.folder / "store"), "--config", str(config)]
+        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port)]
+        command += ["--config", str(config)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -145,7 +145,7 @@ async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves()
 
 async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> None:
     async with dashboard() as shown:
-        placed = await shown.bus.subscribe([PlacementChosen], durable="binder-bind-pods")
+        placed = await shown.bus.subscribe([PlacementChosen], group="binder-bind-pods")
         lease = await reserve_lease(shown)
 
         await shown.publish(queued("p1"), PlacementChosen(lease=lease))
@@ -156,7 +156,7 @@ async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> Non
         )
         (work,) = await placed.batch()
         assert work.events == [PlacementChosen(lease=lease)]
-        await work.ack()
+        work.confirm()
 
 
 async def test_a_lease_without_an_event_is_found_by_its_change() -> None:

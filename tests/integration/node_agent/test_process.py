@@ -48,13 +48,13 @@ class Binder:
 
     async def listen(self) -> None:
         inbox = await self.bus.subscribe(
-            [DeviceReported, ShareActivated, ShareRefused], durable="binder"
+            [DeviceReported, ShareActivated, ShareRefused], group="binder"
         )
         await self.bus.reply(LeasesRequest, "binder", "", self._reply)
         while True:
             for delivered in await inbox.batch():
                 self.events.extend(delivered.events)
-                await delivered.ack()
+                delivered.confirm()
 
     async def _reply(self, request: LeasesRequest) -> LeasesReply:
         return await self.ledger.request(request, LeasesReply, timeout_s=1)

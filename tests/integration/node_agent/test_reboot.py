@@ -119,8 +119,7 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
                 await _reports(nats.url)
                 run = await until((cluster.root / "run.json").exists, limit_s=20)
             finally:
-                nats.forget()
-                nats.store.rmdir()
+                nats.close()
         endpoint[0].close()
 
     assert run
@@ -130,9 +129,9 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
 async def _reports(url: str) -> None:
     """Wait for the agent's report of its allocations."""
     async with Bus.connect(url, name="test binder") as bus:
-        inbox = await bus.subscribe([DeviceReported], durable="binder")
+        inbox = await bus.subscribe([DeviceReported], group="binder")
         async with asyncio.timeout(30):
             await bus.publish([ResyncRequested(reason="test")])
             for delivered in await inbox.batch():
                 assert len(delivered.events[0].allocations) == PODS
-                await delivered.ack()
+                delivered.confirm()

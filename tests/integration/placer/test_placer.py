@@ -66,7 +66,8 @@ async def test_the_same_pods_sent_to_two_placers_get_one_lease_each(url: str) ->
             {one.lease.pod: one.lease for one in outcomes if isinstance(one, PlacementChosen)}
             for outcomes in answers
         )
-        assert first == second
+        assert len(first | second) == 8
+        assert all(first[pod] == second[pod] for pod in first.keys() & second.keys())
         assert len(await assert_sound(leases)) == 8
 
 

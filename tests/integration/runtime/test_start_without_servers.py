@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from services.cli import credentials
-from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
-from tests.integration.nats.test_bus import queued
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld
-from tests.support.servers.nats import NatsServer, free_port, nats_binary
+from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.service_process import service_process
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import api_server
@@ -53,7 +50,7 @@ async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart()
     async with api_server() as api:
         with ExitStack() as stack:
             stack.callback(redis.forget)
-            stack.callback(nats.forget)
+            stack.callback(nats.close)
             running = {
                 name: stack.enter_context(
                     service_process(name, *flags_of(name, api.kubeconfig, nats.url, redis.url))
@@ -88,43 +85,6 @@ async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart()
         (why,) = [text for text in warnings if "NATS" in text]
         assert "is nats-server running, and is LEASEHOLD_NATS_URL right?" in why
         assert "Traceback" not in each.log()
-
-
-async def test_services_start_with_a_nats_without_jetstream_and_are_not_ready(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    nats = NatsServer()
-    bare = subprocess.Popen(
-        [nats_binary(), "-a", "127.0.0.1", "-p", str(nats.port)], stderr=subprocess.DEVNULL
-    )
-    try:
-        async with (
-            asyncio.timeout(LIMIT_S),
-            Bus.connect_later(nats.url, name="test", creates_stream=True) as bus,
-        ):
-            await bus.wait_connected()
-            inbox = await bus.subscribe([PodQueued], durable="test")
-            await until(lambda: "start nats-server with -js" in caplog.text)
-            assert "JetStream is not available on NATS" in str(bus.unready_reason())
-
-            await bus.publish([queued(1)])
-
-            (delivered,) = await inbox.batch()
-            assert delivered.events == [queued(1)]
-
-            bare.kill()
-            bare.wait()
-            await nats.start()
-            await until(lambda: bus.unready_reason() is None)
-            await bus.publish([queued(2)])
-
-            (delivered,) = await inbox.batch()
-            assert delivered.events == [queued(2)]
-            await delivered.ack()
-    finally:
-        bare.kill()
-        bare.wait()
-        nats.forget()
 
 
 async def test_the_auth_service_creates_the_secrets_of_nats_and_then_waits_for_nats(
@@ -218,7 +178,7 @@ async def test_a_service_whose_login_is_refused_waits_and_logs_the_remedy(tmp_pa
     nats = NatsServer(more=written.nats_configuration.read_text())
     await nats.start()
     with ExitStack() as stack:
-        stack.callback(nats.forget)
+        stack.callback(nats.close)
         flags = ("--nats-url", nats.url, "--nats-credentials", str(secret))
         placer = stack.enter_context(service_process("placer", *flags))
         async with asyncio.timeout(LIMIT_S):

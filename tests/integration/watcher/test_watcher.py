@@ -84,13 +84,13 @@ async def received(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Even
         while len(events) < count:
             for delivered in await inbox.batch():
                 events += delivered.events
-                await delivered.ack()
+                delivered.confirm()
     return events
 
 
 async def test_a_pod_is_queued_bound_and_terminated() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.subscribe([PodQueued, PodRejected, PodTerminated], durable="test")
+        inbox = await bus.subscribe([PodQueued, PodRejected, PodTerminated], group="test")
         pods = "/api/v1/namespaces/default/pods"
 
         await client.post(pods, json=pod("good", **{"volcano.sh/vgpu-number": "1"}))
@@ -110,8 +110,8 @@ async def test_a_pod_is_queued_bound_and_terminated() -> None:
 
 async def test_everything_is_published_at_the_start_and_on_request() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.subscribe([PodsListed], durable="test-listing")
-        waiting = await bus.subscribe([PodQueued], durable="test-pods")
+        inbox = await bus.subscribe([PodsListed], group="test-listing")
+        waiting = await bus.subscribe([PodQueued], group="test-pods")
         (first,) = await received(inbox, 1)
         pods = "/api/v1/namespaces/default/pods"
         await client.post(pods, json=pod("one"))
@@ -142,7 +142,7 @@ async def test_everything_is_published_at_the_start_and_on_request() -> None:
 
 async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.subscribe([PodQueued], durable="test")
+        inbox = await bus.subscribe([PodQueued], group="test")
         await client.post("/api/v1/namespaces/default/pods", json=pod("unlucky"))
         (first,) = await received(inbox, 1)
         assert isinstance(first, PodQueued)
@@ -159,7 +159,7 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
 
 async def test_a_node_is_published_with_the_usage_of_its_other_pods() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.subscribe([NodeChanged], durable="test-nodes")
+        inbox = await bus.subscribe([NodeChanged], group="test-nodes")
         status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
         await client.post("/api/v1/nodes", json=node)
@@ -185,7 +185,7 @@ def group_definition() -> dict[str, Any]:
 
 async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.subscribe([PodQueued, PodRejected], durable="test")
+        inbox = await bus.subscribe([PodQueued, PodRejected], group="test")
         pods = "/api/v1/namespaces/default/pods"
         member = pod("p")
         member["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "g"}

@@ -32,7 +32,7 @@ async def test_a_webhook_answers_while_it_drains(tmp_path: Path, *, with_nats: b
                     late, made = await created(client, pod("late", VGPU, schedulerName="volcano"))
                     status = await exiting
     finally:
-        nats.forget()
+        nats.close()
 
     assert (early, late, status) == (201, 201, 0), made
 

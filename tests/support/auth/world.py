@@ -90,8 +90,8 @@ class AuthWorld:
 
     def start_nats(self, config: str = "nats.conf", *flags: str) -> None:
         self.mount("auth-nats", self.files)
-        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js", *flags]
-        command += ["-sd", str(self.folder / "store"), "--config", str(self.files / config)]
+        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), *flags]
+        command += ["--config", str(self.files / config)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -138,9 +138,7 @@ class AuthWorld:
     async def authorizing(self) -> AsyncIterator[Bus]:
         """Let the auth service reply to NATS."""
         keys = self.servers.nats_credentials
-        async with Bus.connect(
-            self.url, name="auth", credentials=keys, creates_stream=False
-        ) as bus:
+        async with Bus.connect(self.url, name="auth", credentials=keys) as bus:
             for _ in range(4):
                 await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
             await flush(bus.client)

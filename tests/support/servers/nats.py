@@ -1,9 +1,8 @@
-"""A real nats-server with JetStream for tests."""
+"""A real nats-server for tests."""
 
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -44,21 +43,11 @@ async def flush(client: Client) -> None:
 class NatsServer:
     """Start, stop, kill and start again on the same port."""
 
-    def __init__(
-        self,
-        tls: tuple[Path, Path] | None = None,
-        *,
-        more: str = "",
-        limits: str = "",
-        user: int | None = None,
-    ) -> None:
-        """`limits` are settings of JetStream; `user` is the ID of its user, if not ours."""
+    def __init__(self, tls: tuple[Path, Path] | None = None, *, more: str = "") -> None:
         self.tls = tls
         self.more = more
-        self.limits = limits
-        self.user = user
         self.port = free_port()
-        self.store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="lh-nats-"))
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -66,19 +55,12 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        config = self.store / "nats.conf"
-        config.write_text(
-            f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: {json.dumps(str(self.store))}\n{self.limits} }}\n"
-            f"{self._cover()}{self.more}"
-        )
-        if self.user is not None:
-            os.chown(self.store, self.user, -1)
+        config = self.folder / "nats.conf"
+        config.write_text(f"listen: 127.0.0.1:{self.port}\n{self._cover()}{self.more}")
         self.process = subprocess.Popen(
             [nats_binary(), "-c", str(config)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            user=self.user,
         )
         await until(self._answers)
 
@@ -106,11 +88,10 @@ class NatsServer:
             self.process.wait()
             self.process = None
 
-    def forget(self) -> None:
-        """Lose the disk, as well as the process."""
+    def close(self) -> None:
+        """Kill it for good."""
         self.kill()
-        shutil.rmtree(self.store, ignore_errors=True)
-        self.store.mkdir()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
@@ -120,5 +101,4 @@ async def nats_server(tls: tuple[Path, Path] | None = None) -> AsyncIterator[Nat
     try:
         yield server
     finally:
-        server.forget()
-        server.store.rmdir()
+        server.close()

@@ -125,9 +125,9 @@ class Node:
         headers = {"Authorization": f"Bearer {used}"}
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
-            session.request(method, self.url(path), headers=headers) as reply_type,
+            session.request(method, self.url(path), headers=headers) as answer,
         ):
-            return reply_type.status, await reply_type.read()
+            return answer.status, await answer.read()
 
     async def list_pods(self) -> list[Json]:
         """Return the pods of `/pods`."""

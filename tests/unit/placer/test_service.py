@@ -121,6 +121,22 @@ async def test_a_lease_is_published_again_until_it_is_active(
         assert len(answers) == answered
 
 
+async def test_the_second_copy_of_a_pods_first_event_publishes_nothing() -> None:
+    async with Running(*two_nodes()) as it:
+        await it.placer.place_pods([pod_queued("uid-1")])
+        now = it.placer.clock.now()
+        lease = structs.replace(granted(it.ledger.groups[0][0], 0).lease, created_at=now)
+        it.ledger.outcomes = [AlreadyLeased(lease=lease)] * 3
+
+        copy = await it.placer.place_pods([pod_queued("uid-1")])
+        resync = await it.placer.place_pods([replace(pod_queued("uid-1"), requeue_number=-1)])
+        it.placer.writer.forget_published([PodUid("uid-1")])
+        after_failure = await it.placer.place_pods([pod_queued("uid-1")])
+
+        assert copy == []
+        assert [type(one) for one in resync + after_failure] == [PlacementChosen, PlacementChosen]
+
+
 async def test_a_pod_is_not_refused_because_of_its_own_earlier_reservation() -> None:
     async with Running(ledger_node("n1", (device(), use(32768)))) as it:
         wanted = pod_queued("uid-1")

@@ -152,13 +152,13 @@ def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
     assert leftovers(directory) == []
 
 
-def test_up_ends_with_the_log_of_a_nats_that_cannot_start(tmp_path: Path) -> None:
-    (tmp_path / "nats").mkdir()
-    (tmp_path / "nats" / "jetstream").write_text("in the way of its streams")
+def test_up_ends_with_the_log_of_a_server_that_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "valkey").mkdir()
+    (tmp_path / "valkey" / "appendonlydir").write_text("in the way of its file")
 
     failed = leasehold("up", "--state", str(tmp_path), "--placers", "1")
 
     assert failed.returncode == 1
-    assert "nats exited 4 times" in failed.stderr
-    assert "not a directory" in failed.stderr
+    assert "valkey exited 4 times" in failed.stderr
+    assert "append-only" in failed.stderr.lower()
     assert leftovers(StateDir.at(tmp_path)) == []
