@@ -1,0 +1,65 @@
+"""The examples whose kinds every cluster has run in the stack as a user starts it."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.names import Namespace
+from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), *NEEDS_KUBECTL]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "2", "--gpus", "4xA100-40GB", webhook=True) as started:
+        yield started
+
+
+async def shares(up: Stack, selector: str) -> list[list[tuple[int, int]]]:
+    """Return memory in MiB and cores of the shares of each pod that a selector selects."""
+    shown = await up.kubectl("get", "pods", "-l", selector, "-o", "json")
+    copies = [
+        (pod["metadata"]["name"], pod["metadata"]["annotations"].get(ANNOTATION, ""))
+        for pod in json.loads(shown.out)["items"]
+    ]
+    leases = [load_lease(text, namespace=Namespace("default"), name=name) for name, text in copies]
+    return [[(one.memory_mib, one.cores_percent) for one in lease.shares] for lease in leases]
+
+
+@pytest.mark.parametrize(
+    ("file", "target", "selector", "expected"),
+    [
+        ("notebook.yaml", "deployment/notebook", "app=notebook", [[(10240, 0)]]),
+        ("inference.yaml", "deployment/vllm", "app=vllm", [[(12000, 50)], [(12000, 50)]]),
+    ],
+)
+async def test_a_deployment_of_the_examples_is_rolled_out(
+    up: Stack, file: str, target: str, selector: str, expected: list[list[tuple[int, int]]]
+) -> None:
+    assert succeeded(await up.kubectl("apply", "-f", str(EXAMPLES / file)))
+
+    done = await up.kubectl("rollout", "status", target, "--timeout=60s")
+
+    assert succeeded(done), done.err
+    assert await shares(up, selector) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "pods"), [("job.yaml", "sweep", 4), ("gang.yaml", "distributed", 3)]
+)
+async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, pods: int) -> None:
+    assert succeeded(await up.kubectl("apply", "-f", str(EXAMPLES / file)))
+
+    done = await up.kubectl("wait", "--for=condition=complete", f"job/{name}", "--timeout=80s")
+
+    assert succeeded(done), done.err
+    found = await shares(up, f"job-name={name}")
+    assert [len(each) for each in found] == [1] * pods
+    await until(lambda: up.kubectl("delete", "job", name), succeeded)
