@@ -127,7 +127,7 @@ class Load:
         self.untold.append((pod, answer[0].shares))
 
     def report(self) -> None:
-        """Let the mirror hear the totals with what was placed, as from the ledger's feed."""
+        """Apply the totals with what was placed to the mirror, as from the ledger's feed."""
         for pod, shares in self.untold:
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             node = NodeName("node-" + shares[0].device.split("-")[1])

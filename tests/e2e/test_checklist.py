@@ -182,7 +182,7 @@ async def test_item_5_init_containers_of_5000_and_3000_reserve_5000(up: Stack) -
 async def test_item_6_cards_that_an_operator_cordons_are_never_chosen(up: Stack) -> None:
     closed = "volcano.sh/gpu-unhealthy-ids"
     await annotate(up, NODE, {closed: "0,1"})
-    async with asyncio.timeout(20):  # the watcher hears of it in its own time
+    async with asyncio.timeout(20):  # the watcher receives it in its own time
         while annotation_of(probe := await bound(up, asking("probe", {MEMORY: 1})), INDEX) != "2":
             await delete_all_pods(up)
     whole = [await bound(up, asking(f"whole-{n}", {MEMORY: CARD_MIB})) for n in range(5)]

@@ -164,7 +164,7 @@ if done ~= stored[1] or round ~= tonumber(stored[2] or 0) or newest ~= stored[3]
   call('HSET', PREFIX .. 'ledger', 'offered_up_to', done, 'offer_round', round, 'offer_round_for', newest)
 end
 -- A namespace's quota has more left: offer it to its first waiting pods, and to the next ones once these
--- have answered.
+-- are decided.
 do
 local quota_offers = call('HGETALL', PREFIX .. 'quota-offers')
 for i = 1, #quota_offers, 2 do
@@ -192,7 +192,7 @@ if spare > 0 then
     'LIMIT', 0, spare)) do choose(member, '3') end
   is_complete = is_complete and #members == before and not has_open_offers
 end
--- An offer may be lost on its way. These do not count: a pod that never answers would keep this busy.
+-- An offer may be lost on its way. These do not count: a pod that is never decided would keep this busy.
 local chosen = #members
 if #members < limit then
   for _, member in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'offers', '-inf', now - OFFER_S, 'LIMIT', 0,

@@ -32,6 +32,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
 from tests.support.binder.world import FakeAgents, FakeBus, FakeMetrics, FakePods
 from tests.support.clock import FakeClock
+from tests.support.placer.gangs import GANG, in_gang
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -44,7 +45,6 @@ from tests.support.placer.ledger import (
 )
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
-GANG = Gang(name="default/g", min_member=3)
 FORBIDDEN = ErrorResponse(
     method="GET",
     path="/api/v1/namespaces/default/pods/name-of-p",
@@ -81,8 +81,7 @@ class Binder:
     async def wait(self, *pods: str, gang: Gang | None = None) -> None:
         """Let pods wait that fit nowhere."""
         capacity = await self.leases.capacity()
-        events = [queued(pod, units=99_000) for pod in pods]
-        events = [replace(each, request=replace(each.request, gang=gang)) for each in events]
+        events = [in_gang(pod, 99_000, gang) if gang else queued(pod, units=99_000) for pod in pods]
         await self.leases.waiting_pods.enqueue([verdict(each, capacity) for each in events])
 
     async def list(self, *unbound: str) -> list[PodTerminated | PlacementChosen]:

@@ -5,13 +5,11 @@ whatever they decide on, the ledger must not grant more than there is.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -29,7 +27,8 @@ from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
 from tests.support.placer.placers import FakePlacerMetrics
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
+from tests.support.stateful import run_machine
 from tests.support.waiting import until
 
 PLACERS = 2
@@ -161,20 +160,8 @@ def _pod_of(answer: PlacementChosen | PlacementRefused) -> PodUid:
     return answer.lease.pod if isinstance(answer, PlacementChosen) else answer.pod
 
 
-MixMachine.TestCase.settings = settings(
-    max_examples=20,
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        asyncio.run(running.ready())
-        MixMachine.url = running.url
-        yield running
-
-
-TestMixOfDialects = MixMachine.TestCase
+def test_a_random_mix_of_all_dialects_never_over_commits_a_real_ledger(
+    server: ValkeyServer,
+) -> None:
+    MixMachine.url = server.url
+    run_machine(MixMachine, examples=20, steps=20)

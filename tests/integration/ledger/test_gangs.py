@@ -10,7 +10,6 @@ from shared.model.ledger import (
     AlreadyLeased,
     GangIncomplete,
     NoCapacity,
-    Reservation,
     Reserved,
     WaitingPod,
     WaitResult,
@@ -18,32 +17,16 @@ from shared.model.ledger import (
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
+from tests.support.placer.gangs import GANG, in_gang, member, reserve_gang
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     ledger,
-    queued,
     reservation,
     reserve,
     share,
     verdict,
 )
-
-GANG = Gang(name="default/g", min_member=3)
-
-
-def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
-    return replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
-
-
-def waits(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
-    event = queued(pod, units=units)
-    return replace(event, request=replace(event.request, gang=gang))
-
-
-async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
-    outcomes = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-    return [type(outcome) for outcome in outcomes]
 
 
 async def enroll(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
@@ -157,19 +140,19 @@ async def test_reservations_of_a_gang_expire_together_until_the_first_is_bound(u
 
 async def test_a_gang_is_counted_while_its_pods_arrive_at_several_placers(url: str) -> None:
     async with ledger(url) as leases:
-        assert await enroll(leases, waits("p")) == (0, 1, [])
-        assert await enroll(leases, waits("p")) == (0, 1, [])
-        assert await enroll(leases, waits("q")) == (0, 2, [])
+        assert await enroll(leases, in_gang("p")) == (0, 1, [])
+        assert await enroll(leases, in_gang("p")) == (0, 1, [])
+        assert await enroll(leases, in_gang("q")) == (0, 2, [])
 
-        assert await enroll(leases, waits("r")) == (0, 3, ["p", "q", "r"])
+        assert await enroll(leases, in_gang("r")) == (0, 3, ["p", "q", "r"])
 
-        assert await enroll(leases, waits("x", gang=Gang(name="default/gx", min_member=2))) == (
+        assert await enroll(leases, in_gang("x", gang=Gang(name="default/gx", min_member=2))) == (
             0,
             1,
             [],
         )
         await leases.waiting_pods.remove([PodUid("q")])
-        assert await enroll(leases, waits("r")) == (0, 2, [])
+        assert await enroll(leases, in_gang("r")) == (0, 2, [])
 
 
 async def test_the_last_of_concurrent_enrollments_counts_all_pods_of_a_gang(url: str) -> None:
@@ -177,7 +160,7 @@ async def test_the_last_of_concurrent_enrollments_counts_all_pods_of_a_gang(url:
         gang = Gang(name="default/g", min_member=20)
 
         counted = await asyncio.gather(
-            *(enroll(leases, waits(f"p{n:02d}", gang=gang)) for n in range(20))
+            *(enroll(leases, in_gang(f"p{n:02d}", gang=gang)) for n in range(20))
         )
 
         assert sorted(here for _, here, _ in counted) == list(range(1, 21))
@@ -188,10 +171,10 @@ async def test_a_repeated_enrollment_returns_all_leases_that_may_not_have_been_r
     url: str,
 ) -> None:
     async with ledger(url) as leases:
-        await enroll(leases, waits("p"), waits("q"), waits("r"), waits("s"))
+        await enroll(leases, in_gang("p"), in_gang("q"), in_gang("r"), in_gang("s"))
         await reserve_gang(leases, member("p"), member("q"), member("r"))
 
-        counted = await leases.waiting_pods.enroll(GANG, [verdict(waits("r"), 0)])
+        counted = await leases.waiting_pods.enroll(GANG, [verdict(in_gang("r"), 0)])
 
         assert (counted.live_count, counted.waiting_count) == (3, 1)
         assert [lease.pod for lease in counted.leases] == ["p", "q", "r"]
@@ -217,7 +200,7 @@ async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
 async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
     async with ledger(url) as leases:
         await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4)) for n in range(8)))
-        await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
+        await let_gang_wait(leases, *(in_gang(f"p{n}") for n in range(5)))
 
         await leases.release([PodUid(f"full-{n}") for n in range(6)], reason="test")
 
@@ -230,7 +213,7 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
 async def test_a_gang_whose_leader_is_gone_gets_another_leader(url: str) -> None:
     async with ledger(url) as leases:
         await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4)) for n in range(8)))
-        await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
+        await let_gang_wait(leases, *(in_gang(f"p{n}") for n in range(5)))
         await leases.waiting_pods.remove([PodUid("p0")])
 
         await leases.release([PodUid("full-0")], reason="test")
@@ -256,9 +239,9 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
 
 async def test_a_verdict_about_missing_pods_is_stale_once_they_exist(url: str) -> None:
     async with ledger(url) as leases:
-        await let_gang_wait(leases, waits("p"), waits("q"))
-        missing = replace(verdict(waits("p"), 0), receives_offers=False, min_members=3)
+        await let_gang_wait(leases, in_gang("p"), in_gang("q"))
+        missing = replace(verdict(in_gang("p"), 0), receives_offers=False, min_members=3)
         assert await leases.waiting_pods.enqueue([missing]) == WaitResult()
-        await enroll(leases, waits("r"))
+        await enroll(leases, in_gang("r"))
 
         assert await leases.waiting_pods.enqueue([missing]) == WaitResult(stale=(PodUid("p"),))

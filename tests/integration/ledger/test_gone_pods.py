@@ -2,17 +2,15 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
 
 from shared.ledger.leases import RedisLeases
-from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease
 from shared.model.ledger import GangIncomplete, GonePod, Reserved
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang
+from tests.support.placer.gangs import GANG, in_gang, member, reserve_gang
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -23,19 +21,7 @@ from tests.support.placer.ledger import (
     verdict,
 )
 
-GANG = Gang(name="default/g", min_member=3)
 P, Q, R, GHOST = map(PodUid, ("p", "q", "r", "ghost"))
-
-
-def in_gang(pod: str) -> PodQueued:
-    event = queued(pod)
-    return replace(event, request=replace(event.request, gang=GANG))
-
-
-async def reserve_gang(leases: RedisLeases, *pods: str) -> list[type]:
-    wanted = [replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in pods]
-    outcomes = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-    return [type(outcome) for outcome in outcomes]
 
 
 async def count_gang(leases: RedisLeases, *pods: str) -> tuple[int, int]:
@@ -84,7 +70,7 @@ async def test_a_gang_of_which_a_pod_is_gone_reserves_nothing(url: str) -> None:
     async with ledger(url) as leases:
         await leases.waiting_pods.remove([GHOST])
 
-        outcomes = await reserve_gang(leases, "p", "ghost", "q")
+        outcomes = await reserve_gang(leases, member("p"), member("ghost"), member("q"))
 
         assert await assert_sound(leases) == []
         assert outcomes == [GangIncomplete, GonePod, GangIncomplete]
@@ -106,7 +92,7 @@ async def test_no_order_of_events_lets_a_gang_begin_short(
         enrolled = [verdict(in_gang(pod), 0) for pod in pods]
         counted = await leases.waiting_pods.enroll(GANG, enrolled)
         if reserves and counted.waiting_count >= GANG.min_member:
-            await reserve_gang(leases, *(each.queued.pod for each in counted.waiting))
+            await reserve_gang(leases, *map(member, (each.queued.pod for each in counted.waiting)))
 
     async with ledger(url) as leases:
         for step in order:
@@ -127,7 +113,7 @@ async def test_a_gang_that_loses_a_pod_before_it_is_bound_gives_up_its_reservati
     url: str,
 ) -> None:
     async with ledger(url) as leases:
-        assert await reserve_gang(leases, "p", "q", "r") == [Reserved] * 3
+        assert await reserve_gang(leases, member("p"), member("q"), member("r")) == [Reserved] * 3
 
         ended = await leases.release([Q], reason="the pod was deleted")
 
@@ -138,7 +124,7 @@ async def test_a_gang_that_loses_a_pod_before_it_is_bound_gives_up_its_reservati
 
 async def test_a_bound_gang_keeps_its_leases_without_one_of_its_pods(url: str) -> None:
     async with ledger(url) as leases:
-        await reserve_gang(leases, "p", "q", "r")
+        await reserve_gang(leases, member("p"), member("q"), member("r"))
         found = [lease for lease in await leases.load([P]) if lease]
         assert [type(lease) for lease in await leases.bind(found)] == [Lease]
 
@@ -151,7 +137,7 @@ async def test_a_bound_gang_keeps_its_leases_without_one_of_its_pods(url: str) -
 async def test_a_new_gang_does_not_count_the_pods_of_the_one_before(url: str) -> None:
     """Pods deleted by force hold their leases until their node confirms that they have ended."""
     async with ledger(url) as leases:
-        await reserve_gang(leases, "p", "q", "r")
+        await reserve_gang(leases, member("p"), member("q"), member("r"))
         await leases.bind([lease for lease in await leases.load([P]) if lease])
         await leases.waiting_pods.remove([P, Q, R])
 

@@ -1,13 +1,11 @@
 """Whatever is done to the ledger, in whatever order, it agrees with a small model of it."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
@@ -27,7 +25,8 @@ from tests.support.placer.ledger import (
     uuid,
 )
 from tests.support.placer.ledger_model import GPUS, NODES, TTL_S, Model, candidates, described, pods
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
+from tests.support.stateful import run_machine
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -280,20 +279,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {lease.pod: lease for lease in found} == self.model.leases
 
 
-LedgerMachine.TestCase.settings = settings(
-    max_examples=30,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        asyncio.run(running.ready())
-        LedgerMachine.url = running.url
-        yield running
-
-
-TestLedger = LedgerMachine.TestCase
+def test_the_ledger_agrees_with_its_model(server: ValkeyServer) -> None:
+    asyncio.run(server.ready())
+    LedgerMachine.url = server.url
+    run_machine(LedgerMachine, examples=30, steps=40)

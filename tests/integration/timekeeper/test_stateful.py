@@ -5,7 +5,6 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -13,13 +12,13 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from services.timekeeper.service import Timekeeper
 from shared.model.budget import BudgetPolicy, Period, PolicyType
 from shared.model.lease import Lease
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.stateful import run_machine
 from tests.support.timekeeper.accounts import (
     T0,
     TEAM,
@@ -179,15 +178,7 @@ class Accounts(RuleBasedStateMachine):
 
 def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None:
     Accounts.url = server.url
-    run_state_machine_as_test(
-        Accounts,
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=25,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(Accounts, examples=40, steps=25)
 
 
 def test_the_tested_policies_are_different() -> None:
