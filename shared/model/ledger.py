@@ -182,7 +182,7 @@ class GangEnrollment:
     """The waiting pods by priority, then age. Empty while they are too few, and once the gang
     runs, unless one of the enrolled pods was queued again."""
     leases: tuple[Lease, ...] = ()
-    """If an enrolled pod has a lease already: all leases of the gang that are not active yet."""
+    """If enrolled pods have leases already: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
     """Pods that were not enrolled, since they have terminated or were deleted."""
 

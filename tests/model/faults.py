@@ -9,7 +9,7 @@ from tests.model.machine import chosen
 from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Service
 from tests.model.users import Users, nodes, numbers, positions
-from tests.model.world import NODES
+from tests.model.world import NODES, Message
 
 
 class LeaseProtocol(Users):
@@ -46,6 +46,26 @@ class LeaseProtocol(Users):
         else:
             service.link.loses = what.removeprefix("lose ")
         self.world.loop.settle()
+
+    @rule(
+        lambda self: self.for_services(),
+        weight=2.0,
+        position=positions,
+        replica=numbers,
+        spared_calls=any_of(0, 1, 1, 2, 3, 4),
+    )
+    def deliver_half(self, position: int, replica: int, spared_calls: int) -> None:
+        """Deliver a message to a binder or placer whose calls are delayed in the middle of it."""
+        world, message = self.world, chosen(self.for_services(), position)
+        service = (world.binders if message.to == "binder" else world.placers)[replica]
+        self.count("messages delivered half")
+        self.tell(f"delivers {message} to {service.name}, up to call {spared_calls}")
+        service.link.spared_calls = spared_calls
+        service.link.delay()
+        world.deliver(message, replica)
+
+    def for_services(self) -> list[Message]:
+        return [each for each in self.world.bag if each.to in {"binder", "placer"}]
 
     @rule(lambda self: self.disturbed(), position=positions)
     def restore_link(self, position: int) -> None:

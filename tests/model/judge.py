@@ -40,6 +40,7 @@ class Judge:
         """Of each slot of each node's agent: the newest fence given out, and its pod."""
         self.calls = -1
         self.gang_leases: dict[str, set[str]] = {}
+        """Pods that had a lease and were not gone, by gang, when this was last checked."""
         self.gone: dict[str, float] = {}
         """Pods of which a binder has handled that they are gone: the instant."""
         self.absent: set[str] = set()
@@ -174,18 +175,19 @@ class Judge:
         return state.node.unschedulable == (name in self.ledger.cordoned)
 
     def check_gangs(self) -> None:
-        """P5: when a gang reserves, as many as it needs hold leases, the gone not counted."""
+        """P5: when a pod of a gang gets a lease, as many as the gang needs have one then.
+
+        Pods that are gone do not count.
+        """
         held: dict[str, set[str]] = {}
         for lease in self.read_ledger().leases.values():
-            if lease.gang:
+            if lease.gang and lease.pod not in self.gone:
                 held.setdefault(lease.gang, set()).add(lease.pod)
         for gang, pods in held.items():
-            known = self.gang_leases.get(gang, set())
-            present = {pod for pod in pods if pod not in self.gone}
-            needed = int(gang.rpartition("-")[2])
-            if not known and len(present) < needed and not self.world.lost_redis:
+            known, needed = self.gang_leases.get(gang, set()), int(gang.rpartition("-")[2])
+            if pods - known and max(len(pods), len(known)) < needed and not self.world.lost_redis:
                 self.world.fail(
-                    f"P5: {gang} begins with {sorted(pods)}, of which only {sorted(present)} exist"
+                    f"P5: {sorted(pods - known)} of {gang} get leases, only {sorted(pods)} exist"
                 )
         self.gang_leases = held
 

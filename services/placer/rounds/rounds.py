@@ -19,6 +19,7 @@ from services.placer.rounds.gang_decision import (
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PodQueued
+from shared.model.lease import LeaseState
 from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
@@ -89,7 +90,11 @@ class GangRounds:
             pods = self._without_gone(pods, enrollment)
             leased = [lease for lease in enrollment.leases if lease.pod not in answered]
             answered.update(lease.pod for lease in leased)
-            events += [PlacementChosen(lease=lease, trace=lease.trace) for lease in leased]
+            events += [
+                PlacementChosen(lease=lease, trace=lease.trace)
+                for lease in leased
+                if lease.state is not LeaseState.ACTIVE
+            ]
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:

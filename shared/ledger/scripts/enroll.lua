@@ -4,21 +4,21 @@
 -- Returns {live leases of the gang, pods of it that wait, rows as those of list_waiting.lua, pods that are
 -- gone}, and leases.
 -- The rows are all its waiting pods once the gang is complete, or if a pod was queued again. If one of the
--- pods has a lease, the leases are those of the gang that are not active yet, and the rows are included: an
--- earlier reply, and with it the decision about the other pods, may have been lost.
+-- pods has a lease, the leases are those of these pods, and those of the gang that are not active yet, and
+-- the rows are included: an earlier reply, and with it the decision about the other pods, may have been lost.
 local gang, min_members, rows, is_requeued = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
 
 local pods = {}
 for i, row in ipairs(rows) do pods[i] = row[1] end
 fetch('leases', pods)
-local waiting, has_lease, has_new = waiting_records(pods), false, false
+local waiting, has_lease, has_new = waiting_records(pods), {}, false
 local gone, is_gone = {}, gone_pods.among(pods)
 for i, row in ipairs(rows) do
   local pod, group, order, record, since, namespace = unpack(row)
   if is_gone[pod] then
     gone[#gone + 1] = pod
   elseif leases[pod] then
-    has_lease = true
+    has_lease[pod] = true
   elseif not waiting[i] or decode(waiting[i])[W.GANG] ~= gang then
     put_waiting(pod, group, order, capacity, record, since, gang, false, namespace)
     has_new = true
@@ -26,7 +26,7 @@ for i, row in ipairs(rows) do
 end
 
 local live_count, waiting_count, waiting_rows = gang_lease_count(gang), gang_waiting_count(gang), {}
-local is_complete = live_count + waiting_count >= min_members and (live_count < min_members or has_lease)
+local is_complete = live_count + waiting_count >= min_members and (live_count < min_members or next(has_lease))
 -- The verdicts of the others name the number of pods, too.
 if has_new and not is_complete and waiting_count > #rows and mark_gang_changed(gang) then
   raise_capacity('gang changed')
@@ -37,12 +37,16 @@ if is_complete or is_requeued then
   end
 end
 local answer = {encode({live_count, waiting_count, waiting_rows, gone})}
-if has_lease then
+if next(has_lease) then
   local members = gang_pods('gang-leases', gang)
   fetch('leases', members)
   for _, pod in ipairs(members) do
     local value = leases[pod]
-    if value and header_of(value)[L_STATE] ~= ACTIVE then answer[#answer + 1] = value end
+    if value and (has_lease[pod] or header_of(value)[L_STATE] ~= ACTIVE) then
+      answer[#answer + 1] = value
+      has_lease[pod] = nil
+    end
   end
+  for pod in pairs(has_lease) do answer[#answer + 1] = leases[pod] end
 end
 return answer

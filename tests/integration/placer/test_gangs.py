@@ -12,7 +12,7 @@ import pytest
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
-from shared.model.events.pod_events import PodQueued
+from shared.model.events.pod_events import PlacementChosen, PodQueued
 from shared.model.lease import LeaseState
 from shared.model.names import PodUid
 from shared.model.request import Gang, PodRequest
@@ -21,7 +21,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, ledger
-from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.placer.placers import FakePlacerMetrics, placers
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -280,3 +280,19 @@ async def test_a_gang_never_begins_with_a_pod_that_is_gone(
         }
         await it.queue([last])
         await it.until(Counter({"default/a": 3}))
+
+
+async def test_a_repeated_event_of_a_running_pod_is_decided_although_others_of_its_gang_have_ended(
+    server: ValkeyServer,
+) -> None:
+    pods = gang("g", 3, 4_000)
+    async with ledger(server.url, {"a": 1}) as leases, placers(leases, 1) as [placer]:
+        chosen = await placer.place_pods(pods)
+        await leases.bind([event.lease for event in chosen if isinstance(event, PlacementChosen)])
+        await leases.activate([pod.pod for pod in pods])
+        await leases.release([pods[0].pod], reason="it has succeeded")
+
+        repeated = await placer.place_pods([pods[1], pod_queued("other", requesting(4_000))])
+
+        assert [type(event) for event in repeated] == [PlacementChosen]
+        assert (await leases.totals.gangs())["default/g"] == {pods[1].pod, pods[2].pod}
