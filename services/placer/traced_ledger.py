@@ -38,6 +38,14 @@ class TracedLedger:
             wanted, lambda traced: self.ledger.reserve_gang(gang, traced, now=now, ttl_s=ttl_s)
         )
 
+    async def reserve_further(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve for further pods of a gang within the same spans."""
+        return await self._within_spans(
+            wanted, lambda traced: self.ledger.reserve_further(gang, traced, now=now, ttl_s=ttl_s)
+        )
+
     async def _within_spans(
         self,
         wanted: Sequence[Reservation],

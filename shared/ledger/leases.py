@@ -50,6 +50,8 @@ EXPIRE_BATCHES = 4
 NODES_AT_ONCE = 32
 """Nodes saved per call: Redis runs nothing else meanwhile."""
 _MOVED = -1
+GangNeeds = tuple[str, int, bool]
+"""A gang, how many of its pods must hold leases, and whether that is before the call."""
 
 
 class RedisLeases(LedgerFeed):
@@ -104,16 +106,7 @@ class RedisLeases(LedgerFeed):
         packed while the server works on the one before. If a batch gets no answer, the call raises;
         repeat it.
         """
-        answers = await asyncio.gather(
-            *(self._reserve_batch(batch, now, now + ttl_s) for batch in in_batches(wanted)),
-            return_exceptions=True,
-        )
-        outcomes: list[ReservationOutcome] = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            outcomes += answer
-        return outcomes
+        return await self._reserve_each(wanted, now, now + ttl_s)
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
@@ -123,22 +116,59 @@ class RedisLeases(LedgerFeed):
         None: one of them fits nowhere (NoCapacity; the others are GangIncomplete), or fewer than
         `gang.min_member` of the gang would hold a lease then.
         """
-        return await self._reserve_batch(wanted, now, now + ttl_s, gang)
+        needs = (gang.name, gang.min_member, False)
+        return await self._reserve_batch(wanted, now, now + ttl_s, needs)
+
+    async def reserve_further(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve for further pods of a gang, each on its own, as `reserve` does.
+
+        GangIncomplete: fewer than `gang.min_member` of the gang hold a lease any more.
+        """
+        needs = (gang.name, gang.min_member, True)
+        return await self._reserve_each(wanted, now, now + ttl_s, needs)
+
+    async def _reserve_each(
+        self,
+        wanted: Sequence[Reservation],
+        now: float,
+        expires_at: float,
+        gang_needs: GangNeeds | None = None,
+    ) -> list[ReservationOutcome]:
+        batches = in_batches(wanted)
+        answers = await asyncio.gather(
+            *(self._reserve_batch(batch, now, expires_at, gang_needs) for batch in batches),
+            return_exceptions=True,
+        )
+        outcomes: list[ReservationOutcome] = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            outcomes += answer
+        return outcomes
 
     async def _reserve_batch(
         self,
         batch: Sequence[Reservation],
         now: float,
         expires_at: float,
-        gang: Gang | None = None,
+        gang_needs: GangNeeds | None = None,
     ) -> list[ReservationOutcome]:
         pods = [reservation.pod for reservation in batch]
         counts = [len(reservation.candidates) for reservation in batch]
         bounds, pieces = joined(encode_reservations(batch))
-        gang_needs = (gang.name, gang.min_member) if gang else False
         ranks = [rank_of(reservation.priority) for reservation in batch]
         packed, *values = await self._connection.run_raw(
-            "reserve", now, expires_at, pods, counts, bounds, gang_needs, ranks, tail=pieces
+            "reserve",
+            now,
+            expires_at,
+            pods,
+            counts,
+            bounds,
+            gang_needs or False,
+            ranks,
+            tail=pieces,
         )
         numbers, following = iter(unpack(packed)), iter(values)
         outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]

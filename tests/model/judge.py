@@ -44,15 +44,19 @@ class Judge:
         self.gone: dict[str, float] = {}
         """Pods of which a binder has handled that they are gone: the instant."""
         self.absent: set[str] = set()
-        """Those of them that were not in the ledger then."""
+        """Those of them that were not in the ledger then; a rebuild may restore them."""
+        self.reported_gone: set[str] = set()
+        """All pods of which a binder has handled that they are gone."""
         self.node_states: dict[NodeName, NodeChanged] = {}
         """The newest that a binder has handled."""
-        self.read_ledger()
+        self.ledger = decode(world.server.raw())
 
     def read_ledger(self) -> RawLedger:
         """Read the ledger anew, unless no call has reached it since."""
         if self.calls != self.world.server.calls:
-            self.ledger = decode(self.world.server.raw())
+            known, self.ledger = self.ledger, decode(self.world.server.raw())
+            if known.generation != self.ledger.generation:
+                self.absent.clear()
             self.calls = self.world.server.calls
         return self.ledger
 
@@ -92,6 +96,7 @@ class Judge:
             if known is None or known.revision < event.revision:
                 self.node_states[event.node.name] = event
         elif isinstance(event, PodTerminated):
+            self.reported_gone.add(event.pod)
             self.gone.setdefault(event.pod, self.world.loop.now_s)
             if event.pod not in {*self.read_ledger().leases, *self.ledger.waiting}:
                 self.absent.add(event.pod)
@@ -181,7 +186,7 @@ class Judge:
         """
         held: dict[str, set[str]] = {}
         for lease in self.read_ledger().leases.values():
-            if lease.gang and lease.pod not in self.gone:
+            if lease.gang and lease.pod not in self.reported_gone:
                 held.setdefault(lease.gang, set()).add(lease.pod)
         for gang, pods in held.items():
             known, needed = self.gang_leases.get(gang, set()), int(gang.rpartition("-")[2])

@@ -51,6 +51,7 @@ class RawLedger:
     """Everything that the judge reads."""
 
     ready: bool
+    generation: bytes
     leases: Mapping[str, RawLease]
     devices: Mapping[str, RawDevice]
     nodes: frozenset[str]
@@ -64,6 +65,7 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
     leases = {pod.decode(): _lease(value) for pod, value in raw["leases"].items()}
     return RawLedger(
         ready=raw["ledger"].get(b"ready") == b"1",
+        generation=raw["ledger"].get(b"generation", b""),
         leases=leases,
         devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
         nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _known(value)),

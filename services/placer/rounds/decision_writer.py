@@ -73,6 +73,12 @@ class PlacerLedger(Protocol):
         """Reserve for all pods or none; then at least `gang.min_member` of it have leases."""
         ...
 
+    async def reserve_further(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve for each pod while at least `gang.min_member` of the gang have leases."""
+        ...
+
     @property
     def waiting_pods(self) -> PlacerWaitingPods:
         """The waiting pods."""
@@ -142,11 +148,19 @@ class DecisionWriter:
         self._unpublished.update(pods)
 
     async def reserve(
-        self, decisions: RoundDecisions, events: list[PlacementEvent], gang: Gang | None = None
+        self,
+        decisions: RoundDecisions,
+        events: list[PlacementEvent],
+        gang: Gang | None = None,
+        *,
+        together: bool = False,
     ) -> list[PodQueued]:
-        """Reserve for the chosen pods, with a `gang` all or none; return those without a lease."""
+        """Reserve for the chosen pods; return those without a lease.
+
+        With a `gang`, all of them `together` or none; or each, while enough of it have leases.
+        """
         capacity = self.mirror.capacity
-        outcomes = await self._request(decisions, gang)
+        outcomes = await self._request(decisions, gang, together=together)
         undecided: list[PodQueued] = []
         for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
             match outcome:
@@ -173,14 +187,16 @@ class DecisionWriter:
         return undecided
 
     async def _request(
-        self, decisions: RoundDecisions, gang: Gang | None
+        self, decisions: RoundDecisions, gang: Gang | None, *, together: bool
     ) -> list[ReservationOutcome]:
         wanted = [reservation_for(pod, candidates) for pod, candidates in decisions.chosen]
         now, ttl_s = self.clock.now(), self.ttl_s
         try:
             if gang is None:
                 return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
-            return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+            if together:
+                return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+            return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
         except BaseException:
             for pod, _ in decisions.chosen:
                 self.mirror.drop(pod.pod)

@@ -39,10 +39,18 @@ class PodRounds:
         self.writer = writer
         self.clock = clock
 
-    async def place(self, undecided: Sequence[PodQueued], events: list[PlacementEvent]) -> None:
-        """Place pods and add their events. Raises ConflictError after too many rounds."""
+    async def place(
+        self,
+        undecided: Sequence[PodQueued],
+        events: list[PlacementEvent],
+        gang: Gang | None = None,
+    ) -> None:
+        """Place pods, or further ones of a `gang` that runs, and add their events.
+
+        Raises ConflictError after too many rounds, and if the gang has ended meanwhile.
+        """
         for _ in range(ROUNDS):
-            undecided = await self._round(undecided, events)
+            undecided = await self._round(undecided, events, gang)
             if not undecided:
                 return
             await self.clock.sleep(ROUND_PAUSE_S)
@@ -51,12 +59,12 @@ class PodRounds:
         )
 
     async def _round(
-        self, pods: Sequence[PodQueued], events: list[PlacementEvent]
+        self, pods: Sequence[PodQueued], events: list[PlacementEvent], gang: Gang | None
     ) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
         capacity = self.context.mirror.capacity
         decisions = decide(pods, self.context)
-        undecided = await self.writer.reserve(decisions, events) if decisions.chosen else []
+        undecided = await self.writer.reserve(decisions, events, gang) if decisions.chosen else []
         undecided += await self.writer.defer(decisions.deferred)
         refused = decisions.refused
         if decisions.ledger_disagreed:
@@ -98,11 +106,11 @@ class GangRounds:
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:
-                await self.pod_rounds.place(list(members.values()), events)
+                await self.pod_rounds.place(list(members.values()), events, gang)
                 return
             spare = await self._round(gang, enrollment, members, events)
             if spare is not None:
-                await self.pod_rounds.place(spare, events)
+                await self.pod_rounds.place(spare, events, gang)
                 return
             await self.clock.sleep(ROUND_PAUSE_S)
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
@@ -161,7 +169,7 @@ class GangRounds:
         events: list[PlacementEvent],
     ) -> list[PodQueued] | None:
         decisions = RoundDecisions(chosen=decision.chosen)
-        undecided = await self.writer.reserve(decisions, events, gang)
+        undecided = await self.writer.reserve(decisions, events, gang, together=True)
         if decisions.deferred:
             return None if await self.writer.defer(decisions.deferred) else []
         if undecided or decisions.gone:

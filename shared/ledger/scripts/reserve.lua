@@ -1,8 +1,9 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
 -- and end of each piece in ARGV[5] (per pod the description of its lease, then the demand of each
--- candidate, see LEASE_FORMAT); {gang, number of its pods that must have leases after this} for all or
--- nothing, or false; and each pod's rank in the order of waiting pods: capacity that is offered to a pod
--- of a lower rank is reserved for that pod.
+-- candidate, see LEASE_FORMAT); false, or {gang, number, whether the pods are further ones}: so many of the
+-- gang must have leases after this, for all or nothing, or before it, for each on its own; and each pod's
+-- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
+-- pod.
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
@@ -200,6 +201,13 @@ local function refuse_gang(leases_before, refused)
 end
 
 local leases_before, refused = {}, {}
+if gang_needs and gang_needs[3] then
+  if gang_lease_count(gang_needs[1]) < gang_needs[2] then
+    for i = 1, #pods do leases_before[i] = leases[pods[i]] end
+    return refuse_gang(leases_before, refused)
+  end
+  gang_needs = false
+end
 piece = 1
 for i = 1, #pods do
   local pod = pods[i]

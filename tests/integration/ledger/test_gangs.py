@@ -167,6 +167,28 @@ async def test_the_last_of_concurrent_enrollments_counts_all_pods_of_a_gang(url:
         assert sorted(len(pods) for _, _, pods in counted) == [0] * 19 + [20]
 
 
+async def test_further_pods_are_reserved_one_by_one_while_their_gang_runs(url: str) -> None:
+    async with ledger(url) as leases:
+        await reserve_gang(leases, member("p"), member("q"), member("r"))
+        wanted = [member("s", 1), member("too-large", 1, 20_000)]
+
+        outcomes = await leases.reserve_further(GANG, wanted, now=NOW, ttl_s=30)
+
+        assert [type(outcome) for outcome in outcomes] == [Reserved, NoCapacity]
+        assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r", "s"}}
+
+
+async def test_further_pods_of_a_gang_that_has_ended_are_not_reserved(url: str) -> None:
+    async with ledger(url) as leases:
+        await reserve_gang(leases, member("p"), member("q"), member("r"))
+        await leases.release([PodUid("p")], reason="it was deleted before its gang was bound")
+
+        outcomes = await leases.reserve_further(GANG, [member("s", 1)], now=NOW, ttl_s=30)
+
+        assert [type(outcome) for outcome in outcomes] == [GangIncomplete]
+        assert await assert_sound(leases) == []
+
+
 async def test_a_repeated_enrollment_returns_all_leases_that_may_not_have_been_reported(
     url: str,
 ) -> None:

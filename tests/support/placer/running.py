@@ -58,6 +58,11 @@ class FakeLedger:
         self.gangs.append(gang)
         return await self.reserve(wanted, now=now, ttl_s=ttl_s)
 
+    async def reserve_further(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        return await self.reserve(wanted, now=now, ttl_s=ttl_s)
+
     @property
     def waiting_pods(self) -> "FakeLedger":
         return self
