@@ -275,7 +275,7 @@ class Binder:
     @handles
     async def reconcile_listing(
         self, events: Sequence[PodsListed]
-    ) -> list[PodTerminated | PlacementChosen]:
+    ) -> list[PodTerminated | PlacementChosen | LeaseChanged]:
         """Compare the ledger with a complete listing of pods."""
         return await self.sync.reconciler.reconcile(events)
 

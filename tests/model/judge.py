@@ -224,6 +224,11 @@ class Judge:
             for pod in pods.values()
             if pod.node and not pod.is_terminal and pod.uid not in {*ledger.leases, *unrecorded}
         ]
+        found += [
+            f"P2: {pod.uid} exists, and counts as gone"
+            for pod in pods.values()
+            if pod.uid in ledger.gone and not (pod.is_terminal or pod.deleting)
+        ]
         found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
         if ledger.nodes != world.api.nodes:
             found.append(f"P7: the ledger has nodes {sorted(ledger.nodes)}")

@@ -113,10 +113,12 @@ class RedisServer:
             self.late_calls.pop(0)()
 
     def raw(self) -> Mapping[str, dict[bytes, bytes]]:
-        """Return the stored hashes that the judge reads, as bytes."""
+        """Return what is stored and the judge reads, as bytes."""
         names = ("ledger", "leases", "devices", "nodes", "waiting", "facts:a", "facts:b")
-        found = self.wire.call_all([("HGETALL", f"{PREFIX}{name}") for name in names])
-        return {name: _pairs(flat) for name, flat in zip(names, found, strict=True)}
+        calls: list[tuple[object, ...]] = [("HGETALL", f"{PREFIX}{name}") for name in names]
+        calls.append(("ZRANGE", f"{PREFIX}gone", 0, -1, "WITHSCORES"))
+        found = self.wire.call_all(calls)
+        return {name: _pairs(flat) for name, flat in zip((*names, "gone"), found, strict=True)}
 
     def read_feed(self, key: str, after: str, count: int) -> list[Any]:
         """Return what a stream has after an entry, in the form of the asynchronous client."""

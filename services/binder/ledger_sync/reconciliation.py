@@ -15,7 +15,13 @@ from services.binder.ports.observations import PodSnapshot
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
+from shared.model.events.pod_events import (
+    BoundPod,
+    LeaseChanged,
+    PlacementChosen,
+    PodsListed,
+    PodTerminated,
+)
 from shared.model.lease import Lease, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -24,6 +30,8 @@ MAX_READS = 16
 """Pods read from the API server at once."""
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
+Correction = PodTerminated | PlacementChosen | LeaseChanged
+"""What a difference leads to."""
 
 
 class Reconciler:
@@ -49,15 +57,13 @@ class Reconciler:
         self.clock = clock
         self._reads = asyncio.Semaphore(MAX_READS)
 
-    async def reconcile(
-        self, chunks: Sequence[PodsListed]
-    ) -> list[PodTerminated | PlacementChosen]:
+    async def reconcile(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Stage chunks of listings, and compare the ledger with listings that are complete now.
 
         Raises UnavailableError, so that the listing is compared again, if a pod cannot be read; the
         corrections for the others are published before that.
         """
-        corrections: list[PodTerminated | PlacementChosen] = []
+        corrections: list[Correction] = []
         ready = await self.ledger.generation() is not None
         for chunk in chunks:
             pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
@@ -67,17 +73,20 @@ class Reconciler:
                 corrections += await self.waiting_records.find_gone(pods.unbound)
         return corrections
 
-    async def _compare(
-        self, pods: Sequence[BoundPod], *, now: float
-    ) -> list[PodTerminated | PlacementChosen]:
-        """Return events for leases without pods; report pods without leases."""
+    async def _compare(self, pods: Sequence[BoundPod], *, now: float) -> list[Correction]:
+        """Return events for leases without pods; end misplaced leases; report what has none."""
         leases = [lease async for page in self.ledger.load_all() for lease in page]
         mismatch = compare(leases, pods)
         self._report(mismatch)
         suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
         found = await asyncio.gather(*(self._check(lease, now) for lease in suspects))
         errors = [each for each in found if isinstance(each, LeaseholdError)]
-        events = [each for each in found if isinstance(each, PodTerminated | PlacementChosen)]
+        events: list[Correction] = [
+            each for each in found if isinstance(each, PodTerminated | PlacementChosen)
+        ]
+        for lease in found:
+            if isinstance(lease, Lease):
+                events += await self._end_misplaced(lease)
         if errors:
             await self.publish(events)
             raise UnavailableError(f"{len(errors)} of {len(suspects)} pods not read: {errors[0]}")
@@ -85,13 +94,20 @@ class Reconciler:
 
     async def _check(
         self, lease: Lease, now: float
-    ) -> PodTerminated | PlacementChosen | LeaseholdError | None:
+    ) -> PodTerminated | PlacementChosen | Lease | LeaseholdError | None:
         async with self._reads:
             try:
                 pod = await self.pods.get(lease.namespace, lease.name)
             except LeaseholdError as error:
                 return error
         return correction_for(lease, pod, now=now)
+
+    async def _end_misplaced(self, lease: Lease) -> list[LeaseChanged]:
+        """End a lease as it was read. Its pod lives on another node: it is not gone."""
+        ended = await self.ledger.release(
+            [lease.pod], reason="its pod is bound to another node", version=lease.version
+        )
+        return [LeaseChanged(lease=each) for each in ended]
 
     def _report(self, mismatch: LedgerMismatch) -> None:
         texts = [
@@ -118,10 +134,11 @@ def _without_leases(chunk: PodsListed) -> PodsListed:
 
 def correction_for(
     lease: Lease, pod: PodSnapshot | None, *, now: float
-) -> PodTerminated | PlacementChosen | None:
+) -> PodTerminated | PlacementChosen | Lease | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
-    A committed lease whose pod is not bound has lost its Binding, which must be sent again.
+    A committed lease whose pod is not bound has lost its Binding, which must be sent again. A lease
+    whose pod is bound to another node is returned: it must end.
     """
     same_pod = pod is not None and pod.uid == lease.pod
     if pod is not None and same_pod and not pod.terminal:
@@ -130,6 +147,7 @@ def correction_for(
         if not pod.node:
             unsent = _is_unsent(lease, now) and not pod.deleting
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
+        return lease
     terminal = pod is not None and same_pod and pod.terminal
     return PodTerminated(
         pod=lease.pod,

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
-from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.reconciliation import Correction, Reconciler
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.ports.observations import PodSnapshot
@@ -21,7 +21,6 @@ from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
     ListedPods,
-    PlacementChosen,
     PodGated,
     PodsListed,
     PodTerminated,
@@ -84,7 +83,7 @@ class Binder:
         events = [in_gang(pod, 99_000, gang) if gang else queued(pod, units=99_000) for pod in pods]
         await self.leases.waiting_pods.enqueue([verdict(each, capacity) for each in events])
 
-    async def list(self, *unbound: str) -> list[PodTerminated | PlacementChosen]:
+    async def list(self, *unbound: str) -> list[Correction]:
         """Compare the ledger with a complete listing."""
         listed = ListedPods(unbound=tuple(map(PodUid, unbound)))
         listing = PodsListed(listing_id="l", chunk=0, chunks=1, pods=listed)
@@ -163,6 +162,23 @@ async def test_the_lost_lease_of_a_bound_pod_that_waits_can_be_restored(binder: 
 
     lost = structs.replace(outcome.lease, state=LeaseState.ACTIVE, expires_at=0.0)
     assert await binder.leases.restore([lost], now=NOW) == []
+
+
+async def test_a_lease_of_a_pod_that_is_bound_to_another_node_ends_and_the_pod_is_not_gone(
+    binder: Binder,
+) -> None:
+    [outcome] = await binder.leases.reserve(
+        [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
+    )
+    assert isinstance(outcome, Reserved)
+    await binder.leases.bind([outcome.lease])
+    binder.pods.seen = {outcome.lease.name: PodSnapshot(PodUid("p"), NodeName("b"))}
+
+    [event] = await binder.list()
+
+    assert isinstance(event, LeaseChanged)
+    assert await binder.leases.load([PodUid("p")]) == [None]
+    assert await binder.leases.waiting_pods.list_gone([PodUid("p")]) == set()
 
 
 async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> None:
