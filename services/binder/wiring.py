@@ -84,6 +84,7 @@ def build_binder(
         ledger=ledger,
         staging=ports.staging,
         publish=ports.publish,
+        pods=ports.pods,
         clock=clock,
         metrics=metrics,
         bindings_in_flight=sender.in_flight,

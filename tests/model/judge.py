@@ -17,8 +17,10 @@ from tests.model.raw_ledger import RESERVED, RawLedger, decode
 from tests.model.world import DEVICE_MIB, SLOTS, World
 
 ALL_CORES = 100
+REMEMBERED_S = 600.0
+"""The ledger remembers for so long, by its clock, that a pod is gone."""
 GONE_S = 500.0
-"""A pod that is gone is remembered for at least so long."""
+"""A pod must not come back within this time after that was handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Judge:
         elif isinstance(event, PodTerminated):
             self.reported_gone.add(event.pod)
             self.gone.setdefault(event.pod, self.world.loop.now_s)
-            if event.pod not in {*self.read_ledger().leases, *self.ledger.waiting}:
+            there = {*self.read_ledger().leases, *self.ledger.waiting}
+            gone_s = self.world.server.clock.now() - self.ledger.gone.get(event.pod, 0.0)
+            if event.pod not in there and gone_s < REMEMBERED_S - GONE_S:
                 self.absent.add(event.pod)
 
     def forget_gone(self) -> None:

@@ -57,8 +57,8 @@ class RawLedger:
     nodes: frozenset[str]
     """Those that the API server had when they were last written."""
     waiting: frozenset[str]
-    gone: frozenset[str]
-    """Pods that were reported as gone in the last ten minutes."""
+    gone: Mapping[str, float]
+    """Pods that were reported as gone in the last ten minutes, and when, by the server's clock."""
     cordoned: frozenset[str]
     """Nodes that are cordoned in the API server, as far as the ledger knows."""
 
@@ -72,7 +72,7 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
         devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
         nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _known(value)),
         waiting=frozenset(pod.decode() for pod in raw["waiting"]),
-        gone=frozenset(pod.decode() for pod in raw["gone"]),
+        gone={pod.decode(): float(at) for pod, at in raw["gone"].items()},
         cordoned=frozenset(
             key.removeprefix("facts:")
             for key, value in raw.items()

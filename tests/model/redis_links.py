@@ -206,6 +206,9 @@ class LinkedConnection(LedgerConnection):
     def _script(self, name: str) -> tuple[str, str]:
         return self._server.script(name)
 
+    async def _note_served(self) -> None:
+        """The server refuses no writes: it need not be tried again after some real time."""
+
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))

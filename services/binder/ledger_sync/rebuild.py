@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
 from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import RebuildLedger, RebuildStaging
 from services.binder.ports.nats import Publish
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError
+from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LedgerRebuilt, PodTerminated, ResyncRequested
 from shared.model.lease import Lease
@@ -48,6 +49,7 @@ class LedgerRebuild:
         ledger: RebuildLedger,
         staging: RebuildStaging,
         publish: Publish,
+        pods: PodReader,
         clock: Clock,
         metrics: PrometheusMetrics,
         bindings_in_flight: Callable[[], int],
@@ -56,6 +58,7 @@ class LedgerRebuild:
         self.ledger = ledger
         self.staging = staging
         self.publish = publish
+        self.pods = pods
         self.bindings_in_flight = bindings_in_flight
         self.clock = clock
         self.metrics = metrics
@@ -102,7 +105,20 @@ class LedgerRebuild:
             return []
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
-        return [LedgerRebuilt(generation=token), *map(_vanished, recovery.unlisted)]
+        gone = [lease for lease in recovery.unlisted if await self._is_gone(lease)]
+        return [LedgerRebuilt(generation=token), *map(_vanished, gone)]
+
+    async def _is_gone(self, lease: Lease) -> bool:
+        """Return whether the lease's pod has ended; one that was bound after the listing has not.
+
+        A pod that cannot be read is compared again with the next listing.
+        """
+        try:
+            pod = await self.pods.get(lease.namespace, lease.name)
+        except LeaseholdError as error:
+            logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
+            return False
+        return pod is None or pod.uid != lease.pod or pod.terminal
 
     async def _collect(self, token: str) -> Evidence:
         """Request a resync and wait for all evidence; for silent nodes up to `silent_node_s`."""

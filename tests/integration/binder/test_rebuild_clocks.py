@@ -15,6 +15,7 @@ from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.pod_events import LedgerRebuilt, PodsListed, ResyncRequested
+from tests.support.binder.world import FakePods
 from tests.support.placer.ledger import ledger
 
 HOUR_S = 3600.0
@@ -49,6 +50,7 @@ async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[Non
                 ledger=leases,
                 staging=staging,
                 publish=publish,
+                pods=FakePods(),
                 clock=SystemClock(),
                 metrics=PrometheusMetrics(),
                 bindings_in_flight=lambda: 0,

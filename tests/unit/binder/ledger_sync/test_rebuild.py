@@ -152,18 +152,18 @@ async def test_leases_that_cannot_be_restored_are_reported() -> None:
 async def test_a_lease_restored_for_a_pod_that_is_gone_is_ended_after_the_rebuild() -> None:
     world = World()
     world.ledger.is_ready = False
-    gone = lease("p1", "n1")
+    gone, bound_late = lease("p1", "n1"), lease("p2", "n1")
+    world.pods.seen["p2"] = PodSnapshot(bound_late.pod, bound_late.node)
 
     async with running(world.binder.rebuild_ledger):
         request_id = await wanted(world)
-        await world.binder.save_devices([report("n1", activation(gone))])
+        await world.binder.save_devices([report("n1", activation(gone), activation(bound_late))])
         await world.binder.reconcile_listing([listing(request_id=request_id)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
         await until(lambda: isinstance(world.bus.published[-1], PodTerminated))
 
-    assert [each.pod for each in world.ledger.restored] == [gone.pod]
-    terminated_pod = world.bus.published[-1]
-    assert isinstance(terminated_pod, PodTerminated)
-    assert (terminated_pod.pod, terminated_pod.phase) == (gone.pod, "")
+    assert [each.pod for each in world.ledger.restored] == [gone.pod, bound_late.pod]
+    [terminated] = [each for each in world.bus.published if isinstance(each, PodTerminated)]
+    assert (terminated.pod, terminated.phase) == (gone.pod, "")
