@@ -80,15 +80,6 @@ def build_binder(
     conditions = ConditionWriter(ports.pods, ports.host_clock, metrics)
     reports = Reports(events=events, conditions=conditions)
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
-    rebuild = LedgerRebuild(
-        ledger=ledger,
-        staging=ports.staging,
-        publish=ports.publish,
-        pods=ports.pods,
-        clock=clock,
-        metrics=metrics,
-        bindings_in_flight=sender.in_flight,
-    )
     resizer = Resizer(
         ledger=ledger,
         agents=ports.agents,
@@ -115,7 +106,7 @@ def build_binder(
                 publish=ports.publish,
                 clock=clock,
             ),
-            rebuild=rebuild,
+            rebuild=_rebuild(ports, sender),
             deleted_nodes=DeletedNodes(ledger, ports.pods, metrics),
             gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
         ),
@@ -123,6 +114,18 @@ def build_binder(
         preemptor=build_preemptor(events),
         resizer=resizer,
         clock=clock,
+    )
+
+
+def _rebuild(ports: BinderPorts, sender: BindingSender) -> LedgerRebuild:
+    return LedgerRebuild(
+        ledger=ports.ledger,
+        staging=ports.staging,
+        publish=ports.publish,
+        pods=ports.pods,
+        clock=ports.clock,
+        metrics=ports.metrics,
+        bindings_in_flight=sender.in_flight,
     )
 
 
