@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.model.mutations import MUTATIONS, mutated
-from tests.model.runs import Run, model_on_server
+from tests.model.runs import Run, model_on_server, run_seeds
 
 CHUNK = 100
 """Runs of a process on one server."""
@@ -69,7 +69,7 @@ def find_violations(options: Options) -> bool:
 def _chunks(options: Options) -> Iterator[list[tuple[int, Run]]]:
     """Yield the runs of each chunk, with their seeds, as they end."""
     end = options.seed + options.runs
-    work = partial(_run_chunk, options)
+    work = partial(run_seeds, steps=options.steps, shorten_s=options.shorten_s)
     chunks = [range(first, min(first + CHUNK, end)) for first in range(options.seed, end, CHUNK)]
     if options.processes == 1:
         yield from map(work, chunks)
@@ -77,18 +77,6 @@ def _chunks(options: Options) -> Iterator[list[tuple[int, Run]]]:
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for done in as_completed([pool.submit(work, chunk) for chunk in chunks]):
             yield done.result()
-
-
-def _run_chunk(options: Options, seeds: Iterable[int]) -> list[tuple[int, Run]]:
-    """Run the seeds; of runs without a violation, return the figures only."""
-    done: list[tuple[int, Run]] = []
-    with model_on_server() as model:
-        for seed in seeds:
-            run = model.run(seed, steps=options.steps)
-            if run.failure and options.shorten_s:
-                run = model.shorten(run, limit_s=options.shorten_s)
-            done.append((seed, run if run.failure else Run(figures=run.figures)))
-    return done
 
 
 def find_mutations(names: Iterable[str], options: Options) -> None:

@@ -102,3 +102,15 @@ def model_on_server() -> Iterator[Model]:
         redis = RedisServer(server.url)
         yield Model(redis, Path(folder))
         redis.wire.close()
+
+
+def run_seeds(seeds: Iterable[int], *, steps: int, shorten_s: float) -> list[tuple[int, Run]]:
+    """Run these seeds on a server; return all runs, those without a failure with figures only."""
+    done: list[tuple[int, Run]] = []
+    with model_on_server() as model:
+        for seed in seeds:
+            run = model.run(seed, steps=steps)
+            if run.failure and shorten_s:
+                run = model.shorten(run, limit_s=shorten_s)
+            done.append((seed, run if run.failure else Run(figures=run.figures)))
+    return done
