@@ -204,16 +204,16 @@ class Projection:
         idle_after_s: float,
     ) -> frozenset[ChangeKey]:
         """Replace the usage of a node's shares; None: its agent did not report it."""
-        shares = {one.key: one for one in measured or ()}
-        idle = {key for key, one in shares.items() if one.is_idle(now, after_s=idle_after_s)}
-        self._measured[name] = found = _MeasuredShares(shares=shares, idle=frozenset(idle))
+        usage = {one.key: one for one in measured or ()}
+        idle = {key for key, one in usage.items() if one.is_idle(now, after_s=idle_after_s)}
+        self._measured[name] = found = _MeasuredShares(shares=usage, idle=frozenset(idle))
         changed: set[ChangeKey] = set()
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
-            before = self.devices[uuid]
-            view = replace(before, shares=tuple(map(found.add_to, before.shares)))
-            if view != before:
-                self.devices[uuid] = view
+            view = self.devices[uuid]
+            shares = tuple(map(found.add_to, view.shares))
+            if shares != view.shares:
+                self.devices[uuid] = replace(view, shares=shares)
                 changed.add(("device", uuid))
         return frozenset(changed)
 

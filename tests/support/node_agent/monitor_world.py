@@ -16,6 +16,7 @@ from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import metrics_app
@@ -161,6 +162,22 @@ class MonitorWorld:
         (before,) = self.driver.samples
         left = tuple(one for one in before.processes if one.pid != pid)
         self.driver.samples = (replace(before, processes=left),)
+
+    def restart(self, last_uses: LastUseFile) -> UsageMonitor:
+        """Start another monitor on the same node, which has this file."""
+        before = self.monitor
+        self.monitor = UsageMonitor(
+            before.node,
+            usage=before.usage,
+            list_instances=before.list_instances,
+            list_pods=before.list_pods,
+            checkpoint=before.checkpoint,
+            leases=before.leases,
+            clock=before.clock,
+            proc=before.proc,
+            last_uses=last_uses,
+        )
+        return self.monitor
 
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
         assert tenant.region_path is not None

@@ -1,5 +1,6 @@
 """Since when shares are idle: by kernels, utilization and memory, across restarts of the agent."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, Last
 from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from shared.model.clock import end
 from shared.model.usage import share_key
 from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.monitor_world import MonitorWorld, computing
 from tests.support.node_agent.regions import fresh
+from tests.support.waiting import until
 
 UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
 LEASED = LeasedContainer(lease=lease_of(UID), name="main", allocated_at=900.0)
@@ -150,3 +154,29 @@ async def test_the_file_is_read_back_and_a_damaged_one_is_not_used(
     assert later == LastUses(observed_at=1_015)
     assert await file.load() is None
     assert "last-used.json" in caplog.text
+
+
+async def test_a_restarted_agent_reports_the_same_time_of_the_last_use(world: MonitorWorld) -> None:
+    file = world.root / "last-used.json"
+    computing(world)
+    used_at = world.clock.now()
+    await run_once(world, file)
+    (sample,) = world.driver.samples
+    (process,) = sample.processes
+    world.driver.samples = (replace(sample, processes=(replace(process, busy_percent=0),)),)
+    world.clock.advance(20)
+    await world.monitor.scan()
+    before = world.monitor.report()
+    world.clock.advance(30)
+    await run_once(world, file)
+
+    for report in (before, world.monitor.report()):
+        assert [one.idle_since for one in report.shares] == [used_at]
+
+
+async def run_once(world: MonitorWorld, file: Path) -> None:
+    """Start an agent's monitor on the node, and stop it after its first scan."""
+    monitor, asleep = world.restart(LastUseFile(file)), len(world.clock.sleepers)
+    running = asyncio.create_task(monitor.run())
+    await until(lambda: len(world.clock.sleepers) > asleep)
+    await end(running)
