@@ -28,12 +28,17 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# More processes than cores, since tests with real servers mostly wait. The tests of a file run together and in order.
+# The tests of a file run together and in order. Byte code is cached although an image may have that switched off:
+# each process would compile all tests again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest -q --dist loadfile
+
+# More processes than cores, since tests with real servers mostly wait; files in this order, so that the longest start
+# first.
 test: $(STAMP)
-	$(VENV)/bin/pytest -q -n 4 --dist loadfile tests/e2e tests/integration tests/unit tests/contract $(ARGS)
+	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/unit tests/contract $(ARGS)
 
 test-fast: $(STAMP)
-	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests/unit tests/contract $(ARGS)
+	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)
 
 # Moves all dependencies to their newest versions within the bounds of pyproject.toml.
 locks:

@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
-from services.cli.parser import build_parser
+from services.cli.parser import parse
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
@@ -14,7 +15,8 @@ BUG_EXIT_CODE = 70
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    flags = build_parser().parse_args(argv)
+    program = _program()
+    flags = parse(argv, program)
     if argv is None and not os.environ.get(DEBUG_VARIABLE):
         sys.excepthook = _report_bug
     try:
@@ -26,9 +28,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except LeaseholdError as error:
-        print(f"leasehold {flags.command}: {error}", file=sys.stderr)
+        print(f"{program} {flags.command}: {error}", file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
+
+
+def _program() -> str:
+    """Return the command as it was typed: kubectl runs a plugin as `kubectl-leasehold`."""
+    return "kubectl leasehold" if Path(sys.argv[0]).name.startswith("kubectl-") else "leasehold"
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

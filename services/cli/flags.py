@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from services.cli.command_parser import CommandParser
 from shared.dialects import SCHEDULERS
 from shared.model.usage import IDLE_AFTER_S
 
@@ -14,15 +15,13 @@ Run = Callable[[argparse.Namespace], int]
 class AddCommand(Protocol):
     """Adds a command to the parser: its name, its help, its function, the arguments of examples."""
 
-    def __call__(
-        self, name: str, text: str, run: Run, /, *examples: str
-    ) -> argparse.ArgumentParser:
+    def __call__(self, name: str, text: str, run: Run, /, *examples: str) -> CommandParser:
         """Return the command's parser."""
 
 
-def add_state(command: argparse.ArgumentParser) -> None:
+def add_state(command: CommandParser) -> None:
     """Add the flag for the state directory of `leasehold up`."""
-    command.add_argument(
+    command.connection.add_argument(
         "--state",
         default=os.environ.get("LEASEHOLD_STATE", ".leasehold"),
         metavar="DIR",
@@ -40,7 +39,7 @@ def pod_name(text: str) -> str:
     return name
 
 
-def add_pod(command: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_pod(command: CommandParser, *, required: bool = True) -> None:
     """Add the argument for one pod, and the flag for its namespace."""
     command.add_argument(
         "pod",
@@ -53,26 +52,26 @@ def add_pod(command: argparse.ArgumentParser, *, required: bool = True) -> None:
     add_namespace(command, "default")
 
 
-def add_namespace(command: argparse.ArgumentParser, default: str) -> None:
+def add_namespace(command: CommandParser, default: str) -> None:
     """Add the flag for a namespace."""
     command.add_argument("-n", "--namespace", default=default, help=f"default: {default or 'all'}")
 
 
-def add_api_server(command: argparse.ArgumentParser) -> None:
+def add_api_server(command: CommandParser) -> None:
     """Add the flag for the API server."""
-    command.add_argument(
+    command.connection.add_argument(
         "--kubeconfig",
         default=os.environ.get("LEASEHOLD_KUBECONFIG", ""),
         help="the API server [LEASEHOLD_KUBECONFIG; default: the one in DIR/state.json]",
     )
 
 
-def add_json(command: argparse.ArgumentParser) -> None:
+def add_json(command: CommandParser) -> None:
     """Add the flag for JSON output."""
     command.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
 
-def add_schedulers(command: argparse.ArgumentParser) -> None:
+def add_schedulers(command: CommandParser) -> None:
     """Add the flag for our schedulerName values."""
     command.add_argument(
         "--schedulers",
@@ -87,7 +86,7 @@ def schedulers_of(flags: argparse.Namespace) -> frozenset[str]:
 
 
 def add_server(
-    command: argparse.ArgumentParser,
+    command: CommandParser,
     server: str,
     *,
     url: str,
@@ -96,12 +95,12 @@ def add_server(
 ) -> None:
     """Add the flags for a server's URL, credentials and TLS files; the texts are their help."""
     prefix = f"LEASEHOLD_{server.upper()}"
-    command.add_argument(
+    command.connection.add_argument(
         f"--{server}-url",
         default=os.environ.get(f"{prefix}_URL", ""),
         help=f"{url} [{prefix}_URL; default: the one in DIR/state.json]",
     )
-    command.add_argument(
+    command.connection.add_argument(
         f"--{server}-credentials",
         default=os.environ.get(f"{prefix}_CREDENTIALS", ""),
         metavar="FILE",
@@ -109,7 +108,7 @@ def add_server(
     )
     for kind, text in files.items():
         variable = f"{prefix}_{kind.upper()}_FILE"
-        command.add_argument(
+        command.connection.add_argument(
             f"--{server}-{kind}-file",
             default=os.environ.get(variable, ""),
             metavar="FILE",
@@ -117,7 +116,7 @@ def add_server(
         )
 
 
-def add_view(command: argparse.ArgumentParser) -> None:
+def add_view(command: CommandParser) -> None:
     """Add the flags of a command that reads the ledger: state, Redis, API server, JSON."""
     add_state(command)
     add_server(
@@ -135,7 +134,7 @@ def add_view(command: argparse.ArgumentParser) -> None:
     add_json(command)
 
 
-def add_usage(command: argparse.ArgumentParser) -> None:
+def add_usage(command: CommandParser) -> None:
     """Add the flags of a command that shows measured usage beside leases."""
     add_view(command)
     add_nats(command, "the NATS of the node agents, which report measured usage")
@@ -149,7 +148,7 @@ def add_usage(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_nats(command: argparse.ArgumentParser, url: str) -> None:
+def add_nats(command: CommandParser, url: str) -> None:
     """Add the flags for NATS as the operator; `url` is the help of its URL."""
     add_server(
         command,

@@ -1,9 +1,12 @@
 """The parser of the whole command line; each package describes its own commands."""
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from services.cli.admin.arguments import add_admin_commands
 from services.cli.audit.arguments import add_audit_command
+from services.cli.command_parser import CommandParser
 from services.cli.doctor.arguments import add_doctor_command
 from services.cli.flags import Run
 from services.cli.inspect.arguments import add_inspect_commands
@@ -32,31 +35,57 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="leasehold",
+def parse(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
+    """Parse a command line of the program of this name; exits if it is invalid."""
+    flags, unknown = build_parser(program).parse_known_args(argv)
+    if unknown:
+        flags.parser.refuse(unknown)
+    return flags
+
+
+def build_parser(program: str = "leasehold") -> CommandParser:
+    """Return the parser of the whole command line; `program` is its name in help and errors."""
+    parser = CommandParser(
+        prog=program,
         description="GPU sharing for Kubernetes: every share is a lease.",
-        epilog=f"{EXAMPLES}\n{EXIT_CODES}",
+        epilog=f"{EXAMPLES.replace('  leasehold', f'  {program}')}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, run: Run, /, *examples: str) -> argparse.ArgumentParser:
-        lines = "".join(f"  leasehold {name} {example}".rstrip() + "\n" for example in examples)
-        command: argparse.ArgumentParser = commands.add_parser(
+    def add(name: str, text: str, run: Run, /, *examples: str) -> CommandParser:
+        lines = "".join(f"  {program} {name} {example}".rstrip() + "\n" for example in examples)
+        command: CommandParser = commands.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"examples:\n{lines}\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, parser=command)
         return command
+
+    def print_help(flags: argparse.Namespace) -> int:
+        (commands.choices[flags.topic] if flags.topic else parser).print_help()
+        return 0
 
     add_up_commands(add)
     add_inspect_commands(add)
     add_audit_command(add)
     add_doctor_command(add)
     add_admin_commands(add)
+    topics = list(commands.choices)
+    about = add("help", "show the help of a command", print_help, "", "explain")
+    about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Prints the version and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"leasehold {version('leasehold')}")
+        parser.exit()

@@ -133,6 +133,8 @@ class State:
     """Certificate authority of the NATS that `up` started; empty: it has none."""
     redis_credentials: str = ""
     """File with the operator's user and secret for Redis; empty: Redis requires none."""
+    library_source: str = ""
+    """HAMi-core's library, as `up` got it; empty: none."""
     ports: Mapping[str, int] = field(default_factory=dict)
     components: tuple[ComponentState, ...] = ()
     format: int = FORMAT

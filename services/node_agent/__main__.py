@@ -32,7 +32,7 @@ async def serve_node(settings: AgentSettings) -> None:
             nats=Nats.MEANWHILE,
             tracing=tracing,
             probes=agent.probes,
-            leave=agent.drain,
+            drain=agent.drain,
         )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class AgentTiming:
     """Times in seconds, given to the constructors that wait; only tests use others than these."""
 
-    nvml_look_s: float = 5.0
+    nvml_probe_s: float = 5.0
     """Interval between probes of real GPUs."""
-    simulated_look_s: float = 1.0
+    simulated_probe_s: float = 1.0
     """Interval between probes of simulated GPUs."""
     simulated_backoff_s: float = 1.0
     """First backoff of a simulated GPU that was cordoned."""
@@ -25,7 +25,7 @@ class AgentTiming:
     """Interval between comparisons of the Node object with its desired state."""
     object_retry_s: float = 60.0
     """Before a custom object is retried whose kind is not defined, or which we may not write."""
-    usage_look_s: float = 5.0
+    usage_scan_s: float = 5.0
     """Interval between scans of usage."""
     report_s: float = 10.0
     """Interval between device reports without a change."""
@@ -49,7 +49,7 @@ class AgentTiming:
     """Interval between attempts to read an unreadable pod list of the kubelet."""
     registration_check_s: float = 20.0
     """Interval between checks that a registered resource is allocatable on the node."""
-    limit_look_s: float = 1.0
+    limit_check_s: float = 1.0
     """Interval between comparisons of limits with leases."""
     limit_hold_s: float = 20.0
     """How long a lowered limit stays without an update of its lease; a resize ends well before."""
@@ -62,9 +62,9 @@ class AgentTiming:
     drain_s: float = 10.0
     """How long a stopping agent waits for admitted pods."""
 
-    def gpu_look_s(self, *, simulated: bool) -> float:
+    def gpu_probe_s(self, *, simulated: bool) -> float:
         """Return the interval between probes of the node's GPUs."""
-        return self.simulated_look_s if simulated else self.nvml_look_s
+        return self.simulated_probe_s if simulated else self.nvml_probe_s
 
 
 DEFAULT_TIMING = AgentTiming()

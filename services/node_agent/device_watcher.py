@@ -53,7 +53,7 @@ class DeviceWatcher:
         checkpoint: Checkpoint,
         serve: ServeResources,
         advertise: Callable[[NodeAdvertisement], None],
-        look_s: float,
+        probe_s: float,
         clock: Clock,
     ) -> None:
         self.node = node
@@ -73,7 +73,7 @@ class DeviceWatcher:
         """Serves these lists from the device plugins; the amounts are requested beside them."""
         self.advertise = advertise
         """Writes this to the node's status and annotations."""
-        self.look_s = look_s
+        self.probe_s = probe_s
         self.clock = clock
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
@@ -87,12 +87,12 @@ class DeviceWatcher:
         """Probe the GPUs until cancelled; log why, and wait, while they do not respond."""
         while True:
             try:
-                await self.look()
+                await self.probe()
             except LeaseholdError as error:
                 self._set_unready(str(error))
-            await self.clock.sleep(self.look_s)
+            await self.clock.sleep(self.probe_s)
 
-    async def look(self) -> None:
+    async def probe(self) -> None:
         """Probe the GPUs once, and advertise changes.
 
         Raises UnavailableError while they do not respond, RequestError for invalid settings.

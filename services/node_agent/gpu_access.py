@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.driver import GpuDriver, GpuLister, open_gpu_driver
-from services.node_agent.gpus.simulated.driver import DriverUsage, describe
-from services.node_agent.gpus.simulated.gpus import NoUsage, parse_layout
+from services.node_agent.gpus.simulated.driver import DriverUsage
+from services.node_agent.gpus.simulated.gpus import NoUsage
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import LayoutPartitioner
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
@@ -20,15 +20,14 @@ logger = logging.getLogger(__name__)
 def open_gpus(
     settings: AgentSettings, timing: AgentTiming = DEFAULT_TIMING
 ) -> GpuDriver | RemoteMigGpus:
-    """Return the node's GPUs; describe simulated ones to their driver."""
-    if settings.simulated and settings.gpu_driver_dir is not None:
-        describe(settings.node_name, parse_layout(settings.gpus), settings.gpu_driver_dir)
+    """Return the node's GPUs."""
     gpus = open_gpu_driver(
         settings.node_name,
         settings.gpus,
         fault_file=settings.fault_file or settings.state_dir / "faults.json",
         mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
         simulated_hang_limit_s=timing.simulated_hang_limit_s,
+        driver_folder=settings.gpu_driver_dir,
     )
     if settings.partition_socket is None:
         return gpus

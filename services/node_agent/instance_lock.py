@@ -93,8 +93,8 @@ async def _lock(file: IO[str], state_dir: Path, warn_after_s: float) -> None:
     warn_at = began + warn_after_s
     while not _locked(file, fcntl.LOCK_EX):
         if loop.time() - began < LOOK_S:
-            logger.info("waiting for another node agent to leave %s", state_dir)
-            notify_ready("waits for another node agent to leave")  # that one serves the kubelet
+            logger.info("waiting for another node agent to release %s", state_dir)
+            notify_ready("waits for another node agent to end")  # that one serves the kubelet
         if loop.time() >= warn_at:
             warn_at = loop.time() + WARN_AGAIN_S
             logger.warning(

@@ -297,7 +297,7 @@ def _build_watcher(
         checkpoint=base.checkpoint,
         serve=allocation.plugins.serve,
         advertise=views.views.set_advertisement,
-        look_s=base.timing.gpu_look_s(simulated=settings.simulated),
+        probe_s=base.timing.gpu_probe_s(simulated=settings.simulated),
         clock=base.clock,
     )
 
@@ -314,7 +314,7 @@ async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> Usag
         clock=base.clock,
         proc=settings.proc_dir,
         processes_in_pods=not settings.simulated,
-        scan_interval_s=base.timing.usage_look_s,
+        scan_interval_s=base.timing.usage_scan_s,
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
     )
     if settings.monitor_address is not None:
@@ -341,7 +341,7 @@ async def node_agent(
         )
         agent = await _build_agent(base, files, stack)
         with contextlib.suppress(UnavailableError):  # the agent retries, and logs why
-            await agent.watcher.look()
+            await agent.watcher.probe()
         notify_ready("serves the kubelet as soon as its socket exists")
         yield agent
 

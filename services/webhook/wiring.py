@@ -64,5 +64,5 @@ async def serve_webhook(settings: WebhookSettings) -> None:
                 nats=Nats.OPTIONAL,
                 tracing=tracing,
                 probes={"certificate": certificate.unready_reason},
-                leave=drain.start,
+                drain=drain.start,
             )

@@ -125,7 +125,7 @@ class ObjectCache(Generic[R]):
         if self._is_old(named, known):
             return ()
         self.advance(named.resource_version)
-        self._bury(named)
+        self._record_deletion(named)
         if known is None or known.metadata.uid != named.uid:
             self.ignored += 1
             return ()
@@ -167,7 +167,7 @@ class ObjectCache(Generic[R]):
             return (ObjectUpdated(item, known),)
         return (ObjectDeleted(known, ended_at), ObjectAdded(item))
 
-    def _bury(self, named: ObjectMeta | ObjectIdentity) -> None:
+    def _record_deletion(self, named: ObjectMeta | ObjectIdentity) -> None:
         """Record the deletion, so that a late event does not add the object again."""
         self._tombstones[named.uid] = named.resource_version
         if len(self._tombstones) > TOMBSTONES:

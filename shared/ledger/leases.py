@@ -3,7 +3,7 @@
 Each method runs one script, or pages of one script, on one server. A script reads and leaves
 totals, slots, fences, versions, indexes and feed in agreement, and writes all or nothing. Every
 method may be repeated: the second call returns what the first one did. None is repeated here. All
-raise UnavailableError while the server does not answer or refuses to write, and while the ledger is
+raise UnavailableError while the server does not reply or refuses to write, and while the ledger is
 not ready: it is empty (never used, or flushed), or its rebuild is not finished. `now` is the
 caller's clock, in Unix seconds.
 
@@ -103,7 +103,7 @@ class RedisLeases(LedgerFeed):
 
         A pod that has a live lease keeps it; one that is gone gets none. What is being offered to a
         waiting pod that comes first is reserved for that one. Each batch is atomic; the next one is
-        packed while the server works on the one before. If a batch gets no answer, the call raises;
+        packed while the server works on the one before. If a batch gets no reply, the call raises;
         repeat it.
         """
         return await self._reserve_each(wanted, now, now + ttl_s)
@@ -178,8 +178,8 @@ class RedisLeases(LedgerFeed):
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Bind reservations to their nodes; from then on only a release ends them.
 
-        A lease that was bound before, from the same reservation, gets the same answer again. One
-        that is gone, expired, or from another reservation is answered with StaleLeaseError.
+        A lease that was bound before, from the same reservation, gets the same reply again. One
+        that is gone, expired, or from another reservation gets StaleLeaseError.
         """
         bound: list[Lease | StaleLeaseError] = []
         for batch in in_batches(leases):
@@ -368,11 +368,11 @@ class RedisLeases(LedgerFeed):
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
             bounds, values = joined([encode_lease(lease) for lease in batch])
-            answers = await self._connection.run(
+            replies = await self._connection.run(
                 "restore", token, now, lock_s, bounds, state="open", tail=values
             )
             refused += [
-                (lease, reason) for lease, reason in zip(batch, answers, strict=True) if reason
+                (lease, reason) for lease, reason in zip(batch, replies, strict=True) if reason
             ]
         return refused
 

@@ -16,7 +16,7 @@ PAGE_SIZE = 100
 
 
 class NodePage(NamedTuple):
-    """An answer of `read_nodes.lua`, and where the ledger was when it was given."""
+    """A reply of `read_nodes.lua`, and where the ledger was at that moment."""
 
     generation: str
     feed_entry: str

@@ -143,7 +143,7 @@ class LedgerChange:
 class LedgerSnapshot:
     """All nodes. Applying every change after `position` brings them up to date.
 
-    A page may already contain a change that comes after `position`; hearing it again is harmless.
+    A page may already contain a change that comes after `position`; applying it again is harmless.
     """
 
     position: str

@@ -214,7 +214,7 @@ class Bus:
         for kind in filter(is_work, kinds):
             UNCONFIRMED.labels(self._name, kind.subject)
 
-    async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
+    async def request(self, request: Event, reply_type: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
 
         Raises UnavailableError if there is no reply within `timeout_s` seconds; NoRespondersError
@@ -222,18 +222,18 @@ class Bus:
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
-        subject = subjects.request_subject(type(question), question.route)
+        subject = subjects.request_subject(type(request), request.route)
         try:
-            reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
+            reply = await self.client.request(subject, wire.encode([request]), timeout=timeout_s)
         except nats.errors.NoRespondersError as error:
-            raise NoRespondersError(f"no responders for {question.subject}") from error
+            raise NoRespondersError(f"no responders for {request.subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(
-                f"no reply to {question.subject} within {timeout_s:g} s"
+                f"no reply to {request.subject} within {timeout_s:g} s"
             ) from error
-        replies = wire.decode(reply.data, answer)
+        replies = wire.decode(reply.data, reply_type)
         if not replies:
-            raise UnavailableError(f"the reply to {question.subject} was empty")
+            raise UnavailableError(f"the reply to {request.subject} was empty")
         return replies[0]
 
     async def reply(
@@ -243,13 +243,13 @@ class Bus:
 
         async def receive(message: Msg) -> None:
             try:
-                questions = of_its_node(wire.decode(message.data, kind), message.subject)
-                answer = await reply(questions[0]) if questions else None
+                requests = of_its_node(wire.decode(message.data, kind), message.subject)
+                response = await reply(requests[0]) if requests else None
             except LeaseholdError as error:
                 logger.warning("no reply to %s: %s", kind.subject, error)
                 return
-            if answer is not None:
-                await message.respond(wire.encode([answer]))
+            if response is not None:
+                await message.respond(wire.encode([response]))
 
         subject = subjects.reply_subject(kind, route)
         return await self.client.subscribe(subject, queue=group, cb=receive)

@@ -49,11 +49,11 @@ async def serve(
     tracing: telemetry.Tracing | None = None,
     probes: Mapping[str, health.Probe] | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
-    leave: Callable[[], Awaitable[None]] | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
-    `begin` is called once all subscriptions exist; `leave` before anything is stopped.
+    `begin` is called once all subscriptions exist; `drain` before anything is stopped.
     `settings.run_file` is written once all subscriptions exist and every probe succeeds.
     """
     stop = asyncio.Event()
@@ -74,7 +74,7 @@ async def serve(
             sending_heartbeats(bus, checks, service=name, instance=instance, node=route),
         ):
             early = nats is Nats.OPTIONAL
-            await _until(stop, runner, checks, settings, address, leave=leave, early=early)
+            await _until(stop, runner, checks, settings, address, drain=drain, early=early)
     finally:
         await asyncio.to_thread(tracing.close)
         if settings.run_file is not None:
@@ -88,7 +88,7 @@ async def _until(
     settings: ServiceSettings,
     address: str,
     *,
-    leave: Callable[[], Awaitable[None]] | None,
+    drain: Callable[[], Awaitable[None]] | None,
     early: bool,
 ) -> None:
     """Run until the stop event; a service that is ready early also shuts down in order."""
@@ -100,8 +100,8 @@ async def _until(
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        elif leave is not None and (early or started.is_set()):
-            await leave()
+        elif drain is not None and (early or started.is_set()):
+            await drain()
     finally:
         await end(announcing)
         await end(running, runner.tasks)

@@ -49,7 +49,11 @@ class ServiceSettings:
     run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
     log_level: str = setting("info", "debug, info, warning or error")
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
-    otlp_endpoint: str = setting("", "send spans there by OTLP over gRPC, http://HOST:4317")
+    otlp_endpoint: str = setting(
+        "",
+        "send spans there by OTLP over gRPC, http://HOST:4317; default: "
+        "$OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
     trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1")
     instance: str = setting(
         "", "name of this replica in logs and spans; default: service, host and pid"

@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -208,34 +208,50 @@ class SpanFile(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
+OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPORT_DELAY_MS = 500
+
+
 def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
-    """Set up tracing from the settings; spans are exported in the background."""
+    """Set up tracing from the settings; spans are exported in the background.
+
+    What the settings leave open, the variables of the OpenTelemetry SDK decide: endpoint, headers
+    and certificates of the OTLP exporter, sampler, batches, service name and resource attributes.
+    https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+    """
     exporters: list[SpanExporter] = []
     if settings.trace_dir is not None:
         settings.trace_dir.mkdir(parents=True, exist_ok=True)
         exporters.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
-    if settings.otlp_endpoint:
+    if settings.otlp_endpoint or any(os.environ.get(name) for name in OTLP_ENDPOINTS):
         exporters.append(_otlp_exporter(settings.otlp_endpoint))
-    if not exporters:
+    if not exporters or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return Tracing(service, None)
+    names = {"service.instance.id": instance_of(service, settings)}
+    if not os.environ.get("OTEL_SERVICE_NAME"):
+        names["service.name"] = f"leasehold-{service}"
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),
+        sampler=_sampler(settings.trace_ratio),
         id_generator=_PodTraceIds(),
-        resource=Resource.create(
-            {
-                "service.name": f"leasehold-{service}",
-                "service.instance.id": instance_of(service, settings),
-            }
-        ),
+        resource=Resource.create(names),
     )
+    delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS
     for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
     return Tracing(service, provider)
 
 
+def _sampler(ratio: float) -> Sampler | None:
+    """Return the sampler of a ratio; None for all spans: then the variables decide."""
+    return ParentBased(TraceIdRatioBased(ratio)) if ratio < 1 else None
+
+
 def _otlp_exporter(endpoint: str) -> SpanExporter:
+    """Return the exporter; without an endpoint, its variables decide where it sends to."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - 0.1 s
 
+    if not endpoint:
+        return OTLPSpanExporter()
     return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
 
 

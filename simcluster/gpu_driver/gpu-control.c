@@ -3,15 +3,22 @@
  *   gpu-control create            GPUs and their MIG profiles from standard input, a line each:
  *                                   gpu|UUID|NAME|MIB|SMS|MIG        MIG: 1 if MIG mode is on
  *                                   profile|ID|NAME|MIB|COMPUTE SLICES|MEMORY SLICES|COUNT|START,...
+ *   gpu-control instances         makes exactly these MIG instances, from standard input, a line each:
+ *                                   instance|GPU UUID|ID|PROFILE ID|START|MIG UUID
  *   gpu-control set UUID WHAT N   WHAT: lost, hung, remap-failed (1 or 0), ecc-errors
  *   gpu-control xid UUID NUMBER   reports an XID event
  *   gpu-control show              a line for each GPU and each process on it
  */
 #include "state.h"
 
-static int find_gpu(const char *uuid) {
+static struct gpu *gpu_named(const char *uuid) {
     for (int g = 0; g < state->gpu_count; g++)
-        if (!strcmp(state->gpus[g].uuid, uuid)) return g;
+        if (!strcmp(state->gpus[g].uuid, uuid)) return &state->gpus[g];
+    return NULL;
+}
+static struct gpu *find_gpu(const char *uuid) {
+    struct gpu *found = gpu_named(uuid);
+    if (found) return found;
     fprintf(stderr, "there is no GPU %s\n", uuid);
     exit(1);
 }
@@ -50,6 +57,46 @@ static int create(void) {
     return 0;
 }
 
+/* Keep the instances that are listed where they are, since processes refer to them; make the others. */
+static int add_instance(const char *line) {
+    char gpu_uuid[96], uuid[64];
+    int id, profile, start, at = -1, known = -1;
+    if (sscanf(line, "instance|%95[^|]|%d|%d|%d|%63s", gpu_uuid, &id, &profile, &start, uuid) != 5) return 0;
+    struct gpu *gpu = gpu_named(gpu_uuid);
+    if (!gpu) return 1; /* the driver has fewer GPUs than the node */
+    for (int n = 0; n < gpu->profile_count; n++)
+        if (gpu->profiles[n].id == profile) known = n;
+    for (int i = 0; i < INSTANCES; i++)
+        if (gpu->instances[i].made && !strcmp(gpu->instances[i].computes[0].uuid, uuid)) at = i;
+    for (int i = 0; i < INSTANCES && at < 0; i++)
+        if (!gpu->instances[i].made) at = i;
+    if (at < 0 || known < 0) return 0;
+    struct gpu_instance *instance = &gpu->instances[at];
+    *instance = (struct gpu_instance){.made = 1, .id = id, .profile = known, .start = start, .busy_until = instance->busy_until};
+    instance->computes[0].slices = gpu->profiles[known].compute_slices;
+    snprintf(instance->computes[0].uuid, sizeof instance->computes[0].uuid, "%s", uuid);
+    return 1;
+}
+static int make_instances(void) {
+    char lines[GPUS * INSTANCES][256];
+    int count = 0, failed = 0;
+    while (count < GPUS * INSTANCES && fgets(lines[count], sizeof lines[count], stdin)) count++;
+    lock_state();
+    for (int g = 0; g < state->gpu_count; g++)
+        for (int i = 0; i < INSTANCES; i++) {
+            int listed = 0;
+            for (int n = 0; n < count; n++) listed |= strstr(lines[n], state->gpus[g].instances[i].computes[0].uuid) != NULL;
+            if (!listed) state->gpus[g].instances[i].made = 0;
+        }
+    for (int n = 0; n < count && !failed; n++)
+        if (!add_instance(lines[n])) {
+            fprintf(stderr, "this line is not an instance: %s", lines[n]);
+            failed = 1;
+        }
+    unlock_state();
+    return failed;
+}
+
 static int set(struct gpu *gpu, const char *what, int value) {
     if (!strcmp(what, "lost")) atomic_store(&gpu->lost, value);
     else if (!strcmp(what, "hung")) atomic_store(&gpu->hung, value);
@@ -85,10 +132,11 @@ int main(int count, char **arguments) {
         return 1;
     }
     if (!strcmp(command, "show") && count == 2) show();
-    else if (!strcmp(command, "xid") && count == 4) report_xid(&state->gpus[find_gpu(arguments[2])], (unsigned)atoi(arguments[3]));
-    else if (!strcmp(command, "set") && count == 5 && !set(&state->gpus[find_gpu(arguments[2])], arguments[3], atoi(arguments[4]))) {
+    else if (!strcmp(command, "instances") && count == 2) return make_instances();
+    else if (!strcmp(command, "xid") && count == 4) report_xid(find_gpu(arguments[2]), (unsigned)atoi(arguments[3]));
+    else if (!strcmp(command, "set") && count == 5 && !set(find_gpu(arguments[2]), arguments[3], atoi(arguments[4]))) {
     } else {
-        fprintf(stderr, "usage: gpu-control create | show | xid UUID NUMBER | set UUID lost|hung|remap-failed|ecc-errors N\n");
+        fprintf(stderr, "usage: gpu-control create | instances | show | xid UUID NUMBER | set UUID lost|hung|remap-failed|ecc-errors N\n");
         return 2;
     }
     return 0;

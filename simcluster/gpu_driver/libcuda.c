@@ -65,7 +65,10 @@ API result cuDeviceGet(int *device, int number) {
 }
 API result cuDeviceGetName(char *name, int length, int device) {
     if (!place_of(device)) return CUDA_INVALID_DEVICE;
-    snprintf(name, (size_t)length, "%s", state->gpus[place_of(device)->gpu].name);
+    const struct place *place = place_of(device);
+    int is_mig = place->instance >= 0;
+    snprintf(name, (size_t)length, "%s%s%s", state->gpus[place->gpu].name, is_mig ? " MIG " : "",
+             is_mig ? profile_at(place->gpu, place->instance)->name : "");
     return CUDA_SUCCESS;
 }
 API result cuDeviceGetUuid(unsigned char *uuid, int device) {

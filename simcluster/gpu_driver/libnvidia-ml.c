@@ -28,6 +28,7 @@ API const char *nvmlErrorString(result error) {
     return error == NVML_SUCCESS                  ? "Success"
            : error == NVML_GPU_IS_LOST            ? "GPU is lost"
            : error == NVML_NOT_SUPPORTED          ? "Not Supported"
+           : error == NVML_NO_PERMISSION          ? "Insufficient Permissions"
            : error == NVML_DRIVER_NOT_LOADED      ? "Driver Not Loaded"
            : error == NVML_NOT_FOUND              ? "Not Found"
            : error == NVML_IN_USE                 ? "In use by another client"
@@ -68,6 +69,12 @@ API result nvmlDeviceGetHandleByUUID(const char *uuid, device *d) {
             *d = gpu_handle(numbers[n]);
             return NVML_SUCCESS;
         }
+    for (int n = 0; n < visible_count; n++) {
+        const struct place *place = &visible[n];
+        if (place->instance < 0) continue;
+        *d = mig_handle(place->gpu, place->instance, place->compute);
+        if (!strcmp(uuid, gpu_of(*d)->instances[place->instance].computes[place->compute].uuid)) return NVML_SUCCESS;
+    }
     return NVML_NOT_FOUND;
 }
 API result nvmlDeviceGetIndex(device d, unsigned *number) {
@@ -89,7 +96,8 @@ API result nvmlDeviceGetUUID(device d, char *uuid, unsigned length) {
 }
 API result nvmlDeviceGetName(device d, char *name, unsigned length) {
     CHECK(d);
-    snprintf(name, length, "%s", gpu_of(d)->name);
+    int is_mig = d->instance >= 0;
+    snprintf(name, length, "%s%s%s", gpu_of(d)->name, is_mig ? " MIG " : "", is_mig ? profile_at(d->gpu, d->instance)->name : "");
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetPciInfo_v3(device d, void *info) { /* char[16], 5 words, char[32] */
@@ -120,8 +128,11 @@ static uint64_t shown_used(device d) {
     int limited = d->instance < 0 && !nvmlDeviceGetIndex(d, &number) && memory_limit((int)number);
     return limited ? container_bytes((int)number) : used_bytes(d->gpu, d->instance);
 }
+/* Of a GPU of which a container has MIG devices only, it may not read the memory. */
+static int is_forbidden(device d) { return d->instance < 0 && !sees(d->gpu, -1, -1); }
 API result nvmlDeviceGetMemoryInfo(device d, unsigned long long *memory) { /* total, free, used */
     CHECK(d);
+    if (is_forbidden(d)) return NVML_NO_PERMISSION;
     memory[0] = shown_total(d);
     memory[2] = shown_used(d);
     memory[1] = memory[0] > memory[2] ? memory[0] - memory[2] : 0;
@@ -129,6 +140,7 @@ API result nvmlDeviceGetMemoryInfo(device d, unsigned long long *memory) { /* to
 }
 API result nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *memory) { /* version, total, reserved, free, used */
     CHECK(d);
+    if (is_forbidden(d)) return NVML_NO_PERMISSION;
     memory[1] = shown_total(d);
     memory[2] = 0;
     memory[4] = shown_used(d);

@@ -1,7 +1,7 @@
 /* Prints the GPUs that a container sees, with the memory that its lease gives.
  *
  *   nvidia-smi       a table
- *   nvidia-smi -L    a line per GPU with its UUID
+ *   nvidia-smi -L    a line per GPU and per MIG device with its UUID
  *
  * NVML's functions are looked up by name, so that HAMi-core can replace them. */
 #include <dlfcn.h>
@@ -25,24 +25,49 @@ struct row {
     char name[64], uuid[96];
     unsigned long long memory[3]; /* total, free, used */
     unsigned busy[2];
-    int has_busy;
+    int has_memory, has_busy;
 };
 
-static int read_row(unsigned number, struct row *row) {
-    void *device;
-    int error = CALL("nvmlDeviceGetHandleByIndex_v2", (unsigned, void **))(number, &device);
-    if (!error) error = CALL("nvmlDeviceGetName", (void *, char *, unsigned))(device, row->name, sizeof row->name);
+static int read_row(void *device, struct row *row) {
+    int error = CALL("nvmlDeviceGetName", (void *, char *, unsigned))(device, row->name, sizeof row->name);
     if (!error) error = CALL("nvmlDeviceGetUUID", (void *, char *, unsigned))(device, row->uuid, sizeof row->uuid);
-    if (!error) error = CALL("nvmlDeviceGetMemoryInfo", (void *, void *))(device, row->memory);
+    row->has_memory = !error && !CALL("nvmlDeviceGetMemoryInfo", (void *, void *))(device, row->memory);
     row->has_busy = !error && !CALL("nvmlDeviceGetUtilizationRates", (void *, void *))(device, row->busy);
     return error;
 }
 
-static void print_row(unsigned number, const struct row *row) {
-    char busy[16] = "N/A";
+static void print_row(const char *number, const char *name, const struct row *row) {
+    char busy[16] = "N/A", memory[48] = "N/A";
     if (row->has_busy) snprintf(busy, sizeof busy, "%u %%", row->busy[0]);
-    printf("| %3u | %-26.26s | %7lluMiB / %7lluMiB | %8s |\n" RULE, number, row->name, row->memory[2] >> 20,
-           row->memory[0] >> 20, busy);
+    if (row->has_memory) snprintf(memory, sizeof memory, "%7lluMiB / %7lluMiB", row->memory[2] >> 20, row->memory[0] >> 20);
+    printf("| %3s | %-26.26s | %23s | %8s |\n" RULE, number, name, memory, busy);
+}
+
+/* The MIG devices of a GPU, which have its name, MIG, and the name of their profile. */
+static void print_mig_devices(void *gpu, int list) {
+    void *device;
+    for (unsigned n = 0; !CALL("nvmlDeviceGetMigDeviceHandleByIndex", (void *, unsigned, void **))(gpu, n, &device); n++) {
+        struct row row = {0};
+        if (read_row(device, &row)) continue;
+        const char *profile = strstr(row.name, " MIG ");
+        profile = profile ? profile + 1 : row.name;
+        if (list) printf("  %-19s Device %2u: (UUID: %s)\n", profile, n, row.uuid);
+        else print_row("", profile, &row);
+    }
+}
+
+static void print_gpu(unsigned number, int list) {
+    struct row row = {0};
+    void *device;
+    char text[16];
+    snprintf(text, sizeof text, "%u", number);
+    if (CALL("nvmlDeviceGetHandleByIndex_v2", (unsigned, void **))(number, &device) || read_row(device, &row)) {
+        printf("GPU %u does not respond\n", number);
+        return;
+    }
+    if (list) printf("GPU %u: %s (UUID: %s)\n", number, row.name, row.uuid);
+    else print_row(text, row.name, &row);
+    print_mig_devices(device, list);
 }
 
 int main(int count, char **arguments) {
@@ -64,11 +89,6 @@ int main(int count, char **arguments) {
         printf("Simulated driver %s, CUDA %d.%d\n" RULE, driver, version / 1000, version % 1000 / 10);
         printf("| GPU | %-26s | %23s | %8s |\n" RULE, "Name", "Memory used / total", "GPU use");
     }
-    for (unsigned n = 0; n < gpus; n++) {
-        struct row row = {0};
-        if (read_row(n, &row)) printf("GPU %u does not respond\n", n);
-        else if (list) printf("GPU %u: %s (UUID: %s)\n", n, row.name, row.uuid);
-        else print_row(n, &row);
-    }
+    for (unsigned n = 0; n < gpus; n++) print_gpu(n, list);
     return 0;
 }

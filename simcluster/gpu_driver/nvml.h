@@ -8,6 +8,7 @@ enum {
     NVML_UNINITIALIZED = 1,
     NVML_INVALID_ARGUMENT = 2,
     NVML_NOT_SUPPORTED = 3,
+    NVML_NO_PERMISSION = 4,
     NVML_NOT_FOUND = 6,
     NVML_INSUFFICIENT_SIZE = 7,
     NVML_DRIVER_NOT_LOADED = 9,
@@ -23,6 +24,8 @@ typedef struct place *device;
 
 /* The handle of a whole GPU. */
 device gpu_handle(int gpu);
+/* The handle of a MIG device. */
+device mig_handle(int gpu, int instance, int compute);
 /* Return from the calling function if a device handle cannot be used. */
 #define CHECK(handle)                                                                  \
     do {                                                                               \

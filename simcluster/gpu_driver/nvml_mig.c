@@ -3,6 +3,10 @@
 
 static struct place mig_devices[GPUS][INSTANCES][COMPUTES];
 
+device mig_handle(int gpu, int instance, int compute) {
+    mig_devices[gpu][instance][compute] = (struct place){gpu, instance, compute};
+    return &mig_devices[gpu][instance][compute];
+}
 static struct gpu *gpu_of(device d) { return &state->gpus[d->gpu]; }
 static result check_mig(device d) {
     CHECK(d);
@@ -94,7 +98,7 @@ static int has_room(const struct gpu *gpu, const struct mig_profile *wanted, int
     for (int n = 0; n < wanted->start_count; n++) allowed |= wanted->starts[n] == start;
     for (int i = 0; i < INSTANCES; i++) {
         const struct gpu_instance *other = &gpu->instances[i];
-        if (!other->id) continue;
+        if (!other->made) continue;
         const struct mig_profile *profile = &gpu->profiles[other->profile];
         compute_slices += profile->compute_slices;
         same += profile == wanted;
@@ -112,11 +116,12 @@ API result nvmlDeviceCreateGpuInstanceWithPlacement(device d, unsigned id, const
     lock_state();
     *made = NULL;
     for (int i = 0; has_room(gpu, profile, (int)place->start) && i < INSTANCES && !*made; i++)
-        if (!gpu->instances[i].id) {
+        if (!gpu->instances[i].made) {
             memset((void *)&gpu->instances[i], 0, sizeof gpu->instances[i]);
             gpu->instances[i].profile = (int)(profile - gpu->profiles);
             gpu->instances[i].start = (int)place->start;
             gpu->instances[i].id = i + 1;
+            gpu->instances[i].made = 1;
             *made = &gpu->instances[i];
         }
     unlock_state();
@@ -128,16 +133,19 @@ API result nvmlDeviceGetGpuInstances(device d, unsigned id, struct gpu_instance 
     *count = 0;
     for (int i = 0; i < INSTANCES; i++) {
         struct gpu_instance *instance = &gpu_of(d)->instances[i];
-        if (instance->id && profile_of_instance(instance)->id == (int)id) list[(*count)++] = instance;
+        if (instance->made && profile_of_instance(instance)->id == (int)id) list[(*count)++] = instance;
     }
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetGpuInstanceById(device d, unsigned id, struct gpu_instance **found) {
     result error = check_mig(d);
     if (error) return error;
-    if (id == 0 || id > INSTANCES || !gpu_of(d)->instances[id - 1].id) return NVML_NOT_FOUND;
-    *found = &gpu_of(d)->instances[id - 1];
-    return NVML_SUCCESS;
+    for (int i = 0; i < INSTANCES; i++)
+        if (gpu_of(d)->instances[i].made && gpu_of(d)->instances[i].id == (int)id) {
+            *found = &gpu_of(d)->instances[i];
+            return NVML_SUCCESS;
+        }
+    return NVML_NOT_FOUND;
 }
 struct instance_info {
     device device;
@@ -146,7 +154,7 @@ struct instance_info {
 };
 API result nvmlGpuInstanceGetInfo(struct gpu_instance *instance, struct instance_info *info) {
     const struct mig_profile *profile = profile_of_instance(instance);
-    if (!instance->id) return NVML_NOT_FOUND;
+    if (!instance->made) return NVML_NOT_FOUND;
     *info = (struct instance_info){gpu_handle(owner_of(instance)),
                                    (unsigned)instance->id,
                                    (unsigned)profile->id,
@@ -164,7 +172,7 @@ static int in_use(const struct gpu_instance *instance) {
 API result nvmlGpuInstanceDestroy(struct gpu_instance *instance) {
     for (int c = 0; c < COMPUTES; c++)
         if (instance->computes[c].slices) return NVML_IN_USE;
-    instance->id = 0;
+    instance->made = 0;
     return NVML_SUCCESS;
 }
 
@@ -254,10 +262,9 @@ API result nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned number, device
     result error = check_mig(d);
     if (error) return error;
     for (int i = 0; i < INSTANCES; i++)
-        for (int c = 0; gpu_of(d)->instances[i].id && c < COMPUTES; c++)
-            if (gpu_of(d)->instances[i].computes[c].slices && number-- == 0) {
-                *found = &mig_devices[d->gpu][i][c];
-                **found = (struct place){d->gpu, i, c};
+        for (int c = 0; gpu_of(d)->instances[i].made && c < COMPUTES; c++)
+            if (gpu_of(d)->instances[i].computes[c].slices && sees(d->gpu, i, c) && number-- == 0) {
+                *found = mig_handle(d->gpu, i, c);
                 return NVML_SUCCESS;
             }
     return NVML_NOT_FOUND;

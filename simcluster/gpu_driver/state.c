@@ -70,7 +70,7 @@ static void add_named(const char *uuid) {
         struct gpu *gpu = &state->gpus[g];
         if (!strcmp(uuid, gpu->uuid)) add_visible(g, -1, -1);
         for (int i = 0; i < INSTANCES; i++)
-            for (int c = 0; gpu->instances[i].id && c < COMPUTES; c++)
+            for (int c = 0; gpu->instances[i].made && c < COMPUTES; c++)
                 if (gpu->instances[i].computes[c].slices && !strcmp(uuid, gpu->instances[i].computes[c].uuid))
                     add_visible(g, i, c);
     }
@@ -115,7 +115,7 @@ static void resolve_instances(void) {
         struct place place = visible[n];
         struct gpu *gpu = &state->gpus[place.gpu];
         for (int i = 0; gpu->mig && place.instance < 0 && i < INSTANCES; i++)
-            for (int c = 0; gpu->instances[i].id && place.instance < 0 && c < COMPUTES; c++)
+            for (int c = 0; gpu->instances[i].made && place.instance < 0 && c < COMPUTES; c++)
                 if (gpu->instances[i].computes[c].slices) place = (struct place){place.gpu, i, c};
         if (!gpu->mig || place.instance >= 0) visible[kept++] = place;
     }
@@ -227,9 +227,21 @@ uint64_t used_bytes(int gpu, int instance) {
 }
 
 uint64_t total_bytes(int gpu, int instance) {
-    const struct gpu *found = &state->gpus[gpu];
-    if (instance < 0) return found->memory;
-    return found->profiles[found->instances[instance].profile].memory_mib << 20;
+    return instance < 0 ? state->gpus[gpu].memory : profile_at(gpu, instance)->memory_mib << 20;
+}
+
+const struct mig_profile *profile_at(int gpu, int instance) {
+    return &state->gpus[gpu].profiles[state->gpus[gpu].instances[instance].profile];
+}
+
+int sees(int gpu, int instance, int compute) {
+    int found = 0;
+    for (int n = 0; n < visible_count; n++) {
+        const struct place *place = &visible[n];
+        int whole = place->instance < 0, same = place->instance == instance && place->compute == compute;
+        found |= place->gpu == gpu && (whole || same);
+    }
+    return found;
 }
 
 void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns) {

@@ -53,8 +53,8 @@ struct compute_instance {
 };
 
 struct gpu_instance {
-    int id; /* 0: there is none */
-    int profile, start;
+    int made; /* 0: there is none */
+    int id, profile, start;
     struct compute_instance computes[COMPUTES];
     _Atomic uint64_t busy_until;
 };
@@ -117,6 +117,10 @@ uint64_t held_bytes(const struct process *process, int gpu);
 /* Bytes in use of a GPU, or of one of its instances unless that is -1. */
 uint64_t used_bytes(int gpu, int instance);
 uint64_t total_bytes(int gpu, int instance);
+/* Whether this process sees a device: an instance, or the whole GPU if that is -1. */
+int sees(int gpu, int instance, int compute);
+/* The profile of a GPU instance. */
+const struct mig_profile *profile_at(int gpu, int instance);
 /* Note that a process kept a GPU busy between two moments. */
 void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns);
 /* Percent of the last whole ticks in which a process kept a GPU busy. */

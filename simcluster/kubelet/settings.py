@@ -66,8 +66,13 @@ class NodeFiles:
         return self.root / "gpus" / "description"
 
     @property
+    def gpu_instances(self) -> Path:
+        """Their MIG instances, which the node agent writes for `gpu-control instances`."""
+        return self.root / "gpus" / "instances"
+
+    @property
     def gpu_made(self) -> Path:
-        """The description by which the GPUs were made."""
+        """The build of the driver and the description by which the GPUs were made."""
         return self.root / "gpus" / "made"
 
     @property

@@ -8,48 +8,66 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
+import pytest_asyncio
 
 from services.node_agent.allocate.admission_window import MAX_IN_FLIGHT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PODS = 50
 RESTARTS = 2
 UNBOUND = 5
 
 
-async def test_every_pod_of_a_burst_runs_while_agents_restart() -> None:
-    async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as up:
-        names = [f"p{n}" for n in range(PODS)]
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(arrive(up, names))
-            for number in range(RESTARTS):
-                await until_bound(up, number * PODS // RESTARTS)
-                await restarted(up, "agent-node-0")
-        left = await waiting_for(up, names)
-
-        assert not left
-        await up.audit()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node() -> AsyncIterator[Stack]:
+    """One node with eight GPUs."""
+    async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as started:
+        yield started
 
 
-async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed() -> None:
-    async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as up:
-        before = up.pid("agent-node-0")
-        names = [f"p{n}" for n in range(PODS)]
-        async with asyncio.TaskGroup() as tasks:
-            for name in names:
-                tasks.create_task(up.create(gpu_pod(name, vgpu(memory=1000))))
-            tasks.create_task(killed_at(up, before, bound=5))
-        phases = await until(
-            lambda: phases_of(up), lambda found: found["Running"] + found["Failed"] >= PODS
-        )
+@pytest_asyncio.fixture(loop_scope="module")
+async def up(node: Stack) -> AsyncIterator[Stack]:
+    """With no pod left over."""
+    yield node
+    await node.clear()
 
-        assert pid_of(up, "agent-node-0") != before
-        assert phases["Failed"] <= MAX_IN_FLIGHT + 1, (
-            "pods in flight, and one whose Allocate call has just returned"
-        )
-        await up.audit()
+
+async def test_every_pod_of_a_burst_runs_while_agents_restart(up: Stack) -> None:
+    names = [f"p{n}" for n in range(PODS)]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(arrive(up, names))
+        for number in range(RESTARTS):
+            await until_bound(up, number * PODS // RESTARTS)
+            await restarted(up, "agent-node-0")
+    left = await waiting_for(up, names)
+
+    assert not left
+    await up.audit()
+
+
+async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed(up: Stack) -> None:
+    before = up.pid("agent-node-0")
+    names = [f"p{n}" for n in range(PODS)]
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            tasks.create_task(up.create(gpu_pod(name, vgpu(memory=1000))))
+        tasks.create_task(killed_at(up, before, bound=5))
+    phases = await until(
+        lambda: phases_of(up), lambda found: found["Running"] + found["Failed"] >= PODS
+    )
+
+    assert pid_of(up, "agent-node-0") != before
+    assert phases["Failed"] <= MAX_IN_FLIGHT + 1, (
+        "pods in flight, and one whose Allocate call has just returned"
+    )
+    await up.audit()
 
 
 async def killed_at(up: Stack, pid: int, *, bound: int) -> None:

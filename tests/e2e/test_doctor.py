@@ -1,5 +1,6 @@
 """`leasehold doctor` on a running stack, on one with faults, and where there is nothing."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,10 +37,12 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     await up.until("one", running)
     await up.audit()
 
-    done = await up.leasehold("doctor", "--json")
-    shown = await up.leasehold("doctor")
-    node = await up.leasehold("doctor", "--json", "--only", "node")
-    around = await up.leasehold("doctor", "--json", "--only", "cluster")
+    done, shown, node, around = await asyncio.gather(
+        up.leasehold("doctor", "--json"),
+        up.leasehold("doctor"),
+        up.leasehold("doctor", "--json", "--only", "node"),
+        up.leasehold("doctor", "--json", "--only", "cluster"),
+    )
 
     assert outcomes(done, "fail") | outcomes(done, "warn") == set(), done.out
     assert (done.code, shown.code) == (0, 0)

@@ -129,11 +129,11 @@ async def pod(up: Stack, where: str, name: str) -> dict[str, Any]:
     return found
 
 
-async def until_runs(up: Stack, where: str, name: str) -> None:
+async def until_runs(up: Stack, where: str, name: str, *, limit_s: float = 60.0) -> None:
     async def status() -> dict[str, Any]:
         return dict((await pod(up, where, name)).get("status", {}))
 
-    await until(status, lambda found: found.get("phase") == "Running")
+    await until(status, lambda found: found.get("phase") == "Running", limit_s=limit_s)
 
 
 async def until_waits(up: Stack, where: str, name: str, why: str) -> None:
@@ -221,6 +221,8 @@ class Gated:
     pods: str
     reasons: frozenset[str]
     explained: str
+    boundary: int
+    """When the next window begins."""
 
 
 async def gated_before_the_next_window(
@@ -248,20 +250,21 @@ async def gated_before_the_next_window(
 
         await create(up, where, "again", cards(1))
         if await until_gated(up, where, "again", before=boundary):
-            gated = await read_gated(up, where, "again")
+            gated = await read_gated(up, where, "again", boundary)
     except AssertionError:
         if time.time() < boundary:
             raise
     return gated if time.time() < boundary else None
 
 
-async def read_gated(up: Stack, where: str, name: str) -> Gated:
+async def read_gated(up: Stack, where: str, name: str, boundary: int) -> Gated:
     """Read what users see of a pod that waits at its scheduling gate."""
     events = json.loads(await kubectl(up, "-n", where, "get", "events", "-ojson"))["items"]
     return Gated(
         pods=await kubectl(up, "-n", where, "get", "pods"),
         reasons=frozenset(event["reason"] for event in events),
         explained=(await up.leasehold("explain", name, "-n", where)).out,
+        boundary=boundary,
     )
 
 
@@ -279,7 +282,7 @@ async def test_gpusharing_the_next_window_starts_the_pods_that_an_exhausted_budg
         await delete_pods(up)
     else:
         raise AssertionError("this machine is too slow to use up a budget within a window")
-    await until_runs(up, where, "again")
+    await until_runs(up, where, "again", limit_s=gated.boundary - time.time() + 60)
 
     assert "SchedulingGated" in gated.pods
     assert "BudgetQueued" in gated.reasons

@@ -146,6 +146,10 @@ class GpuDriver:
         text = "\n".join(line for one in gpus for line in _lines(one)) + "\n"
         self._control("create", stdin=text)
 
+    def make_instances(self, lines: str) -> None:
+        """Make exactly these MIG instances, as `gpu-control instances` reads them."""
+        self._control("instances", stdin=lines)
+
     def set(self, one: DriverGpu, what: str, value: int = 1) -> None:
         """Make a GPU lost, hung, remap-failed, or give it a number of ecc-errors."""
         self._control("set", one.uuid, what, str(value))

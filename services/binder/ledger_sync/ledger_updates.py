@@ -86,7 +86,7 @@ class LedgerUpdater:
     async def end_terminated(
         self, events: Sequence[PodTerminated]
     ) -> list[LeaseChanged | BindingFailed]:
-        """End the leases of pods that are gone; ask the node agent where one may still run.
+        """End the leases of pods that are gone; query the node agent where one may still run.
 
         The other pods of a gang that lose their reservations with them must be placed again.
         """

@@ -198,6 +198,7 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
                     "--kubelet-dir": str(directory.node(name)),
                     "--state-dir": str(directory.agent(name)),
                     "--gpus": layout,
+                    "--library-source": flags.library_source or saved.library_source,
                 }
             )
             for name, layout in saved.nodes.items()

@@ -162,6 +162,7 @@ def _state(
         nats_credentials=str(files.nats("operator")) if plan.nats_program else "",
         nats_ca=str(files.authority) if plan.nats_program else "",
         redis_credentials=str(files.redis("operator")) if plan.redis_program else "",
+        library_source=str(plan.library_source or ""),
         kubeconfig=str(directory.kubeconfig),
         nodes=plan.nodes,
         ports=plan.ports,

@@ -19,7 +19,7 @@ MOUNTS = "/var/run/nvidia-container-devices"
 NULL_DEVICE = "/dev/null"
 CDI_KEY = "cdi.k8s.io/nvidia-device-plugin_"
 """Prefix of a container annotation for its runtime; the suffix is unique for each response."""
-_ANSWERS = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
+_RESPONSES = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
 
 
 class DeviceListStrategy(StrEnum):
@@ -48,12 +48,12 @@ def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
 
 
 def name_devices(
-    setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies, answer: str
+    setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies, response: str
 ) -> ContainerSetup:
     """Return the setup with its devices named by the strategies.
 
     `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
-    instances, and `answer` is the same for each response to the same container.
+    instances, and `response` is the same for each response to the same container.
     """
     environment, mounts = dict(setup.environment), list(setup.mounts)
     annotations = dict(setup.annotations)
@@ -64,7 +64,7 @@ def name_devices(
         mounts += [_named(device) for device in devices]
     names = tuple(map(qualified_name, devices))
     if DeviceListStrategy.CDI_ANNOTATIONS in strategies:
-        annotations[f"{CDI_KEY}{uuid.uuid5(_ANSWERS, answer)}"] = ",".join(names)
+        annotations[f"{CDI_KEY}{uuid.uuid5(_RESPONSES, response)}"] = ",".join(names)
     return replace(
         setup,
         environment=environment,

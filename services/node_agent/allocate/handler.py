@@ -294,10 +294,10 @@ class AllocationHandler:
             self._partitioning.pop(call, None)
 
     async def _save(self, entry: CheckpointEntry, node: NodeSnapshot) -> None:
-        """Record the answer once the device can hold it.
+        """Record the allocation once the device can hold it.
 
         Pods that have just ended may still be in the checkpoint; for `records_retry_s` they are
-        looked for. Raises OvercommitError if the device cannot hold the answer then.
+        looked for. Raises OvercommitError if the device cannot hold it then.
         """
         until, pause_s = self.clock.ticks() + self.timing.records_retry_s, 0.0
         while self.clock.ticks() <= until:

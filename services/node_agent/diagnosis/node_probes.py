@@ -228,7 +228,10 @@ class NodeProbes:
         """Return the source file of the library, and the installed library."""
         source = self.settings.library_origin
         if source is None:
-            raise SkipError("simulated GPUs have no isolation: their library is an empty file")
+            raise SkipError(
+                "the driver of the simulated GPUs enforces limits itself; `leasehold up "
+                "--library-source PATH` lets HAMi-core do it"
+            )
         return source_file(source), current_library(self.settings.library_root)
 
     async def checkpoint(self) -> Finding:

@@ -93,7 +93,7 @@ class PluginResources:
         self._read_at: int | None = None
         """Modification time of the checkpoint that was read last, in nanoseconds."""
 
-    async def look(self, amounts: frozenset[str]) -> None:
+    async def refresh(self, amounts: frozenset[str]) -> None:
         """Find out which of these amounts in node status are allocated by device plugin.
 
         Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.

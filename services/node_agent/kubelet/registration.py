@@ -121,7 +121,7 @@ class DevicePlugins:
             amounts = frozenset().union(*self.amounts.values()) - self.endpoints.keys()
             before = self.plugin_resources.since.keys()
             try:
-                await self.plugin_resources.look(amounts)
+                await self.plugin_resources.refresh(amounts)
                 for amount in sorted(self.plugin_resources.since.keys() - before):
                     logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
             except LeaseholdError as error:

@@ -14,7 +14,7 @@ class LeaseRequester(Protocol):
     """Sends requests over the bus."""
 
     async def request(
-        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+        self, request: LeasesRequest, reply_type: type[LeasesReply], *, timeout_s: float
     ) -> LeasesReply:
         """Send a request; raises UnavailableError if there is no reply."""
         ...

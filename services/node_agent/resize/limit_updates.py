@@ -102,10 +102,10 @@ class LimitUpdater:
             if entry.lowered is not None:
                 await self._write(entry)
         while True:
-            await wait_for_event(self._wake, self.timing.limit_look_s)
+            await wait_for_event(self._wake, self.timing.limit_check_s)
             self._wake.clear()
             await self._follow()
-            await self._end_old_holds()
+            await self._fetch_unconfirmed()
 
     # Leases that have another size
 
@@ -243,7 +243,7 @@ class LimitUpdater:
                 if entry.lowered is not None and entry.lowered.resize_id == resize_id:
                     await self._save(replace(entry, lowered=None), entry)
 
-    async def _end_old_holds(self) -> None:
+    async def _fetch_unconfirmed(self) -> None:
         """Fetch leases whose proposed size no update has confirmed."""
         now = asyncio.get_running_loop().time()  # setting the machine's clock must not shorten it
         lowered = {

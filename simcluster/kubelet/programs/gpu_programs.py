@@ -29,7 +29,6 @@ _PASSED_ON = ("CUDA_", "GPU_CORE_", "LIBCUDA_", "NVIDIA_")
 """Variables of the container that the program gets."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
-_MIG = "MIG-"
 Writer = Callable[[bytes], Awaitable[None]]
 Program = subprocess.Popen[bytes]
 """Not a process of asyncio: gRPC's handlers of fork, which that would run, crash the child."""
@@ -100,7 +99,7 @@ class GpuPrograms:
             await asyncio.sleep(_LOOK_S)
 
     def _prepare(self) -> Path:
-        """Return the folder of the driver; make the GPUs that the node agent has described.
+        """Return the folder of the driver; make the GPUs and instances that the agent describes.
 
         Raises UnavailableError if that is not possible.
         """
@@ -109,31 +108,35 @@ class GpuPrograms:
         if not wanted.is_file():
             raise UnavailableError("the node agent has not described the simulated GPUs yet")
         text = wanted.read_text()
-        if not made.is_file() or made.read_text() != text:
-            done = subprocess.run(  # noqa: S603 - our own program
-                [folder / "gpu-control", "create"],
-                env={"GPU_DRIVER_STATE": str(self._files.gpu_state)},
-                input=text,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise UnavailableError(f"the simulated GPUs cannot be made: {done.stderr.strip()}")
-            made.write_text(text)
+        content = f"{folder.name}\n{text}"
+        if not made.is_file() or made.read_text() != content:
+            self._control(folder, "create", text)
+            made.write_text(content)
+        if self._files.gpu_instances.is_file():
+            self._control(folder, "instances", self._files.gpu_instances.read_text())
         _link(folder / "libnvidia-ml.so.1", self._files.gpu_library)
         return folder
+
+    def _control(self, folder: Path, command: str, text: str) -> None:
+        done = subprocess.run(  # noqa: S603 - our own program
+            [folder / "gpu-control", command],
+            env={"GPU_DRIVER_STATE": str(self._files.gpu_state)},
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise UnavailableError(f"the simulated GPUs cannot be made: {done.stderr.strip()}")
 
 
 def environment(state: ContainerState, folder: Path, gpus: Path) -> dict[str, str]:
     """Return the environment of a program; paths of the container become those of this machine.
 
-    A library of HAMi-core is preloaded, and limits the program; without one, the driver does.
-    Raises UnavailableError for a container with MIG instances.
+    A library of HAMi-core is preloaded, and limits the program; without one, the driver does. MIG
+    instances have their own memory.
     """
     given = {name: text for name, text in state.env.items() if name.startswith(_PASSED_ON)}
-    if _MIG in given.get("NVIDIA_VISIBLE_DEVICES", ""):
-        raise UnavailableError("programs cannot use simulated MIG instances")
     region = _mounted(state, given.pop(_REGION, ""))
     library = _preloaded(state)
     return {

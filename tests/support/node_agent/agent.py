@@ -55,7 +55,7 @@ class FakeLeaseReplies:
     requests: list[LeasesRequest] = field(default_factory=list)
 
     async def request(
-        self, request: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+        self, request: LeasesRequest, reply_type: type[LeasesReply], *, timeout_s: float
     ) -> LeasesReply:
         self.requests.append(request)
         if self.unavailable:

@@ -125,9 +125,9 @@ class Node:
         headers = {"Authorization": f"Bearer {used}"}
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
-            session.request(method, self.url(path), headers=headers) as answer,
+            session.request(method, self.url(path), headers=headers) as reply_type,
         ):
-            return answer.status, await answer.read()
+            return reply_type.status, await reply_type.read()
 
     async def list_pods(self) -> list[Json]:
         """Return the pods of `/pods`."""

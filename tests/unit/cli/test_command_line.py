@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert set(commands) == {
         *("up", "down", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
+        "help",
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
@@ -71,9 +73,52 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("lend") == 2
-    assert "invalid choice" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("lend",), "'lend' is not one of up, down, gpus"),
+        (("gpsu",), "did you mean gpus?"),
+        (("help", "explian"), "did you mean explain?"),
+        (("ps", "--jsn"), "leasehold ps: error: unknown arguments: --jsn; did you mean --json?"),
+        (("top", "--nodes=gpu-1"), "did you mean --node?"),
+        (("top", "--sort", "core"), "did you mean cores?"),
+        (("ps", "all"), "leasehold ps: error: unknown arguments: all\n"),
+    ],
+)
+def test_a_usage_error_names_what_was_probably_meant(
+    argv: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*argv) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_of_a_command_has_a_short_usage_and_the_flags_of_the_connection_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert code_of("help", "explain") == 0
+    shown = capsys.readouterr().out
+    assert code_of("explain", "--help") == 0
+
+    assert capsys.readouterr().out == shown
+    assert shown.startswith("usage: leasehold explain [POD] [flags]\n")
+    own, _, connection = shown.partition("connection:")
+    assert "--json" in own
+    assert "--redis-url" in connection
+    assert "-url" not in own
+
+
+def test_help_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("help") == 0
+
+    assert "why it waits" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_installed_distribution(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert code_of("--version") == 0
+
+    assert capsys.readouterr().out == f"leasehold {version('leasehold')}\n"
 
 
 @pytest.mark.parametrize("command", [("gpus",), ("ps",), ("audit",), ("explain", "pod")])

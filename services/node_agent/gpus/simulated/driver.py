@@ -11,6 +11,7 @@ from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
 
 DESCRIPTION = "description"
+INSTANCES = "instances"
 LIBRARY = "libnvidia-ml.so.1"
 MOST_GPUS = 16
 """The driver has no more."""
@@ -26,11 +27,24 @@ def describe(node: NodeName, gpus: Sequence[SimulatedGpu], folder: Path) -> None
     lines = [
         line for index, gpu in enumerate(gpus[:MOST_GPUS]) for line in _lines(node, index, gpu)
     ]
-    draft = folder / f".{DESCRIPTION}"
+    _write(folder, DESCRIPTION, "".join(f"{line}\n" for line in lines))
+
+
+def describe_instances(folder: Path | None, lines: str) -> None:
+    """Write which MIG instances the driver is to have, for `gpu-control instances`.
+
+    Without a folder nothing is written. Raises UnavailableError if the file cannot be written.
+    """
+    if folder is not None:
+        _write(folder, INSTANCES, lines)
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    draft = folder / f".{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_text("".join(f"{line}\n" for line in lines))
-        draft.replace(folder / DESCRIPTION)
+        draft.write_text(text)
+        draft.replace(folder / name)
     except OSError as error:
         raise UnavailableError(f"{error.filename or folder}: {error.strerror}") from error
 

@@ -108,6 +108,7 @@ class SimulatedGpus:
         mig_file: Path | None = None,
         *,
         hang_limit_s: float = HANG_LIMIT_S,
+        on_instances: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.node = node
         self.gpus = parse_layout(layout)
@@ -118,6 +119,7 @@ class SimulatedGpus:
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
             {uuid_of(node, index): gpu.model.mig for index, gpu in enumerate(self.gpus) if gpu.mig},
+            on_change=on_instances,
         )
 
     async def discover(self) -> tuple[Gpu, ...]:

@@ -84,12 +84,12 @@ async def test_the_specification_stays_without_cdi_while_a_container_uses_it() -
             await cluster.node.phase("one", "Running")
         cluster.changes["device_list_strategy"] = ("envvar",)
         async with cluster.running() as agent:
-            await agent.watcher.look()
+            await agent.watcher.probe()
             kept = specification_devices(cluster)
             cluster.node.store.delete("pods", "default", "one", grace_s=0)
             await until(lambda: not cluster.node.exists("one"))
             await agent.checkpoint.forget([lease.pod])
-            await agent.watcher.look()
+            await agent.watcher.probe()
             gone = not (cluster.root / "agent/cdi" / FILE).exists()
 
     assert f"leasehold.dev/gpu={lease.shares[0].device}" in kept

@@ -17,7 +17,7 @@ from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_clus
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
-QUICK = AgentTiming(simulated_look_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
+QUICK = AgentTiming(simulated_probe_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:

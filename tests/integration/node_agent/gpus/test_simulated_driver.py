@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from services.node_agent.gpu_access import open_gpus, usage_source_of
-from services.node_agent.gpus.simulated.gpus import uuid_of
+from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.settings import AgentSettings
 from shared.model.names import NodeName
 from tests.support.gpu_driver import CONTEXT, GIB, GpuDriver
@@ -16,6 +16,13 @@ def create(driver: GpuDriver, description: str) -> None:
     """Make the GPUs of a description."""
     command = [str(driver.folder / "gpu-control"), "create"]
     subprocess.run(command, env=driver.environment, input=description, text=True, check=True)
+
+
+def opened(settings: AgentSettings) -> SimulatedGpus:
+    """Open the node's GPUs, as the agent does."""
+    gpus = open_gpus(settings)
+    assert isinstance(gpus, SimulatedGpus)
+    return gpus
 
 
 async def test_programs_on_simulated_gpus_are_measured_through_nvml(
@@ -42,6 +49,45 @@ async def test_programs_on_simulated_gpus_are_measured_through_nvml(
     assert (process.pid, process.memory_bytes) == (load.pid, GIB + CONTEXT)
     assert after[1].used_bytes == GIB + CONTEXT
     assert after[0].processes == after[2].processes == ()
+
+
+async def test_a_process_in_a_mig_instance_is_measured_with_the_id_of_the_instance(
+    nvml: GpuDriver, tmp_path: Path
+) -> None:
+    folder, device = tmp_path / "driver", uuid_of(NODE, 0)
+    settings = AgentSettings(
+        node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=folder, state_dir=tmp_path
+    )
+    gpus = opened(settings)
+    for start in (0, 1):
+        await gpus.create_compute(device, await gpus.create_instance(device, 19, start))
+    create(nvml, (folder / "description").read_text())
+    nvml.make_instances((folder / "instances").read_text())
+    (folder / "libnvidia-ml.so.1").symlink_to(nvml.folder / "libnvidia-ml.so.1")
+    _, second = await gpus.instances(device)
+    load = nvml.load(NVIDIA_VISIBLE_DEVICES=second.uuid)
+    assert load.fits("1g")
+
+    (sample,) = await usage_source_of(settings, gpus).sample()
+
+    (process,) = sample.processes
+    assert (process.instance, process.memory_bytes) == (second.gi, GIB + CONTEXT)
+    assert process.busy_percent is None, "NVML has no utilization of processes in MIG mode"
+
+
+async def test_an_agent_that_starts_describes_the_instances_that_there_are(tmp_path: Path) -> None:
+    settings = AgentSettings(
+        node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=tmp_path / "driver", state_dir=tmp_path
+    )
+    first, device = opened(settings), uuid_of(NODE, 0)
+    await first.create_compute(device, await first.create_instance(device, 0, 0))
+    described = (tmp_path / "driver" / "instances").read_text()
+    (tmp_path / "driver" / "instances").unlink()
+
+    open_gpus(settings)
+
+    assert described.count("instance|") == 1
+    assert (tmp_path / "driver" / "instances").read_text() == described
 
 
 async def test_the_driver_is_told_at_most_sixteen_gpus(driver: GpuDriver, tmp_path: Path) -> None:

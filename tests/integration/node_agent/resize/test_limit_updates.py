@@ -221,7 +221,7 @@ async def test_an_abandoned_resize_restores_the_limit() -> None:
 
 async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_unchanged() -> None:
     async with (
-        one_node_cluster(timing=AgentTiming(limit_look_s=0.02, limit_hold_s=0.1)) as cluster,
+        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
         running(cluster) as (agent, lease),
     ):
         place = region_of(cluster, lease)
@@ -238,7 +238,7 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_
 
 async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
     async with (
-        one_node_cluster(timing=AgentTiming(limit_look_s=0.02, limit_hold_s=0.1)) as cluster,
+        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
         running(cluster) as (agent, lease),
     ):
         place = region_of(cluster, lease)
@@ -252,7 +252,7 @@ async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
 
 
 async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
-    async with one_node_cluster(timing=AgentTiming(usage_look_s=0.02)) as cluster:
+    async with one_node_cluster(timing=AgentTiming(usage_scan_s=0.02)) as cluster:
         async with running(cluster) as (agent, lease):
             place = region_of(cluster, lease)
             assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
@@ -269,7 +269,7 @@ async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
 
 async def test_a_resize_is_not_reported_as_tampering() -> None:
     async with (
-        one_node_cluster(timing=AgentTiming(usage_look_s=0.001)) as cluster,
+        one_node_cluster(timing=AgentTiming(usage_scan_s=0.001)) as cluster,
         running(cluster) as (agent, lease),
     ):
         place = region_of(cluster, lease)

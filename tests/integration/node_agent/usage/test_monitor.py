@@ -88,7 +88,7 @@ async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
 
 async def test_metrics_show_a_container_while_its_lease_is_live(address: str) -> None:
     async with (
-        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as cluster,
+        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_scan_s=0.05)) as cluster,
         cluster.running(),
     ):
         lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
@@ -108,7 +108,7 @@ async def test_metrics_show_a_container_while_its_lease_is_live(address: str) ->
 
 async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
     async with (
-        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_look_s=0.05)) as cluster,
+        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_scan_s=0.05)) as cluster,
         cluster.running(),
     ):
         lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.kubelet.cgroups import parse_cgroup
-from shared.model.errors import UnavailableError
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.programs.gpu_programs import CANNOT_RUN, GpuPrograms, environment
 from simcluster.kubelet.programs.process_table import cgroup
@@ -59,11 +58,13 @@ def test_a_container_without_a_gpu_sees_none() -> None:
     assert environment(ContainerState(), DRIVER, GPUS)["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def test_a_container_with_mig_instances_is_refused() -> None:
+def test_a_mig_instance_has_no_limits_but_its_own_memory() -> None:
     state = ContainerState(env={"NVIDIA_VISIBLE_DEVICES": "MIG-1"})
 
-    with pytest.raises(UnavailableError, match="cannot use simulated MIG instances"):
-        environment(state, DRIVER, GPUS)
+    found = environment(state, DRIVER, GPUS)
+
+    assert found["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
+    assert "GPU_DRIVER_LIMITS" not in found
 
 
 def test_the_node_agent_reads_pod_and_container_from_the_cgroup() -> None:
