@@ -39,6 +39,7 @@ CASES = (
     *(Case(limit_percent=limit) for limit in (25, 50, 75)),
     Case(limit_percent=25, processes=2),
     Case(limit_percent=25, kernel_us=100),
+    Case(limit_percent=25, kernel_us=20_000),
     Case(limit_percent=25, blocks=1),
 )
 
