@@ -58,6 +58,23 @@ def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
             yield _about(uid, "P2", text, LEASE_ENDS_S, history)
 
 
+def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A device is kept only for a pod of high priority that waits."""
+    if sample.ledger is None or sample.pods is None:
+        return
+    if any(_waits(pod) and pod.priority for pod in sample.pods.values()):
+        return
+    for uuid, device in sorted(sample.ledger.devices.items()):
+        if device.is_claimed:
+            yield Outstanding(
+                check="P2",
+                subject=f"device {uuid}",
+                text="it is claimed, and no pod waits for it",
+                bound_s=_resumed_s(history),
+                devices=frozenset({uuid}),
+            )
+
+
 def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding]:
     """Every part is ready again within 10 s, or 20 s where Redis is rebuilt."""
     for part, reason in sorted(sample.unready.items()):
@@ -112,7 +129,9 @@ def _free(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
         if raw.uuid in sample.mig_devices:
             continue
         wants = taken[raw.uuid]
-        if any(want.exclusive for want in wants):
+        if any(want.exclusive for want in wants) or raw.is_claimed:
+            continue
+        if sum(want.cores for want in wants) >= DEVICE_CORES:  # it takes no further pod
             continue
         free[raw.node].append(
             (
@@ -325,6 +344,7 @@ def _about(
 CHECKS: tuple[Pending, ...] = (
     p1_a_pod_is_bound_or_explained,
     p2_no_lease_outlives_its_pod,
+    p2_no_claim_outlives_its_pod,
     p3_service_resumes,
     p4_freed_capacity_is_offered,
     p5_a_gang_holds_all_or_nothing,

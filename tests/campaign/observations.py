@@ -149,6 +149,8 @@ class RawDevice:
     used_cores: int
     shares: int
     fence: int
+    is_claimed: bool = False
+    """It is kept for a pod for which others are evicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

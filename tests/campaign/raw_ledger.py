@@ -14,6 +14,8 @@ _LEASE = Struct("<BddddHH")
 _GRANT = "<id"
 _DEVICE = Struct("<IIBIIIIdBBB")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
+_CLAIMED = 2
+"""Added to the mark of exclusive use while a device is claimed."""
 _CONTAINER, _MIG = 6, 11
 """Positions in a share's values, after the node's name is taken off."""
 
@@ -57,7 +59,8 @@ def _share(values: Sequence[Any], slot: int, fence: int) -> RawShare:
 
 def decode_device(value: bytes) -> RawDevice:
     """Decode a field of `devices`."""
-    _, _, status, _, used_mib, used_cores, shares, fence, _, _, length = _DEVICE.unpack_from(value)
+    _, _, status, _, *used, exclusive, _, length = _DEVICE.unpack_from(value)
+    used_mib, used_cores, shares, fence = used
     at = _DEVICE.size
     uuid, at = value[at : at + length].decode(), at + length
     node = value[at + 1 : at + 1 + value[at]].decode()
@@ -69,6 +72,7 @@ def decode_device(value: bytes) -> RawDevice:
         used_cores=used_cores,
         shares=shares,
         fence=int(fence),
+        is_claimed=exclusive >= _CLAIMED,
     )
 
 

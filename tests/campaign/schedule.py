@@ -245,7 +245,7 @@ def _come(random: Random, names: _Names, at_s: float) -> list[PodAction]:
         actions.append(PodAction(at_s=round(at_s + 0.01, 2), verb="create", name=name, pod=again))
     if fate >= 0.35 or fate < 0.15:
         names.alive.append(name)
-    if fate > 0.8 and pod.vocabulary in RESIZABLE and not (forged or pod.init):
+    if fate > 0.5 and pod.vocabulary in RESIZABLE and not (forged or pod.init):
         for after_s, halves in ((4.0, 1), (random.uniform(5.0, 7.0), random.choice((2, 3)))):
             sized = replace(pod, want=replace(pod.want, mib=pod.want.mib * halves // 2))
             action = PodAction(at_s=round(at_s + after_s, 2), verb="resize", name=name, pod=sized)

@@ -139,6 +139,7 @@ def test_safety_is_judged_at_once(invariant: str, samples: tuple[Sample, ...]) -
     assert invariant in found(*samples)
 
 
+CLAIMED = {uuid: replace(each, is_claimed=True) for uuid, each in ledger().devices.items()}
 REGION_BELOW = {"pods": (pod(),), "limits": limits(mib=999), **ledger_of(lease())}
 LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "neither bound nor explained": ("P1", 15, {"pods": (waiting(message="", reason=""),)}),
@@ -163,6 +164,7 @@ LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
         30,
         {"pods": (pod(),), **ledger_of(lease(), waiting=frozenset({"a"}))},
     ),
+    "a device that is claimed for no pod": ("P2", 10, ledger_of(devices=CLAIMED)),
     "a part that stays unready": ("P3", 10, {"unready": {"binder-0": "no Redis"}}),
     "an API server that does not answer": ("P3", 10, {"no_api": True}),
     "a waiting pod that fits": ("P4", 12, {"pods": (waiting(),)}),
@@ -230,6 +232,13 @@ def test_p4_a_pod_that_does_not_fit_may_wait() -> None:
     states = lasting(waiting(), *holders, for_s=20, **leases)
 
     assert "P4" not in found(*states)
+
+
+def test_p4_a_pod_waits_for_devices_whose_cores_are_taken_or_that_are_claimed() -> None:
+    holders = tuple(pod(name, cores=100, devices=(f"gpu-{n}",)) for n, name in enumerate("bc"))
+
+    assert "P4" not in found(*lasting(waiting(), *holders, for_s=20))
+    assert "P4" not in found(*lasting(waiting(), for_s=20, **ledger_of(devices=CLAIMED)))
 
 
 def test_o1_two_traces_of_one_pod_and_no_trace_are_found() -> None:
