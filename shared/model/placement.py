@@ -56,5 +56,5 @@ class Refusal:
         """The refusal as text: the numbers, then what to try next."""
         if not self.hint:
             return self.reason
-        end = "" if self.hint.endswith((".", "?")) else "."
-        return f"{self.reason} {self.hint[0].upper()}{self.hint[1:]}{end}".strip()
+        parts = (self.reason, f"{self.hint[0].upper()}{self.hint[1:]}")
+        return " ".join(part if part.endswith((".", "?")) else f"{part}." for part in parts if part)

@@ -88,8 +88,8 @@ class History:
     def saw_leases(self, ledger: RawLedger | None) -> None:
         """Take note of the leases of a sample, before it is judged."""
         for pod, lease in (ledger.leases if ledger else {}).items():
-            instances = sum(share.mib for share in lease.shares if share.layout)
-            self.instance_mib[pod] = max(instances, self.instance_mib.get(pod, 0))
+            if lease.state in {"bound", "active"}:
+                self.instance_mib[pod] = sum(each.mib for each in lease.shares if each.layout)
 
     def saw_ledger(self, ledger: RawLedger | None) -> None:
         """Take note of the versions of the leases of a sample, after it was judged."""

@@ -23,6 +23,7 @@ SIMULATORS = frozenset({"simcluster"})
 """The API server's history of objects grows, as etcd's does until it is compacted."""
 _NUMBER = re.compile(r"\d")
 _ADVICE = re.compile(r"Request at most (\d+) MiB")
+_NOTHING = re.compile(r"at most 0\b|fewer than 1\b")
 _SENTENCE = re.compile(r"[.:;] ?\S+ \S+")
 
 
@@ -189,6 +190,8 @@ def o3_a_refusal_has_reason_numbers_and_advice(
         advised = _ADVICE.search(pod.message)
         if advised and int(advised[1]) >= pod.want.mib:
             lacks.append(f"advice to request less than the {pod.want.mib} MiB that it requests")
+        if _NOTHING.search(pod.message):
+            lacks.append("advice to request something")
         if lacks:
             yield Violation(
                 check="O3",

@@ -42,12 +42,16 @@ def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
     free, node, device = largest
     where = f"node {node.name} device {device.index}"
     wanted = max(share_mib(container, device) for container in request.containers)
-    if free >= wanted:
-        gpus = max(container.gpus for container in request.containers)
+    gpus = max(container.gpus for container in request.containers)
+    if free >= wanted and gpus > 1:
         return (
             f"not enough GPUs have that much free memory: request fewer than {gpus} GPUs, or wait"
         )
-    return f"request at most {max(free, 0)} MiB: {where} has the most free memory"
+    if free >= wanted:
+        return f"wait until a pod on these nodes ends: {where} has the memory, and is in use"
+    if free < 1:
+        return "wait until a pod on these nodes ends: none of their devices has free memory"
+    return f"request at most {free} MiB: {where} has the most free memory"
 
 
 def _for_count(request: PodRequest, nearest: BlockedNodes) -> str:
@@ -66,6 +70,8 @@ def _for_cores(request: PodRequest, nearest: BlockedNodes) -> str:
 def _for_instance(request: PodRequest, nearest: BlockedNodes) -> str:
     allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
     largest = max((device.largest_instance_mib for device in allowed), default=0)
+    if largest < 1:
+        return "no device in MIG mode that the pod can use is healthy"
     return f"request at most {largest} MiB, the largest MIG instance of these nodes, or for none"
 
 

@@ -130,6 +130,10 @@ SAFETY: dict[str, tuple[str, tuple[Sample, ...]]] = {
     ),
     "a refusal without a reason": ("O3", (sample(waiting(reason="")),)),
     "a refusal without numbers": ("O3", (sample(waiting(message="No room. Wait a bit.")),)),
+    "advice to request nothing": (
+        "O3",
+        (sample(waiting(message="0/1 nodes are available. Request at most 0 MiB.")),),
+    ),
     "a refusal without advice": ("O3", (sample(waiting(message="0/1 nodes")),)),
 }
 

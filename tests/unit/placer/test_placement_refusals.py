@@ -13,7 +13,7 @@ from shared.model.names import NodeName
 from shared.model.node import Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest, Toleration
-from tests.support.build import device, dice, gpu, ledger_node, request, use
+from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 
 
 def index_of(*nodes: LedgerNode) -> NodeIndex:
@@ -85,6 +85,31 @@ def test_a_hint_considers_only_nodes_that_are_blocked_for_that_reason() -> None:
     )
 
     assert refusal.hint == "request at most 2768 MiB: node full device 0 has the most free memory"
+
+
+def test_a_pod_is_not_advised_to_request_nothing() -> None:
+    full = refused(
+        request(gpu(memory=5000)), ledger_node("full", (device("GPU-full"), use(V100_MIB)))
+    )
+    claimed = replace(use(0, shares=0), exclusive=True, claimed_by=True)
+    kept = refused(
+        request(gpu(memory=5000)),
+        ledger_node("full", (device("GPU-full"), use(V100_MIB)), (device("GPU-b", 1), claimed)),
+    )
+
+    assert full.hint == (
+        "wait until a pod on these nodes ends: none of their devices has free memory"
+    )
+    assert kept.hint == (
+        "wait until a pod on these nodes ends: node full device 1 has the memory, and is in use"
+    )
+
+
+def test_the_text_of_a_refusal_consists_of_sentences() -> None:
+    assert Refusal(reason="a", hint="b").text == "a. B."
+    assert Refusal(reason="a.", hint="b?").text == "a. B?"
+    assert Refusal(reason="", hint="b").text == "B."
+    assert Refusal(reason="a").text == "a"
 
 
 @pytest.mark.parametrize(
