@@ -12,6 +12,7 @@ from pathlib import Path
 from shared.kubernetes.errors import NotFoundError
 from shared.model.errors import ConflictError, LeaseholdError
 from tests.campaign.events import CampaignEvent, changes, stories
+from tests.campaign.history import Outstanding
 from tests.campaign.judge import Judge
 from tests.campaign.observations import Resources, Sample
 from tests.campaign.report import CampaignResult
@@ -26,6 +27,8 @@ SAMPLE_S = 0.25
 SETTLE_LIMIT_S = 45.0
 SETTLED_SAMPLES = 3
 """As many samples in a row without anything outstanding are quiescence."""
+LONG_CALM_S = 5.0
+"""From here on it is reported what was awaited last."""
 CREATE_LIMIT_S = 8.0
 RETRY_S = 0.2
 
@@ -49,6 +52,8 @@ class CampaignRunner:
         self.began_at = time.time()
         self._reported = 0
         """How many violations were reported."""
+        self._awaited: tuple[Outstanding, ...] = ()
+        """What the last sample before quiescence waited for."""
         self._sample: Sample | None = None
         self._new_sample = asyncio.Condition()
 
@@ -95,9 +100,17 @@ class CampaignRunner:
             self.result.quiet_s.setdefault(kind, []).append(quiet_s)
         self.report(
             f"{time.time() - self.began_at:6.0f} s  round {each.number}: {names}; "
-            f"settled after {quiet_s:.1f} s, violations {len(self.judge.violations)}"
+            f"settled after {quiet_s:.1f} s{self._last_of(quiet_s)}, "
+            f"violations {len(self.judge.violations)}"
         )
         self._report_stories()
+
+    def _last_of(self, quiet_s: float) -> str:
+        """Return what was awaited last in a calm that was long."""
+        if quiet_s < LONG_CALM_S or not self._awaited:
+            return ""
+        shown = "; ".join(f"{each.check} {each.subject}: {each.text}" for each in self._awaited[:3])
+        return f" (last: {shown})"
 
     def _report_stories(self) -> None:
         """Report the violations that were found since the last call."""
@@ -189,14 +202,14 @@ class CampaignRunner:
         """Wait until nothing is outstanding; return how long that took. Judge what stays."""
         ended_at = time.time()
         self.judge.end_faults(ended_at)
-        in_a_row, quiet_at = 0, ended_at
+        in_a_row, quiet_at, self._awaited = 0, ended_at, ()
         while in_a_row < SETTLED_SAMPLES:
             sample = await self._next_sample()
             if sample.at < ended_at:
                 continue
             self.judge.judge_liveness(sample.at)
             if not self.judge.is_settled():
-                in_a_row = 0
+                in_a_row, self._awaited = 0, self.judge.outstanding
             else:
                 in_a_row += 1
                 quiet_at = sample.at if in_a_row == 1 else quiet_at
