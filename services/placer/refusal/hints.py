@@ -27,19 +27,16 @@ def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
 
 
 def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
-    largest: tuple[int, MirroredNode, MirroredDevice] | None = None
-    for node, _ in nearest:
-        for device in node.devices:
-            free = (
-                device.free_instance_mib
-                if device.in_mig_mode
-                else device.total_mib - device.used_mib
-            )
-            if _allowed(request, device) and (largest is None or free > largest[0]):
-                largest = (free, node, device)
-    if largest is None:
+    allowed = [
+        (node, device)
+        for node, _ in nearest
+        for device in node.devices
+        if _allowed(request, device)
+    ]
+    if not allowed:
         return "no device that the pod can use is healthy"
-    free, node, device = largest
+    node, device = max(allowed, key=lambda pair: _free_mib(pair[1]))
+    free = _free_mib(device)
     where = f"node {node.name} device {device.index}"
     wanted = max(share_mib(container, device) for container in request.containers)
     gpus = max(container.gpus for container in request.containers)
@@ -52,6 +49,10 @@ def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
     if free < 1:
         return "wait until a pod on these nodes ends: none of their devices has free memory"
     return f"request at most {free} MiB: {where} has the most free memory"
+
+
+def _free_mib(device: MirroredDevice) -> int:
+    return device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
 
 
 def _for_count(request: PodRequest, nearest: BlockedNodes) -> str:
