@@ -32,7 +32,6 @@ from shared.ledger.rows.node_rows import (
 )
 from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.waiting_rows import rank_of
-from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
@@ -335,15 +334,6 @@ class RedisLeases(LedgerFeed):
         return frozenset(map(NodeName, await self._connection.run("cordon", parts)))
 
     # Rebuilds
-
-    async def generation(self) -> str | None:
-        """Return the generation of the ledger; None while it is not ready."""
-        try:
-            generation, _, version = await self._connection.run("position")
-        except RebuildPendingError:
-            return None
-        self._connection.observe_version(version)
-        return str(generation)
 
     async def begin_rebuild(
         self, *, now: float, lock_s: float = 60.0, force: bool = False

@@ -1,26 +1,70 @@
 """The ledger as readers follow it: a snapshot, and every change after it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
-from shared.ledger.connection import LedgerPart, in_batches
+from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches
 from shared.ledger.ledger_totals import PAGE_SIZE, read_nodes
 from shared.ledger.rows.node_rows import decode_change, decode_node_totals, is_known
+from shared.ledger.server_errors import RebuildPendingError
 from shared.model.errors import UnavailableError
-from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot, LedgerStatus
 
 FEED_BATCH = 200
 """Feed entries per call."""
-FEED_WAIT_S = 1.0
+FEED_WAIT_S = 2.0
 """How long a reader of the feed waits before it checks that the ledger is still the same."""
+MAX_AGE_S = 0.45
+"""The loops of a binder share what was read of the ledger's status for this long."""
 
 
 class LedgerFeed(LedgerPart):
     """Reads nodes and the feed of their changes."""
 
+    def __init__(self, connection: LedgerConnection) -> None:
+        super().__init__(connection)
+        self._reading = asyncio.Lock()
+        self._status: LedgerStatus | None = None
+        self._read_at = float("inf")
+        """The caller's time of the latest reading of the status."""
+
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""
-        _, capacity, _ = await self._connection.run("position")
-        return int(capacity)
+        return (await self._read_status()).capacity
+
+    async def generation(self) -> str | None:
+        """Return the generation of the ledger; None while it is not ready."""
+        try:
+            return (await self._read_status()).generation
+        except RebuildPendingError:
+            return None
+
+    async def status(self, *, now: float, max_age_s: float = MAX_AGE_S) -> LedgerStatus | None:
+        """Return what may have to be done; None while the ledger is not ready.
+
+        `now` is the caller's monotonic time. Callers share one reading for `max_age_s`.
+        """
+        async with self._reading:
+            if not self._read_at <= now < self._read_at + max_age_s:
+                try:
+                    self._status = await self._read_status()
+                except RebuildPendingError:
+                    self._status = None
+                self._read_at = now
+            return self._status
+
+    async def _read_status(self) -> LedgerStatus:
+        found = await self._connection.run("status")
+        generation, capacity, version, vanished, expires_at, waiting, unsynced = found
+        self._connection.observe_version(version)
+        return LedgerStatus(
+            generation=str(generation),
+            capacity=int(capacity),
+            vanished=vanished,
+            expires_at=expires_at,
+            waiting=waiting,
+            unsynced=unsynced,
+        )
 
     async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes that the API server has, and the position in the feed."""

@@ -140,6 +140,23 @@ class LedgerChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStatus:
+    """What may have to be done in the ledger."""
+
+    generation: str
+    capacity: int
+    """It rises whenever something is freed or added."""
+    vanished: int
+    """Pods that are gone and have leases."""
+    expires_at: float
+    """When the first reservation expires; 0: there is none."""
+    waiting: int
+    """Pods that wait."""
+    unsynced: int
+    """Leases whose nodes or annotations may be outdated after a resize."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSnapshot:
     """All nodes. Applying every change after `position` brings them up to date.
 

@@ -222,7 +222,7 @@ class NodeCordons:
     async def step(self) -> None:
         """Save changes, probe the agents of cordoned nodes, and save what that changes."""
         self.presence.changed.clear()
-        if await self.ledger.generation() is None:
+        if await self.ledger.status(now=self.presence.clock.ticks()) is None:
             return
         await self._save()
         if self.cordoned:

@@ -107,9 +107,10 @@ class LedgerUpdater:
 
         Which pods have vanished is in the ledger: any binder ends their leases.
         """
-        if await self.ledger.generation() is None:
+        status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
+        if status is None:
             return []
-        vanished = await self.ledger.load_vanished()
+        vanished = await self.ledger.load_vanished() if status.vanished else []
         leases = await self.vanished_pods.find_terminated(vanished)
         if not leases:
             return []

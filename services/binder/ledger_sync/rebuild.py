@@ -67,7 +67,7 @@ class LedgerRebuild:
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Stage reports while the ledger is being rebuilt."""
-        if await self.ledger.generation() is None:
+        if await self.ledger.status(now=self.clock.ticks()) is None:
             await self.staging.save_reports(reports)
 
     async def step(self) -> list[LedgerRebuilt | PodTerminated]:
@@ -84,7 +84,7 @@ class LedgerRebuild:
         self._unpublished = []
 
     async def _rebuild(self) -> list[LedgerRebuilt | PodTerminated]:
-        if await self.ledger.generation() is not None:
+        if await self.ledger.status(now=self.clock.ticks()) is not None:
             return []
         lock_s = self.timing.lock_s
         token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=lock_s)

@@ -19,7 +19,8 @@ from shared.model.names import BUDGET_GATE, Namespace, PodUid
 
 logger = logging.getLogger(__name__)
 
-STEP_S = 0.5
+STEP_S = 5.0
+"""Pause if no budget and no gated pod arrives."""
 BATCH = 16
 """Gates removed at once, before the budget is read again."""
 UNKNOWN_S = 120.0

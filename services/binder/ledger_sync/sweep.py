@@ -11,8 +11,8 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodQueued
 
 SWEEP_S = 1.0
-OFFER_S = 0.25
-"""How often the capacity number is read; little else is done while it does not change."""
+OFFER_S = 0.5
+"""How often the capacity number is read; nothing else is done while it does not change."""
 NEXT_OFFER_S = 0.05
 """An offer is decided in about this time; if it is refused, the next pods get the same offer."""
 REPEAT_OFFERS_S = 30.0
@@ -47,7 +47,8 @@ class Sweeper:
 
     async def expire(self) -> list[BindingFailed]:
         """End reservations that have expired; their pods must be placed again."""
-        if await self.ledger.generation() is None:
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None or not 0 < status.expires_at <= self.clock.now():
             return []
         ended = await self.ledger.expire(self.clock.now())
         if ended:
@@ -64,10 +65,13 @@ class Sweeper:
 
     async def offer(self) -> list[PodQueued]:
         """Return the waiting pods that may fit now, if capacity was freed since the last time."""
+        now, has_freed = self.clock.ticks(), self._freed.is_set()
         self._freed.clear()
-        if await self.ledger.generation() is None:
+        max_age_s = 0.0 if has_freed or not self._offers_complete else OFFER_S / 2
+        status = await self.ledger.status(now=now, max_age_s=max_age_s)
+        if status is None:
             return []
-        now, capacity = self.clock.ticks(), await self.ledger.capacity()
+        capacity = status.capacity
         if capacity == self._offered_capacity and now < self._offered_at + REPEAT_OFFERS_S:
             return []
         offers = await self.ledger.waiting_pods.choose_offers(now=self.clock.now())

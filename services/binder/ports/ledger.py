@@ -10,7 +10,7 @@ from typing import Protocol
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import NoCapacity, NodeTotals, OfferedPods, WaitingPod
+from shared.model.ledger import LedgerStatus, NoCapacity, NodeTotals, OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
@@ -102,6 +102,10 @@ class LedgerState(Protocol):
         """Return the generation of the ledger; None while it must be rebuilt."""
         ...
 
+    async def status(self, *, now: float, max_age_s: float = ...) -> LedgerStatus | None:
+        """Return what may have to be done, as read less than `max_age_s` ago; None as above."""
+        ...
+
 
 class LiveLeases(LedgerState, Protocol):
     """The live leases of pods."""
@@ -183,10 +187,6 @@ class LeaseLedger(LiveLeases, Protocol):
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         """Return whether our agent sent the node's latest device report."""
-        ...
-
-    async def capacity(self) -> int:
-        """Return a number that rises whenever capacity is freed or added."""
         ...
 
 

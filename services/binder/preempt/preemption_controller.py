@@ -34,6 +34,8 @@ from shared.model.placement import Placement
 from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
 
 LEADERSHIP_S = 5.0
+IDLE_S = 2.0
+"""Interval of steps while no pod waits and no preemption is open."""
 PLAN_S = 2.0
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
@@ -78,6 +80,8 @@ class PreemptionController:
             rules=rules,
         )
         self.name = uuid4().hex
+        self._has_open = True
+        self._idle_until = 0.0
         self._check_at = 0.0
         self._plan_at = 0.0
         self._pause_s = PLAN_S
@@ -100,17 +104,28 @@ class PreemptionController:
 
     async def step(self) -> list[PlacementChosen]:
         """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
-        if await self.ledger.generation() is None:
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None or not self._is_due(has_waiting=status.waiting > 0):
             return []
         if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
+            self._has_open = False
             return []
         state = await self.store.state(now=self.clock.now(), past_s=0)
+        self._has_open = bool(state.open)
         placements: list[PlacementChosen] = []
         for read in state.open:
             placements += await self.executor.advance(read, state)
         if self.enabled and not placements:
             await self._begin_due()
         return placements
+
+    def _is_due(self, *, has_waiting: bool) -> bool:
+        """Return whether something may have to be done; policies of budgets are checked rarely."""
+        now = self.clock.ticks()
+        is_due = self._has_open or has_waiting or now >= self._idle_until
+        if is_due:
+            self._idle_until = now + IDLE_S
+        return is_due
 
     async def _begin_due(self) -> None:
         """Begin preemptions for pending pods, and those that budgets' own policies demand."""

@@ -220,7 +220,8 @@ class Resizer:
 
     async def finish(self) -> None:
         """Finish every abandoned resize, each again after a pause."""
-        if await self.ledger.generation() is None:
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None or not status.unsynced:
             return
         now = self.clock.now()
         pods = await self.ledger.resizes.unsynced(older_than_s=ABANDONED_S)

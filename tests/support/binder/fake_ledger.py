@@ -12,7 +12,7 @@ from shared.model.events.pod_events import (
     PodsListed,
 )
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
-from shared.model.ledger import OfferedPods, WaitingPod
+from shared.model.ledger import LedgerStatus, OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
@@ -82,6 +82,18 @@ class FakeLedger(FakeResizes):
 
     async def generation(self) -> str | None:
         return "epoch" if self.is_ready else None
+
+    async def status(self, *, now: float, max_age_s: float = 0.0) -> LedgerStatus | None:
+        if not self.is_ready:
+            return None
+        return LedgerStatus(
+            generation="epoch",
+            capacity=self.number,
+            vanished=len(self.vanished),
+            expires_at=1.0 if self.expiring else 0.0,
+            waiting=len(self.waiting_pods.queued),
+            unsynced=len(await self.resizes.unsynced(older_than_s=0.0)),
+        )
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         answers: list[Lease | StaleLeaseError] = []
@@ -164,9 +176,6 @@ class FakeLedger(FakeResizes):
     async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
         self.cordoned = {node: why for node, why in {**self.cordoned, **reasons}.items() if why}
         return frozenset(self.cordoned)
-
-    async def capacity(self) -> int:
-        return self.number
 
     async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
         if self.is_ready or self.rebuilding:

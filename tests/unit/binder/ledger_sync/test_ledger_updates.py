@@ -131,15 +131,15 @@ async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead() -> No
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
 async def test_a_call_without_a_response_requests_a_resync(loop: str) -> None:
     world = World()
-    answers = world.ledger.capacity, world.ledger.expire
+    answer = world.ledger.status
 
-    async def silence(*_: object) -> Any:
+    async def silence(**_: object) -> Any:
         raise UnavailableError("no answer")
 
-    world.ledger.capacity = world.ledger.expire = silence  # type: ignore[method-assign, assignment]
+    world.ledger.status = silence  # type: ignore[method-assign]
     with pytest.raises(UnavailableError):
         await getattr(world.binder, loop)()
-    world.ledger.capacity, world.ledger.expire = answers  # type: ignore[method-assign]
+    world.ledger.status = answer  # type: ignore[method-assign]
 
     async with running(world.binder.expire_reservations):
         await until(lambda: world.clock.sleepers)
