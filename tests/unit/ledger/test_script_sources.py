@@ -25,5 +25,5 @@ def test_every_common_function_that_a_script_calls_is_defined_in_it(name: str) -
 
 
 def test_a_script_that_only_reads_the_state_has_no_other_part() -> None:
-    assert "local function mark_freed" in script_source("position")
-    assert "local function device_refusal" not in script_source("position")
+    assert "local function mark_freed" in script_source("status")
+    assert "local function device_refusal" not in script_source("status")
