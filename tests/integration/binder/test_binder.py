@@ -215,6 +215,10 @@ async def _is_ready(ledger: RedisLeases) -> bool:
     return await ledger.generation() is not None and bool((await ledger.snapshot()).nodes)
 
 
+async def _devices(ledger: RedisLeases) -> int:
+    return sum(len(node.devices) for node in (await ledger.snapshot()).nodes)
+
+
 async def _received(stage: Stage, kind: type[Event]) -> Any:
     return await stage.bus.subscribe([kind], group=f"test-{kind.subject.replace('.', '-')}")
 
@@ -322,6 +326,7 @@ async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage:
     )
     stage.devices = stage.devices[:1]
     await stage.publish_all()
+    await until(lambda: _devices(stage.ledger), lambda devices: devices == 1)
     capacity = await stage.ledger.capacity()
     (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
     verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
