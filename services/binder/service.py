@@ -70,7 +70,7 @@ from shared.runtime.service import answers, handles, loops, publishes
 
 VANISHED_S = 1.0
 PREEMPTION_S = 0.5
-REBUILD_S = 0.5
+REBUILD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

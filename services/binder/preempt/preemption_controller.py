@@ -34,7 +34,7 @@ from shared.model.placement import Placement
 from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
 
 LEADERSHIP_S = 5.0
-IDLE_S = 2.0
+IDLE_S = 5.0
 """Interval of steps while no pod waits and no preemption is open."""
 PLAN_S = 2.0
 PLAN_S_PER_POD = 0.001
