@@ -3,9 +3,20 @@
 import threading
 from collections.abc import Iterator
 
+import pynvml
 import pytest
 
 from services.node_agent.gpus.nvml.xid_listener import XidListener
+
+
+@pytest.fixture(autouse=True)
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call no libnvidia-ml that an earlier test of this process has loaded.
+
+    Fake handles are no pointers; a function without a fake raises, as without a driver.
+    """
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
 
 @pytest.fixture(autouse=True)
