@@ -53,8 +53,17 @@ def add_pod(command: CommandParser, *, required: bool = True) -> None:
 
 
 def add_namespace(command: CommandParser, default: str) -> None:
-    """Add the flag for a namespace."""
-    command.add_argument("-n", "--namespace", default=default, help=f"default: {default or 'all'}")
+    """Add the flag for a namespace, and, where all is the default, kubectl's flag for all."""
+    text = f"default: {default or 'all'}"
+    command.add_argument("-n", "--namespace", default=default, help=text)
+    if not default:
+        command.add_argument(
+            *("-A", "--all-namespaces"),
+            action="store_const",
+            const="",
+            dest="namespace",
+            help="all namespaces",
+        )
 
 
 def add_api_server(command: CommandParser) -> None:
@@ -66,9 +75,13 @@ def add_api_server(command: CommandParser) -> None:
     )
 
 
-def add_json(command: CommandParser) -> None:
-    """Add the flag for JSON output."""
-    command.add_argument("--json", action="store_true", help="print JSON with stable keys")
+def add_output(command: CommandParser, *more: str) -> None:
+    """Add the flags for the form of the output: a document with stable keys, or one of `more`."""
+    forms = ("json", "yaml", *more)
+    command.add_argument("-o", "--output", choices=forms, default="", help="default: text")
+    command.add_argument(
+        "--json", action="store_const", const="json", dest="output", help="the same as -o json"
+    )
 
 
 def add_schedulers(command: CommandParser) -> None:
@@ -116,8 +129,8 @@ def add_server(
         )
 
 
-def add_view(command: CommandParser) -> None:
-    """Add the flags of a command that reads the ledger: state, Redis, API server, JSON."""
+def add_view(command: CommandParser, *more_outputs: str) -> None:
+    """Add the flags of a command that reads the ledger: state, Redis, API server, output."""
     add_state(command)
     add_server(
         command,
@@ -131,12 +144,12 @@ def add_view(command: CommandParser) -> None:
         },
     )
     add_api_server(command)
-    add_json(command)
+    add_output(command, *more_outputs)
 
 
-def add_usage(command: CommandParser) -> None:
+def add_usage(command: CommandParser, *more_outputs: str) -> None:
     """Add the flags of a command that shows measured usage beside leases."""
-    add_view(command)
+    add_view(command, *more_outputs)
     add_nats(command, "the NATS of the node agents, which report measured usage")
     command.add_argument(
         "--idle-after",

@@ -1,4 +1,4 @@
-"""Output of the commands: JSON, or coloured text in the width of the terminal."""
+"""Output of the commands: JSON, YAML, or coloured text in the width of the terminal."""
 
 import json
 import shutil
@@ -13,9 +13,14 @@ UNBROKEN_WIDTH = 4_000
 """Columns where the output is not a terminal: lines are never broken there."""
 
 
-def print_json(document: Any) -> None:
-    """Print a document of plain values."""
-    print(json.dumps(document, indent=1))
+def print_document(document: Any, output: str) -> None:
+    """Print a document of plain values as `json` or `yaml`."""
+    text = json.dumps(document, indent=1)
+    if output == "yaml":
+        import yaml
+
+        text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip()
+    print(text)
 
 
 def print_text(content: "RenderableType") -> None:

@@ -128,7 +128,7 @@ def _add_resize(add: AddCommand) -> None:
     flags.add_state(resize)
     flags.add_nats(resize, "the NATS of a binder")
     flags.add_api_server(resize)
-    flags.add_json(resize)
+    flags.add_output(resize)
 
 
 def _add_credentials(add: AddCommand) -> None:

@@ -48,8 +48,8 @@ def budget(flags: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    if flags.json:
-        terminal.print_json({"budgets": [shape(each) for each in balances]})
+    if flags.output:
+        terminal.print_document({"budgets": [shape(each) for each in balances]}, flags.output)
     else:
         from services.cli.admin import budget_render
 
@@ -72,8 +72,8 @@ def report(flags: argparse.Namespace) -> int:
     rows = _run(flags, read)
     if flags.csv:
         sys.stdout.write(as_csv(rows))
-    elif flags.json:
-        terminal.print_json({"rows": [row_shape(row) for row in rows]})
+    elif flags.output:
+        terminal.print_document({"rows": [row_shape(row) for row in rows]}, flags.output)
     else:
         from services.cli.admin import budget_render
 

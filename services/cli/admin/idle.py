@@ -28,8 +28,8 @@ def report_idle(flags: argparse.Namespace) -> int:
         return await reader.with_usage(await reader.snapshot(now=time.time()))
 
     snapshot = read_with_flags(flags, read)
-    if flags.json:
-        terminal.print_json(idle_shape(snapshot))
+    if flags.output:
+        terminal.print_document(idle_shape(snapshot), flags.output)
     else:
         terminal.print_text(idle_table(snapshot))
     return 0

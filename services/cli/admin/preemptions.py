@@ -54,8 +54,8 @@ def preemptions(flags: argparse.Namespace) -> int:
 
 
 def _print(flags: argparse.Namespace, document: dict[str, object], content: str) -> None:
-    if flags.json:
-        terminal.print_json(document)
+    if flags.output:
+        terminal.print_document(document, flags.output)
     else:
         print(content)
 

@@ -74,8 +74,8 @@ def resize(flags: argparse.Namespace) -> int:
         )
         return 1
     pod, reply = result
-    if flags.json:
-        terminal.print_json(shape(pod, flags.namespace, flags.pod, reply))
+    if flags.output:
+        terminal.print_document(shape(pod, flags.namespace, flags.pod, reply), flags.output)
     elif reply.outcome in {"resized", "unchanged"}:
         print("\n".join(lines(name, reply)))
     else:

@@ -40,8 +40,8 @@ def audit(flags: argparse.Namespace) -> int:
         agents=flags.agents,
     )
     snapshot, lasting = asyncio.run(_audit(location, schedulers_of(flags), wait=not flags.now))
-    if flags.json:
-        terminal.print_json(shape(snapshot, lasting))
+    if flags.output:
+        terminal.print_document(shape(snapshot, lasting), flags.output)
     else:
         terminal.print_text(render(snapshot, lasting))
     return 1 if lasting else 0

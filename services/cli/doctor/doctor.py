@@ -7,7 +7,6 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -153,8 +152,9 @@ def doctor(flags: argparse.Namespace) -> int:
     """Run every check; return 1 if one fails."""
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
-    if flags.json:
-        print(json.dumps({"healthy": not failed, "findings": [shape(one) for one in findings]}))
+    if flags.output:
+        document = {"healthy": not failed, "findings": [shape(one) for one in findings]}
+        terminal.print_document(document, flags.output)
     else:
         terminal.print_text(render(findings))
     return 1 if failed else 0

@@ -11,9 +11,18 @@ SORTS = ("memory", "cores", "idle", "pod", "node")
 def add_inspect_commands(add: AddCommand) -> None:
     """Add gpus, ps, top, explain, trace and topology."""
     gpus = add("gpus", "show every device and its leases", _run("gpus"), "", "--json")
-    ps = add("ps", "show leases, and waiting pods with the reason", _run("ps"), "", "--json")
-    for command in (gpus, ps):
-        flags.add_usage(command)
+    flags.add_usage(gpus)
+    ps = add(
+        "ps",
+        "show leases, and waiting pods with the reason",
+        _run("ps"),
+        "",
+        "-n team-a -o wide",
+        "my-pod -n team-a -o yaml",
+    )
+    ps.add_argument("pod", metavar="POD", type=flags.pod_name, nargs="?", default="", help="one")
+    flags.add_namespace(ps, "")
+    flags.add_usage(ps, "wide", "name")
     _add_top(add)
     _add_explain(add)
     trace = add(
@@ -26,7 +35,7 @@ def add_inspect_commands(add: AddCommand) -> None:
     flags.add_state(trace)
     flags.add_pod(trace)
     trace.add_argument("--trace-dir", default="", help="where services write spans")
-    flags.add_json(trace)
+    flags.add_output(trace)
     topology = add(
         "topology",
         "show which service publishes which event to which other",
@@ -35,7 +44,7 @@ def add_inspect_commands(add: AddCommand) -> None:
         "--mermaid",
     )
     topology.add_argument("--mermaid", action="store_true", help="as a Mermaid flowchart")
-    flags.add_json(topology)
+    flags.add_output(topology)
 
 
 def _add_top(add: AddCommand) -> None:

@@ -29,14 +29,17 @@ def gpus(nodes: Sequence[NodeTotals], width: int, usage: MeasuredUsage) -> Rende
     return Group(*blocks, *usage_notes(usage))
 
 
-def ps(snapshot: Snapshot) -> RenderableType:
-    """List leases, then waiting pods with the reason."""
+def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
+    """List leases, then waiting pods with the reason; `wide`: with UIDs and UUIDs."""
     leases = new_table(
-        *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT")
+        *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT"),
+        *(("POD UID", "DEVICE UUIDS") if wide else ()),
     )
     device_faults = snapshot.device_faults
     for lease in snapshot.leases:
-        leases.add_row(*_lease_row(lease, snapshot, device_faults))
+        identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
+        row = _lease_row(lease, snapshot, device_faults)
+        leases.add_row(*row, *(identities if wide else ()))
     blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
     if snapshot.waiting:
         waiting = new_table("WAITING", "FOR", "VERDICT")

@@ -27,8 +27,8 @@ T = TypeVar("T")
 def gpus(flags: argparse.Namespace) -> int:
     """Show every device and its leases."""
     nodes, usage = read_with_flags(flags, _nodes_and_usage, pods=False)
-    if flags.json:
-        terminal.print_json(json_output.gpus(nodes, usage))
+    if flags.output:
+        terminal.print_document(json_output.gpus(nodes, usage), flags.output)
     else:
         from services.cli.inspect import render
 
@@ -38,13 +38,20 @@ def gpus(flags: argparse.Namespace) -> int:
 
 def ps(flags: argparse.Namespace) -> int:
     """Show leases and waiting pods."""
-    snapshot = read_with_flags(flags, _snapshot_and_usage, pods=False)
-    if flags.json:
-        terminal.print_json(json_output.ps(snapshot))
+
+    async def read(reader: SnapshotReader) -> Snapshot:
+        whole = await reader.snapshot(now=time.time(), pods=False)
+        return await reader.with_usage(whole.of_pods(flags.namespace, flags.pod))
+
+    snapshot = read_with_flags(flags, read, pods=False)
+    if flags.output == "name":
+        print("".join(f"pod/{name}\n" for name in snapshot.pod_names), end="")
+    elif flags.output in {"json", "yaml"}:
+        terminal.print_document(json_output.ps(snapshot), flags.output)
     else:
         from services.cli.inspect import render
 
-        terminal.print_text(render.ps(snapshot))
+        terminal.print_text(render.ps(snapshot, wide=flags.output == "wide"))
     return 0
 
 
@@ -64,8 +71,8 @@ def top(flags: argparse.Namespace) -> int:
             return top_rows(nodes, usage, sort=flags.sort, **selected), usage
 
         rows, usage = await read()
-        if flags.json:
-            terminal.print_json(top_shape(rows, usage))
+        if flags.output:
+            terminal.print_document(top_shape(rows, usage), flags.output)
             return
         if flags.once or not sys.stdout.isatty():
             terminal.print_text(top_table(rows, usage))
@@ -105,8 +112,8 @@ def explain(flags: argparse.Namespace) -> int:
         )
         return 1
     explained = explanation.explain(pod, snapshot, schedulers_of(flags))
-    if flags.json:
-        terminal.print_json(explanation.shape(pod, explained))
+    if flags.output:
+        terminal.print_document(explanation.shape(pod, explained), flags.output)
     else:
         from services.cli.inspect import render
 
@@ -129,8 +136,8 @@ def trace(flags: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    if flags.json:
-        terminal.print_json(traces.shape(spans))
+    if flags.output:
+        terminal.print_document(traces.shape(spans), flags.output)
     else:
         print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}")
         print("\n".join(traces.waterfall(spans, terminal.terminal_width())))
@@ -141,7 +148,7 @@ def topology(flags: argparse.Namespace) -> int:
     """Show which service publishes which event to which other."""
     from services.topology import edges, mermaid, table
 
-    if flags.json:
+    if flags.output:
         listed = [
             {
                 "publisher": edge.publisher,
@@ -151,7 +158,7 @@ def topology(flags: argparse.Namespace) -> int:
             }
             for edge in edges()
         ]
-        terminal.print_json({"edges": listed})
+        terminal.print_document({"edges": listed}, flags.output)
     else:
         print(mermaid() if flags.mermaid else table())
     return 0

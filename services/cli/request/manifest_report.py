@@ -71,8 +71,8 @@ def explain_manifest(flags: argparse.Namespace) -> int:
     rules = load_watcher_rules(flags.volcano_conf)
     schedulers = schedulers_of(flags)
     reports = [report_of(pod, rules, schedulers, example) for pod in pods_in(text, source)]
-    if flags.json:
-        terminal.print_json(render.shape(reports))
+    if flags.output:
+        terminal.print_document(render.shape(reports), flags.output)
     else:
         terminal.print_text(render.text(reports))
     return 1 if any(report.fault or report.refusal for report in reports) else 0

@@ -1,10 +1,11 @@
 """The state of a running Leasehold at about one moment, as the commands show and audit it; pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import Allocation
+from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import FairShare
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
@@ -122,6 +123,26 @@ class Snapshot:
         """Every live lease, oldest first."""
         leases = [lease for node in self.nodes for lease in node.leases]
         return tuple(sorted(leases, key=lambda lease: (lease.created_at, lease.name)))
+
+    @property
+    def pod_names(self) -> list[str]:
+        """The names of the pods with leases, and then of those that wait."""
+        waiting = (one.queued.name for one in self.waiting)
+        return list(dict.fromkeys((*(lease.name for lease in self.leases), *waiting)))
+
+    def of_pods(self, namespace: str, name: str) -> "Snapshot":
+        """Return it with the leases and the waiting pods of a namespace and name; empty: of all."""
+
+        def is_selected(pod: Lease | PodQueued) -> bool:
+            return namespace in {"", pod.namespace} and name in {"", pod.name}
+
+        return replace(
+            self,
+            nodes=tuple(
+                replace(node, leases=tuple(filter(is_selected, node.leases))) for node in self.nodes
+            ),
+            waiting=tuple(one for one in self.waiting if is_selected(one.queued)),
+        )
 
     @property
     def devices(self) -> dict[DeviceUuid, tuple[NodeName, Device, DeviceUse]]:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services.cli.__main__ import main
 from services.cli.parser import build_parser
@@ -82,7 +83,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("ps", "--jsn"), "leasehold ps: error: unknown arguments: --jsn; did you mean --json?"),
         (("top", "--nodes=gpu-1"), "did you mean --node?"),
         (("top", "--sort", "core"), "did you mean cores?"),
-        (("ps", "all"), "leasehold ps: error: unknown arguments: all\n"),
+        (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
     ],
 )
 def test_a_usage_error_names_what_was_probably_meant(
@@ -227,9 +228,10 @@ def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("flowchart LR\n")
 
     assert code_of("topology", "--json") == 0
-    assert {"publisher", "event", "delivery", "consumer"} == set(
-        json.loads(capsys.readouterr().out)["edges"][0]
-    )
+    edges = json.loads(capsys.readouterr().out)["edges"]
+    assert set(edges[0]) == {"publisher", "event", "delivery", "consumer"}
+    assert code_of("topology", "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == {"edges": edges}
 
 
 def test_help_costs_less_than_a_third_of_a_second() -> None:

@@ -82,6 +82,24 @@ def test_ps_lists_leases_and_waiting_pods() -> None:
     assert "Ask for at most 4 MiB." in text
 
 
+def test_ps_is_of_one_namespace_or_pod_and_lists_names() -> None:
+    waiting = replace(WAITING.queued, name="later", namespace=Namespace("b"))
+    both = replace(HELD, waiting=(replace(WAITING, queued=waiting),))
+    here = both.of_pods(LEASE.namespace, LEASE.name)
+    there = both.of_pods(waiting.namespace, waiting.name)
+
+    assert both.of_pods("", "") == both
+    assert both.pod_names == [LEASE.name, waiting.name]
+    assert (here.leases, here.waiting) == (both.leases, ())
+    assert (there.leases, there.waiting) == ((), both.waiting)
+    assert both.of_pods("nowhere", "").pod_names == []
+
+
+def test_ps_shows_uids_and_uuids_if_it_is_wide() -> None:
+    assert f"{LEASE.pod}  {GPU}" in drawn(render.ps(HELD, wide=True), 300)
+    assert LEASE.pod not in drawn(render.ps(HELD), 300)
+
+
 def test_the_json_of_gpus_names_each_share_of_each_device() -> None:
     ((device,),) = [node["devices"] for node in json_output.gpus([NODE], NOT_MEASURED)["nodes"]]
 
