@@ -14,8 +14,10 @@ LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "l
 TENURES = "lh:tenures"
 
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname")
-CLIENT_COMMANDS = ("evalsha", "eval", "xread")
+CLIENT_COMMANDS = ("evalsha", "xread")
 """Commands that clients send; all others run inside scripts."""
+LOADING_COMMANDS = ("script|load",)
+"""Commands of users who may run scripts of their own choice, apart from those that are loaded."""
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
 """Commands that the script `budget_write` runs for the budgets' client."""
 
@@ -27,14 +29,18 @@ class RedisUser:
     name: str
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    loads_scripts: bool = False
+    """It works while no binder runs, which loads the scripts for all others."""
     commands: tuple[str, ...] = ()
     """In addition to those that the ledger's clients need."""
 
 
 USERS = (
-    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,)),
-    RedisUser(name="binder", writes=(LEDGER, QUOTAS, PREEMPTION)),
-    RedisUser(name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS)),
+    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,), loads_scripts=True),
+    RedisUser(name="binder", writes=(LEDGER, QUOTAS, PREEMPTION), loads_scripts=True),
+    RedisUser(
+        name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS), loads_scripts=True
+    ),
     RedisUser(name="dashboard", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
     RedisUser(
         name="operator",
@@ -60,7 +66,8 @@ def password_users() -> tuple[str, ...]:
 
 def acl_rule(user: RedisUser, digest: str, commands: Sequence[str]) -> str:
     """Return a user's line of an ACL file; `digest` is the SHA-256 of its password."""
-    allowed = sorted({*CONNECTION_COMMANDS, *CLIENT_COMMANDS, *commands, *user.commands})
+    loading = LOADING_COMMANDS if user.loads_scripts else ()
+    allowed = sorted({*CONNECTION_COMMANDS, *CLIENT_COMMANDS, *loading, *commands, *user.commands})
     rule = [
         *("user", user.name, "on", f"#{digest}", "resetkeys", "resetchannels"),
         *(f"~{pattern}" for pattern in user.writes),

@@ -169,7 +169,7 @@ def _unready_reason(*parts: LedgerPart) -> str | None:
 async def serve_binder(settings: BinderSettings) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     api_server = load_credentials(settings.kubeconfig)
-    redis_url, redis_credentials = settings.redis_url, settings.redis_client_credentials
+    redis_url, login = settings.redis_url, settings.redis_client_credentials
     clock, metrics = LedgerClock(), PrometheusMetrics()
     async with (
         KubernetesClient(api_server, timeout_s=settings.api_timeout_s) as client,
@@ -179,11 +179,11 @@ async def serve_binder(settings: BinderSettings) -> None:
             credentials=settings.nats_client_credentials("binder"),
         ) as bus,
         RedisLeases.connect(
-            redis_url, credentials=redis_credentials, detects_lost_writes=True, clock=clock
+            redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,
-        LedgerStaging.connect(redis_url, credentials=redis_credentials) as staging,
-        Preemptions.connect(redis_url, credentials=redis_credentials) as preemptions,
-        GatedPods.connect(redis_url, credentials=redis_credentials) as gated_pods,
+        LedgerStaging.connect(redis_url, credentials=login) as staging,
+        Preemptions.connect(redis_url, credentials=login) as preemptions,
+        GatedPods.connect(redis_url, credentials=login) as gated_pods,
     ):
 
         def build_preemptor(events: EventWriter) -> PreemptionController:

@@ -1,6 +1,7 @@
 """The connection to Redis or Valkey: runs the ledger's scripts and reads its feed.
 
-Calls are not retried, except that a script is sent again to a server that does not know it.
+Calls are not retried, except that a script is loaded into a server that does not know it. A user
+who only reads may not load any: a binder loads those of its version for all.
 """
 
 import asyncio
@@ -13,12 +14,12 @@ from typing import Any, Self, TypeVar
 import msgpack
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection_pool import connection_pool
 from shared.ledger.ledger_clock import LedgerClock
-from shared.ledger.script_sources import script_source
+from shared.ledger.script_sources import script_names, script_source
 from shared.ledger.server_errors import is_served, translate
 from shared.model.errors import PermissionDeniedError
 
@@ -44,9 +45,13 @@ class LedgerConnection:
         feed_length: int = 10_000,
         credentials: ClientCredentials = NO_CREDENTIALS,
         detects_lost_writes: bool = False,
+        loads_scripts: bool = False,
         clock: LedgerClock | None = None,
     ) -> None:
         self.prefix = prefix
+        self.loads_scripts = loads_scripts
+        """Whether to load all scripts, also those that only others run."""
+        self._has_loaded = False
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.detects_lost_writes = detects_lost_writes
@@ -105,13 +110,26 @@ class LedgerConnection:
     async def _evaluate(
         self, script: str, args: tuple[object, ...], state: str, tail: bytes
     ) -> Any:
-        sha, source = self._script(script)
+        sha, _ = self._script(script)
         packed: bytes = msgpack.packb(args)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
+        if self.loads_scripts and not self._has_loaded:
+            await self._load_scripts(script)
         try:
             return await self._redis.evalsha(sha, *sent)
-        except NoScriptError:
-            return await self._redis.eval(source, *sent)
+        except NoScriptError as missing:
+            try:
+                await self._load_scripts(script)
+            except NoPermissionError:
+                raise missing from None
+            return await self._redis.evalsha(sha, *sent)
+
+    async def _load_scripts(self, script: str) -> None:
+        """Load a script; all of them if this connection loads them for others."""
+        names = script_names() if self.loads_scripts else [script]
+        for name in names:
+            await self._redis.script_load(self._script(name)[1])
+        self._has_loaded = True
 
     async def _read_clock(self) -> None:
         if self.clock and self.clock.is_due:

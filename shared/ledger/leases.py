@@ -74,13 +74,15 @@ class RedisLeases(LedgerFeed):
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
         detects_lost_writes: bool = False,
+        loads_scripts: bool = False,
         clock: LedgerClock | None = None,
     ) -> AsyncIterator[Self]:
         """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
 
         The feed keeps about `feed_length` script calls. With `detects_lost_writes`, which requires
         the right to write, a ledger that has lost what it confirmed to this caller is closed, so
-        that it is rebuilt.
+        that it is rebuilt. With `loads_scripts` the server gets all scripts, also
+        those that only users without the right to load any run.
         """
         async with LedgerConnection(
             url,
@@ -89,6 +91,7 @@ class RedisLeases(LedgerFeed):
             timeout_s=timeout_s,
             feed_length=feed_length,
             detects_lost_writes=detects_lost_writes,
+            loads_scripts=loads_scripts,
             clock=clock,
         ) as connection:
             yield cls(connection)

@@ -42,6 +42,12 @@ def script_source(name: str) -> str:
     return _constants() + source
 
 
+def script_names() -> tuple[str, ...]:
+    """Return the names of all scripts."""
+    files = (file.name for file in _FOLDER.iterdir())
+    return tuple(sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua")))
+
+
 def _names_used(text: str) -> set[str]:
     found = set(_NAME.findall(_COMMENT.sub("", text)))
     return found | {name.partition(".")[0] for name in found}

@@ -6,12 +6,12 @@ an UnavailableError: the same call may succeed later. Only an error in a script 
 
 import re
 
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ResponseError
 
 from shared.credentials.tls import tls_fault
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
-_SCRIPT_CODES = frozenset({"WRONGTYPE", "CROSSSLOT", "NOSCRIPT", "NOPROTO"})
+_SCRIPT_CODES = frozenset({"WRONGTYPE", "CROSSSLOT", "NOPROTO"})
 """Error codes that a wrong script causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES")
 """The scripts' errors while the server responds but its ledger cannot be used."""
@@ -29,7 +29,7 @@ def is_served(error: Exception, translated: Exception) -> bool:
 def translate(error: Exception, *, where: str, hint: str) -> Exception:
     """Return our error for one of the server `where`; bugs of ours are returned as they are."""
     text, untranslated = str(error) or type(error).__name__, error
-    if reason := _connection_refusal(error, text):
+    if reason := _unavailability(error, text):
         return UnavailableError(f"the ledger at {where}{reason}")
     if _lacks_permission(error, text):
         return PermissionDeniedError(
@@ -89,8 +89,13 @@ def _unready_reason(text: str) -> str:
     )
 
 
-def _connection_refusal(error: Exception, text: str) -> str:
-    """Explain why no connection is possible; empty: one is."""
+def _unavailability(error: Exception, text: str) -> str:
+    """Explain why no connection is possible, or no script can be run; empty: neither is known."""
+    if isinstance(error, NoScriptError):
+        return (
+            " does not have the scripts of this version: a binder of this version loads them; "
+            "check that one runs"
+        )
     if fault := tls_fault(error, flag="--redis"):
         return f": {fault}"
     if isinstance(error.__cause__, RequestError):

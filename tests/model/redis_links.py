@@ -155,8 +155,8 @@ class Link:
     async def evalsha(self, sha: str, *sent: Any) -> Any:
         return await self._call(lambda: self.server.run_script("EVALSHA", sha, *sent))
 
-    async def eval(self, source: str, *sent: Any) -> Any:
-        return await self._call(lambda: self.server.run_script("EVAL", source, *sent))
+    async def script_load(self, source: str) -> Any:
+        return await self._call(lambda: self.server.wire.call("SCRIPT", "LOAD", source))
 
     async def xread(self, streams: dict[str, str], *, count: int, block: int) -> Any:
         """Return what the feed has; if nothing, wait until the model wants it read again."""

@@ -46,6 +46,12 @@ async def logged_in(url: str, written: CredentialFiles, user: str) -> AsyncItera
         yield client
 
 
+async def loaded(url: str, written: CredentialFiles, script: str) -> str:
+    """Load a script as a writer may; return its name for EVALSHA."""
+    async with logged_in(url, written, "binder") as writer:
+        return str(await writer.script_load(script))
+
+
 async def _answers(client: Any) -> bool:
     try:
         return bool(await client.ping())
@@ -70,8 +76,9 @@ async def test_no_service_has_the_permissions_of_an_administrator(
         for arguments in FORBIDDEN:
             with pytest.raises(NoPermissionError):
                 await client.execute_command(*arguments)
+        script = await loaded(redis_url, written, "return redis.call('GET', 'elsewhere')")
         with pytest.raises(ResponseError, match="ACL failure"):
-            await client.eval("return redis.call('GET', 'elsewhere')", 0)
+            await client.evalsha(script, 0)
 
 
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
@@ -82,8 +89,54 @@ async def test_a_read_only_user_cannot_write_through_a_script(
         await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
             await client.hset(f"{prefix}ledger", "generation", "forged")
+        script = await loaded(
+            redis_url, written, f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')"
+        )
         with pytest.raises(ResponseError, match="ACL failure"):
-            await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
+            await client.evalsha(script, 0)
+
+
+LUA = "return 1"
+OWN_SCRIPTS = (
+    ("EVAL", LUA, "0"), ("EVAL_RO", LUA, "0"), ("SCRIPT", "LOAD", LUA),
+    ("FUNCTION", "LOAD", "#!lua name=x"), ("FCALL", "f", "0"), ("FCALL_RO", "f", "0"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
+async def test_a_user_that_only_reads_runs_no_script_of_its_own_choice(
+    redis_url: str, written: CredentialFiles, user: RedisUser
+) -> None:
+    permitted = set()
+    async with logged_in(redis_url, written, "admin") as admin:
+        for arguments in OWN_SCRIPTS:
+            if await allowed(admin, user.name, *arguments):
+                permitted.add(arguments[:2])
+
+    assert user.loads_scripts is (user.name in {"placer", "binder", "timekeeper"})
+    assert permitted == ({("SCRIPT", "LOAD")} if user.loads_scripts else set())
+
+
+async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
+    redis_url: str, written: CredentialFiles
+) -> None:
+    async with (
+        logged_in(redis_url, written, "admin") as admin,
+        Budgets.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
+        RedisLeases.connect(
+            redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
+        ) as binder,
+    ):
+        await admin.script_flush()
+        with pytest.raises(UnavailableError, match="a binder of this version loads them"):
+            await dashboard.revisions()
+        assert dashboard.unready_reason() is not None
+
+        for _ in range(2):
+            await binder.generation()
+            assert await dashboard.revisions() == {}
+            assert dashboard.unready_reason() is None
+            await admin.script_flush()
 
 
 async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(
@@ -140,7 +193,9 @@ async def test_each_client_does_its_work_as_its_own_user(
 ) -> None:
     async with (
         logged_in(redis_url, written, "admin"),
-        RedisLeases.connect(redis_url, credentials=keys_at(written, "binder")) as binder,
+        RedisLeases.connect(
+            redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
+        ) as binder,
         RedisLeases.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
         Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
     ):
