@@ -126,11 +126,13 @@ def nats_users() -> str:
 def redis_users() -> str:
     """Return a table of the keys that each user of Redis may access."""
     rows = [
-        f"| {user.name} | {_code(user.writes)} | {_code(user.reads)} | {_code(user.commands)} |"
+        f"| {user.name} | {_code(user.writes)} | {_code(user.reads)} | "
+        f"{'of its own choice' if user.loads_scripts else 'those that are loaded'} | "
+        f"{_code(user.commands)} |"
         for user in REDIS_USERS
     ]
-    head = "| user | writes | reads | commands besides those of the ledger |"
-    return "\n".join([head, "|---|---|---|---|", *rows])
+    head = "| user | writes | reads | runs scripts | commands besides those of the ledger |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
 def _code(names: Iterable[str]) -> str:
