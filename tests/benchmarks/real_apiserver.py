@@ -17,6 +17,8 @@ from tests.benchmarks.trivial_apiserver import node_object, pod_object
 
 NODES, NAMESPACES = "/api/v1/nodes", "/api/v1/namespaces"
 AT_ONCE = 32
+AMOUNTS = {"volcano.sh/vgpu-memory": "1000000", "volcano.sh/vgpu-cores": "800"}
+"""What other schedulers count of a node's devices."""
 
 
 class RealApi:
@@ -35,6 +37,9 @@ class RealApi:
         async with KubernetesClient(read_kubeconfig(kubeconfig)) as kube:
             api = cls(kube, scheduler)
             await kube.create(NAMESPACES, {"metadata": {"name": api.namespace}})
+            accounts = f"{NAMESPACES}/{api.namespace}/serviceaccounts"
+            with contextlib.suppress(KubernetesConflictError):  # its controller was faster
+                await kube.create(accounts, {"metadata": {"name": "default"}})
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(api.watch())
                 try:
@@ -49,6 +54,7 @@ class RealApi:
         """Create a node that is ready, or take over one that a broken run left."""
         node = node_object(number)
         status = node.pop("status")
+        status["allocatable"] |= AMOUNTS
         status["capacity"] = status["allocatable"]
         status["conditions"] = [{"type": "Ready", "status": "True"}]
         with contextlib.suppress(KubernetesConflictError):
