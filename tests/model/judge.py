@@ -233,6 +233,12 @@ class Judge:
             for pod in pods.values()
             if pod.uid in ledger.gone and not (pod.is_terminal or pod.deleting)
         ]
+        found += [
+            f"P7: the ledger does not have {device.uuid} on {name}"
+            for name, node in world.nodes.items()
+            for device in node.devices
+            if device.uuid not in ledger.devices or ledger.devices[device.uuid].node != name
+        ]
         found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
         if ledger.nodes != world.api.nodes:
             found.append(f"P7: the ledger has nodes {sorted(ledger.nodes)}")

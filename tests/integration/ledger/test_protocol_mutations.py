@@ -1,0 +1,63 @@
+"""The model finds what it is for: each check that is taken out leads to a broken invariant."""
+
+import pytest
+
+from tests.model.mutations import mutated
+from tests.model.rules import Step
+from tests.model.runs import model_on_server
+
+MAX_RUNS = 60
+FIRST_SEEDS = {
+    "reserve without memory": 10,
+    "release keeps totals": 1,
+    "fences stay": 9,
+    "older states of nodes count": 47,
+    "gone pods are placed": 3,
+    "devices with shares move": 5,
+}
+"""Seeds that find these mutations at once; with other rules it may take some more."""
+
+ROLLED_BACK = (
+    Step("redis", {"what": "save"}),
+    Step("create_pods", {"mib": (60,)}),
+    Step("flow", {}),
+    Step("redis", {"what": "roll back unseen"}),
+)
+LATE_BINDING = (
+    Step("slow_api", {"bindings": 1}),
+    Step("create_pods", {"mib": (100,)}),
+    Step("flow", {}),
+    Step("redis", {"what": "flush"}),
+    Step("create_pods", {"mib": (100, 100, 100)}),
+    Step("work", {}),
+    Step("pass_time", {"seconds": 7.0}),
+    Step("work", {}),
+    Step("answer_binding", {"position": 0, "outcome": "done"}),
+    Step("flow", {}),
+)
+"""A Binding that a rebuild did not wait for: its pod's device is leased a second time."""
+FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
+
+
+@pytest.mark.parametrize("name", FIRST_SEEDS)
+def test_random_runs_find_the_mutation(name: str) -> None:
+    with mutated(name), model_on_server() as model:
+        seeds = range(FIRST_SEEDS[name], FIRST_SEEDS[name] + MAX_RUNS)
+        assert any(model.run(seed, steps=50).failure for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "invariant"),
+    [
+        ("lost leases stay lost", ROLLED_BACK, "P6"),
+        ("agents give out anything", ROLLED_BACK + FILL, "S1"),
+        ("agents give out anything", LATE_BINDING, "S1"),
+    ],
+)
+def test_these_steps_find_the_mutation_and_nothing_else(
+    name: str, steps: tuple[Step, ...], invariant: str
+) -> None:
+    with model_on_server() as model:
+        assert not model.repeat(steps).failure
+    with mutated(name), model_on_server() as model:
+        assert model.repeat(steps).invariant == invariant
