@@ -47,8 +47,6 @@ class Judge:
         """Pods of which a binder has handled that they are gone: the instant."""
         self.absent: set[str] = set()
         """Those of them that were not in the ledger then; a rebuild may restore them."""
-        self.reported_gone: set[str] = set()
-        """All pods of which a binder has handled that they are gone."""
         self.node_states: dict[NodeName, NodeChanged] = {}
         """The newest that a binder has handled."""
         self.ledger = decode(world.server.raw())
@@ -98,7 +96,6 @@ class Judge:
             if known is None or known.revision < event.revision:
                 self.node_states[event.node.name] = event
         elif isinstance(event, PodTerminated):
-            self.reported_gone.add(event.pod)
             self.gone.setdefault(event.pod, self.world.loop.now_s)
             there = {*self.read_ledger().leases, *self.ledger.waiting}
             gone_s = self.world.server.clock.now() - self.ledger.gone.get(event.pod, 0.0)
@@ -109,6 +106,7 @@ class Judge:
         """Forget pods that the ledger remembers no more: it was lost, or its clock has jumped."""
         self.gone.clear()
         self.absent.clear()
+        self.gang_leases = self._gang_leases()
 
     def forget_fences(self, node: NodeName) -> None:
         """Forget what an agent honoured: its checkpoint is lost."""
@@ -188,10 +186,7 @@ class Judge:
 
         Pods that are gone do not count.
         """
-        held: dict[str, set[str]] = {}
-        for lease in self.read_ledger().leases.values():
-            if lease.gang and lease.pod not in self.reported_gone:
-                held.setdefault(lease.gang, set()).add(lease.pod)
+        held = self._gang_leases()
         for gang, pods in held.items():
             known, needed = self.gang_leases.get(gang, set()), int(gang.rpartition("-")[2])
             if pods - known and max(len(pods), len(known)) < needed and not self.world.lost_redis:
@@ -199,6 +194,13 @@ class Judge:
                     f"P5: {sorted(pods - known)} of {gang} get leases, only {sorted(pods)} exist"
                 )
         self.gang_leases = held
+
+    def _gang_leases(self) -> dict[str, set[str]]:
+        held: dict[str, set[str]] = {}
+        for lease in self.read_ledger().leases.values():
+            if lease.gang and lease.pod not in self.gone:
+                held.setdefault(lease.gang, set()).add(lease.pod)
+        return held
 
     # When everything works again
 
@@ -217,7 +219,8 @@ class Judge:
         ]
         for lease in ledger.leases.values():
             pod = pods.get(lease.pod)  # type: ignore[call-overload]
-            if (pod is None or pod.is_terminal) and lease.pod not in running:
+            has_ended = pod is None or pod.is_terminal
+            if has_ended and lease.pod not in running and lease.state != RESERVED:
                 found.append(f"P2: the lease of {lease.pod} outlives its pod")
             if lease.state == RESERVED and lease.expires_at <= world.server.clock.now() - 30:
                 found.append(f"P2: the reservation of {lease.pod} outlives its time")

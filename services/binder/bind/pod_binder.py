@@ -1,5 +1,6 @@
 """Binds batches of placed pods: admission by the node agents, commit, Binding, result."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -136,7 +137,7 @@ class PodBinder:
     ) -> list[BindEvent]:
         now = self.clock.now()
         events: list[BindEvent] = []
-        failed: list[PodUid] = []
+        failed: list[Lease] = []
         deleted: list[PodUid] = []
         for lease, trace, result in zip(leases, traces, results, strict=True):
             if result.outcome is BindingOutcome.BOUND:
@@ -144,17 +145,29 @@ class PodBinder:
                 self.conditions.forget(lease.pod)
                 self.events.record(bound_event(lease), once=True)
             elif result.failed:
-                is_deleted = result.outcome is BindingOutcome.DELETED
-                (deleted if is_deleted else failed).append(lease.pod)
+                if result.outcome is BindingOutcome.DELETED:
+                    deleted.append(lease.pod)
+                else:
+                    failed.append(lease)
                 events.append(binding_failed(lease, result.reason, trace))
                 self.events.record(lease_event(lease, "FailedBinding", result.reason))
         if deleted:
             # Their leases end once the agents of their nodes confirm that nothing of them runs.
             await self.ledger.waiting_pods.remove(deleted)
         if failed:
-            events += lease_changes(await self.ledger.release(failed, reason="the binding failed"))
+            events += lease_changes(await self._release_unbound(failed))
             self.capacity_freed()
         return events
+
+    async def _release_unbound(self, leases: Sequence[Lease]) -> list[Lease]:
+        """End leases as they were bound: the pod may have been given another one meanwhile."""
+        ended = await asyncio.gather(
+            *(
+                self.ledger.release([lease.pod], reason="the binding failed", version=lease.version)
+                for lease in leases
+            )
+        )
+        return [lease for batch in ended for lease in batch]
 
     async def _settle_deferred(
         self, deferrals: Mapping[PodUid, Deferral], placements: Mapping[PodUid, PlacementChosen]

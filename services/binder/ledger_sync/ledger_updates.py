@@ -200,19 +200,20 @@ class LedgerUpdater:
     async def _end_replaced(
         self, leases: Iterable[Lease], allocations: Iterable[Allocation]
     ) -> set[PodUid]:
-        """End leases of other devices than those that the pods' containers use; return the pods.
+        """End leases of other slots than those that the pods' containers use; return the pods.
 
-        A rebuild that missed a Binding in flight gives such leases.
+        A rebuild that missed a Binding in flight gives such leases. With another slot of the same
+        device, the ledger would have no room for the pod that really has it.
         """
-        used = {allocation.pod: devices_of(allocation.lease) for allocation in allocations}
-        replaced = [lease for lease in leases if devices_of(lease) != used[lease.pod]]
+        used = {allocation.pod: slots_of(allocation.lease) for allocation in allocations}
+        replaced = [lease for lease in leases if slots_of(lease) != used[lease.pod]]
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return {lease.pod for lease in replaced}
 
 
-def devices_of(lease: Lease) -> frozenset[DeviceUuid]:
-    """Return the devices of a lease."""
-    return frozenset(share.device for share in lease.shares)
+def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
+    """Return the slots of a lease, with their devices."""
+    return frozenset((share.device, share.slot) for share in lease.shares)
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:

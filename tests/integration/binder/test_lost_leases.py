@@ -148,6 +148,24 @@ async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluste
     assert [each.device for each in lease.shares] == [GPU.uuid]
 
 
+async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    wanted = [reservation(pod, share(NODE, mib=20_000)) for pod in ("other", "p1")]
+    outcomes = await cluster.leases.reserve(wanted, now=NOW, ttl_s=30)
+    leases = [each.lease for each in outcomes if isinstance(each, Reserved)]
+    await cluster.leases.bind(leases)
+    await cluster.leases.release([leases[0].pod], reason="it has succeeded")
+
+    await cluster.report_devices()
+
+    [lease] = await cluster.leases.load([first.pod])
+    assert lease is not None
+    assert [each.slot for each in leases[1].shares] == [1]
+    assert [each.slot for each in lease.shares] == [each.slot for each in first.shares] == [0]
+
+
 async def test_the_lease_of_a_pod_that_is_gone_is_not_restored(cluster: Cluster) -> None:
     first = await cluster.bind("p1")
     await cluster.allocate(first)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shared.model.request import Gang
 from tests.model.mutations import mutated
 from tests.model.rules import Step
 from tests.model.runs import model_on_server
@@ -36,6 +37,19 @@ LATE_BINDING = (
     Step("flow", {}),
 )
 """A Binding that a rebuild did not wait for: its pod's device is leased a second time."""
+RED = Gang(name="ns/red-2", min_member=2)
+GANG_ENDS = (
+    Step("create_gang", {"mib": 30, "gang": RED, "members": 2}),
+    Step("flow", {}),
+    Step("delete_pod", {"position": 0, "force": True}),
+    Step("flow", {}),
+    Step("create_gang", {"mib": 30, "gang": RED, "members": 1}),
+    Step("deliver_half", {"position": 0, "replica": 0, "spared_calls": 1}),
+    Step("pod_succeeds", {"position": 0}),
+    Step("deliver", {"deliveries": ((0, 0, False),)}),
+    Step("restore_link", {"position": 0}),
+)
+"""The last other pod of a gang ends after a placer has counted it."""
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
 
 
@@ -52,6 +66,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("lost leases stay lost", ROLLED_BACK, "P6"),
         ("agents give out anything", ROLLED_BACK + FILL, "S1"),
         ("agents give out anything", LATE_BINDING, "S1"),
+        ("gangs begin short", GANG_ENDS, "P5"),
     ],
 )
 def test_these_steps_find_the_mutation_and_nothing_else(
