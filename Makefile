@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down test test-fast lint locks dist release-dry-run release proto
+.PHONY: up down test test-fast lint locks vulnerabilities dist release-dry-run release proto
 
 # The versions of locks/development.txt, each of which must have one of the hashes there.
 $(STAMP): pyproject.toml locks/development.txt
@@ -48,6 +48,14 @@ locks:
 	$(UV) --constraint locks/development.txt pyproject.toml --output-file locks/runtime.txt
 	$(UV) --constraint locks/development.txt --extra simulated pyproject.toml --output-file locks/simulated.txt
 	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
+	$(UV) --upgrade --group pyproject.toml:audit --output-file locks/audit.txt
+
+# Fails if a package of the image has a known vulnerability, or if the service cannot say so.
+vulnerabilities:
+	test -x $(VENV)-audit || python3 -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip --quiet --disable-pip-version-check install --requirement locks/audit.txt
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service osv \
+	  --requirement locks/runtime.txt $(ARGS)
 
 # The files of a release, in dist/.
 dist: $(STAMP)

@@ -154,9 +154,21 @@ def test_the_workflow_calls_targets_of_the_makefile_and_pins_its_actions() -> No
     jobs = yaml.safe_load(text)["jobs"]
     targets = set(re.findall(r"\bmake ([\w-]+)", text))
 
-    assert targets == {"release-dry-run", "release"}
+    assert targets == {"release-dry-run", "release", "vulnerabilities"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     uses = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
     assert uses
     assert all(re.search(r"@[0-9a-f]{40}$", each) for each in uses)
     assert "secrets." not in text
+
+
+def test_a_release_is_compared_with_known_vulnerabilities_first_and_main_each_week() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    release = [step.get("run", "").split("\n")[0] for step in jobs["release"]["steps"]]
+    weekly = {name for name, job in jobs.items() if "== 'schedule'" in job["if"]}
+
+    assert release.index("make vulnerabilities") < release.index(".ci/run")
+    assert weekly == {"vulnerabilities"}
+    assert all("schedule" in job["if"] or "== 'tag'" in job["if"] for job in jobs.values())
+    assert "--strict" in (ROOT / "Makefile").read_text(), "or it passes what it cannot look up"
