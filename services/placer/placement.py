@@ -1,28 +1,27 @@
 """The decision: up to three places for a pod, or why there is none; pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from services.placer.choice.device_choice import allowed_modes, device_chooser
+from services.placer.choice.device_choice import allowed_modes
 from services.placer.choice.picks import build_shares
+from services.placer.compared_placement import Rng, fits_on, place_compared
 from services.placer.index.node_index import NodeIndex
-from services.placer.index.node_rank import RequestKind, request_kind
-from services.placer.index.ranked_nodes import CANDIDATES, RankedNodes
+from services.placer.index.node_rank import request_kind
+from services.placer.index.ranked_nodes import CANDIDATES, BestNodes
+from services.placer.index.threshold_column import NodeSet
 from services.placer.mirror.node_mirror import MirroredNode
-from services.placer.refusal.refusals import explain_refusal
+from services.placer.refusal.refusals import cached_refusal, explain_refusal
 from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest
-from shared.placing.node_filters import has_no_node_constraints, has_too_little
+from shared.model.request import NodeOrder, PodRequest
 
 RANDOM_TRIES = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
-NODES_BY_RANK = 64
-"""Nodes tried by rank before every node is checked exactly."""
+RARE = 8
+"""Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
 
 _SHARES_ONLY = (DeviceMode.HAMI_CORE,)
-
-Rng = Callable[[], float]
-"""Returns a random number from 0 to below 1."""
 
 
 def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, ...] | Refusal:
@@ -33,61 +32,56 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     preferences first, then by its node order. Where both shares and MIG instances are allowed, all
     nodes are tried for the preferred mode before any is tried for the other.
     """
-    if not index.eligibility.has_preferences(request.node_requirements):
-        modes = allowed_modes(request)
-        if not index.mirror.mig_nodes and _SHARES_ONLY[0] in modes:
-            modes = _SHARES_ONLY
-        for mode in modes:
-            kind, need = request_kind(request, mode)
-            placements = _place_from_index(request, index, kind, need, rng)
-            if placements:
-                return placements
-    verdicts = index.verdicts(request)
-    placements = tuple(_placements(request, index, _random_nodes(verdicts, 0, rng)))
-    return placements or explain_refusal(request, index.mirror, verdicts)
+    if request.node_order is NodeOrder.FRAGMENTATION:
+        return place_compared(request, index, rng)
+    modes = allowed_modes(request)
+    if not index.mirror.mig_nodes and _SHARES_ONLY[0] in modes:
+        modes = _SHARES_ONLY
+    if len(modes) == 1 and not index.eligibility.has_preferences(request.node_requirements):
+        kind, need = request_kind(request, modes[0])
+        likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
+        placements = tuple(_placements(request, index, likely))
+        if placements:
+            return placements
+    refusal = cached_refusal(request, index)
+    if refusal is not None:
+        return refusal
+    fitting, excluded = index.sets.split(request)
+    if not fitting:
+        return explain_refusal(request, index, excluded)
+    return tuple(_placements(request, index, _best_nodes(request, index, modes, fitting, rng)))
 
 
-def _place_from_index(
-    request: PodRequest, index: NodeIndex, kind: RequestKind, need: int, rng: Rng
-) -> tuple[Placement, ...]:
-    nodes = index.likely_nodes(kind)
-    placements = tuple(_placements(request, index, _random_nodes(nodes, need, rng)))
-    if placements or index.has_verdicts(request):
-        return placements
-    nodes = index.exact_nodes(kind)
-    return tuple(_placements(request, index, _nodes_by_rank(nodes, need)))
+def _best_nodes(
+    request: PodRequest, index: NodeIndex, modes: Sequence[DeviceMode], fitting: NodeSet, rng: Rng
+) -> Iterator[MirroredNode]:
+    """Yield nodes that fit, those that the pod prefers first, then by mode and rank."""
+    kinds = [request_kind(request, mode) for mode in modes]
+    for preferred in index.sets.by_preference(request.node_requirements, fitting):
+        seen = set[MirroredNode]()
+        is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
+        for kind, need in kinds:
+            nodes = index.exact_nodes(kind)
+            if is_rare:
+                best = nodes.best_of(index.sets.nodes_in(preferred), need)
+            else:
+                best = nodes.best_nodes(need, index.sets.membership(preferred))
+            for node in _random_nodes(best, rng):
+                if node not in seen:
+                    seen.add(node)
+                    yield node
 
 
 def _placements(
     request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]
 ) -> Iterator[Placement]:
     """Yield placements on those of the nodes that fit, up to the number of candidates."""
-    requirements = request.node_requirements
-    unconstrained = has_no_node_constraints(requirements)
-    eligibility, triggers = index.eligibility, request.triggers
-    resources, choose = request.resources.items(), device_chooser(request)
-    left = CANDIDATES
-    for node in nodes:
-        if not (unconstrained and node.accepts_any_pod) and (
-            eligibility.check(requirements, node)[0] is not None
-        ):
-            continue
-        if has_too_little(node.free_resources, resources):
-            continue
-        if not node.serving.issuperset(triggers):
-            continue
-        picks = choose(node)
-        if picks is None:
-            continue
+    for node, picks in islice(fits_on(request, index, nodes), CANDIDATES):
         yield Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
-        left -= 1
-        if not left:
-            return
 
 
-def _random_nodes(nodes: RankedNodes, need: int, rng: Rng) -> Iterator[MirroredNode]:
+def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
     """Yield random nodes of the best ones: the first among those that tie, the rest among all."""
-    best = nodes.best_nodes(need)
     among, seen = best.tied, set[int]()
     for _ in range(min(RANDOM_TRIES, 2 * best.total)):
         position = int(rng() * among)
@@ -95,14 +89,3 @@ def _random_nodes(nodes: RankedNodes, need: int, rng: Rng) -> Iterator[MirroredN
         if position not in seen:
             seen.add(position)
             yield best.node(position)
-
-
-def _nodes_by_rank(nodes: RankedNodes, need: int) -> Iterator[MirroredNode]:
-    """Yield nodes in order of rank, best first, up to a limit."""
-    left = NODES_BY_RANK
-    for rank in nodes.ranks_with_headroom(need):
-        for node in nodes.groups[rank]:
-            yield node
-            left -= 1
-            if not left:
-                return

@@ -50,7 +50,9 @@ class WatcherSettings(ServiceSettings):
         "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments apply",
     )
     node_scheduler_policy: str = setting(
-        "binpack", "nodes for pods in HAMi's dialect: binpack or spread"
+        "binpack",
+        "nodes for pods in HAMi's dialect: binpack or spread; or fragmentation, for all pods: the "
+        "node on which the pod leaves most idle GPU usable for the pods that usually arrive",
     )
     gpu_scheduler_policy: str = setting(
         "spread",

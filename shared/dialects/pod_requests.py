@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from shared.dialects import DIALECTS, strict_isolation
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.nvidia import dialect as nvidia
 from shared.model.errors import RequestError
 from shared.model.quantity import check_amount
-from shared.model.request import PodRequest
+from shared.model.request import DeviceOrder, NodeOrder, PodRequest
 
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
@@ -48,6 +49,10 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     _check_amounts(request)
     if request.containers and strict_isolation.is_strict(pod, rules):
         request = strict_isolation.strict_request(request)
+    if rules.node_scheduler_policy == NodeOrder.FRAGMENTATION and request.dialect != nvidia.NAME:
+        request = replace(
+            request, node_order=NodeOrder.FRAGMENTATION, device_order=DeviceOrder.BINPACK
+        )
     return replace(request, prefer_mig=True) if rules.prefer_mig else request
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from shared.model.names import DeviceUuid
 from shared.model.request import GpuRequest, SharingPolicy
@@ -217,52 +218,61 @@ def device_refusal(
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
     includes the shares of earlier containers of the same pod.
     """
-    anti_affinity_groups = tuple(anti_affinity_groups)
-    if fits(request, device, use, memory_mib=memory_mib, anti_affinity_groups=anti_affinity_groups):
+    groups = tuple(anti_affinity_groups)
+    if fits(request, device, use, memory_mib=memory_mib, anti_affinity_groups=groups):
         return None
-    cores = required_cores_percent(request)
-    slots = slot_limit(request, device)
-    shared_groups = sorted(use.anti_affinity_groups.intersection(anti_affinity_groups))
-    reasons = (
-        (not device.healthy, "GpuUnhealthy", device.health_text),
-        (
-            device.mode is not DeviceMode.HAMI_CORE,
-            "GpuModeMismatch",
-            f"it is in {device.mode} mode, and the pod cannot use an instance",
-        ),
-        *_isolation_reasons(request, device),
-        (
-            request.slotted and use.shares >= slots,
-            "GpuSlotsTaken",
-            f"all {slots} share slots are taken",
-        ),
-        (
-            bool(shared_groups),
-            "GpuGroupSpread",
-            f"it already has a pod of group {', '.join(shared_groups)}",
-        ),
-        (
-            use.memory_mib + memory_mib > device.memory_mib,
-            "InsufficientGpuMemory",
-            f"{memory_mib} MiB are requested, {device.memory_mib - use.memory_mib} of "
-            f"{device.memory_mib} MiB are free",
-        ),
-        (
-            use.cores_percent + cores > 100,
-            "InsufficientGpuCores",
-            f"{cores} % of its cores are requested, {100 - use.cores_percent} % are free",
-        ),
-        (
-            request.sharing in IDLE_BEFORE and use.shares > 0,
-            "GpuNotIdle",
-            f"the pod requires an idle device, and {use.shares} shares are on it",
-        ),
-        (bool(use.layout), "GpuInstancesLive", "live MIG instances are on it"),
-        (use.claimed_by, "GpuClaimed", "it is reserved for a preempting pod"),
-        (use.exclusive, "GpuInExclusiveUse", "another pod uses it exclusively"),
-        (use.cores_percent >= 100, "GpuInExclusiveUse", "all of its cores are reserved"),
+    return next(
+        chain(
+            _device_reasons(request, device),
+            _amount_reasons(request, device, use, memory_mib, groups),
+            _sharing_reasons(request, use),
+        )
     )
-    return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)
+
+
+def _device_reasons(request: GpuRequest, device: Device) -> Iterator[DeviceRefusal]:
+    if not device.healthy:
+        yield DeviceRefusal("GpuUnhealthy", device.health_text)
+    if device.mode is not DeviceMode.HAMI_CORE:
+        text = f"it is in {device.mode} mode, and the pod cannot use an instance"
+        yield DeviceRefusal("GpuModeMismatch", text)
+    if isolation_allows(request, device):
+        return
+    for refused, code, text in _isolation_reasons(request, device):
+        if refused:
+            yield DeviceRefusal(code, text)
+
+
+def _amount_reasons(
+    request: GpuRequest, device: Device, use: DeviceUse, memory_mib: int, groups: tuple[str, ...]
+) -> Iterator[DeviceRefusal]:
+    slots = slot_limit(request, device)
+    if request.slotted and use.shares >= slots:
+        yield DeviceRefusal("GpuSlotsTaken", f"all {slots} share slots are taken")
+    shared_groups = sorted(use.anti_affinity_groups.intersection(groups))
+    if shared_groups:
+        text = f"it already has a pod of group {', '.join(shared_groups)}"
+        yield DeviceRefusal("GpuGroupSpread", text)
+    if use.memory_mib + memory_mib > device.memory_mib:
+        free = f"{device.memory_mib - use.memory_mib} of {device.memory_mib} MiB are free"
+        yield DeviceRefusal("InsufficientGpuMemory", f"{memory_mib} MiB are requested, {free}")
+    cores = required_cores_percent(request)
+    if use.cores_percent + cores > 100:
+        free = f"{100 - use.cores_percent} % are free"
+        yield DeviceRefusal("InsufficientGpuCores", f"{cores} % of its cores are requested, {free}")
+
+
+def _sharing_reasons(request: GpuRequest, use: DeviceUse) -> Iterator[DeviceRefusal]:
+    if request.sharing in IDLE_BEFORE and use.shares > 0:
+        text = f"the pod requires an idle device, and {use.shares} shares are on it"
+        yield DeviceRefusal("GpuNotIdle", text)
+    if use.layout:
+        yield DeviceRefusal("GpuInstancesLive", "live MIG instances are on it")
+    if use.claimed_by:
+        yield DeviceRefusal("GpuClaimed", "it is reserved for a preempting pod")
+    if use.exclusive:
+        yield DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
+    yield DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")
 
 
 def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bool, str, str]]:

@@ -159,6 +159,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """See `PodRequest.memo`."""
     trace: str = ""
     """W3C traceparent of the span that created the lease."""
+    weighed: str = ""
+    """What the placement policy weighed; empty: the policy weighs nothing."""
     state: LeaseState = LeaseState.RESERVED
     version: int = 0
     created_at: float = 0.0

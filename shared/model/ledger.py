@@ -31,6 +31,8 @@ class Reservation:
     gang: str = ""
     memo: str = ""
     trace: str = ""
+    weighed: str = ""
+    """See `Placement.weighed`."""
     priority: int = 0
 
 
@@ -49,6 +51,7 @@ def reservation_for(queued: PodQueued, candidates: tuple[Placement, ...]) -> Res
         priority=request.priority,
         memo=request.memo,
         trace=queued.trace,
+        weighed=candidates[0].weighed if candidates else "",
     )
 
 

@@ -15,6 +15,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[Share, ...]
     node_version: int = 0
     """The version of the node in the ledger that the choice is based on."""
+    weighed: str = ""
+    """What the policy weighed, for `explain`; empty: the policy weighs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

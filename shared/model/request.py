@@ -59,6 +59,8 @@ class NodeOrder(StrEnum):
     """The one whose devices are left with the least spare memory."""
     SPREAD = "spread"
     """The one whose devices are used least."""
+    FRAGMENTATION = "fragmentation"
+    """The one after which the pods that usually arrive can use most of what is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ reject it.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.model.node import NodeFacts, Taint, cordon_reason
 from shared.model.quantity import amount_text
@@ -177,11 +178,17 @@ def has_too_little(free: Mapping[str, int], requested: Iterable[tuple[str, int]]
 def _insufficient(name: str, amount: int, there: int) -> NodeFilterFailure:
     free = amount_text(name, max(there, 0))
     numbers = f"{amount_text(name, amount)} of {name} requested, {free} free"
+    return NodeFilterFailure(*insufficient_resource(name), numbers)
+
+
+@lru_cache(maxsize=256)
+def insufficient_resource(name: str) -> tuple[str, str]:
+    """Return the code and the message for too little of a resource."""
     if name == "pods":
-        return NodeFilterFailure("TooManyPods", "Too many pods", numbers)
+        return "TooManyPods", "Too many pods"
     words = name.replace("/", "-").replace(".", "-").split("-")
     code = "Insufficient" + "".join(word[:1].upper() + word[1:] for word in words)
-    return NodeFilterFailure(code, f"Insufficient {name}", numbers)
+    return code, f"Insufficient {name}"
 
 
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:

@@ -1,16 +1,17 @@
-"""Microseconds per placement, with the index and with the naive scan, by size of the cluster.
+"""Microseconds per placement and per refusal, by size of the cluster and number of kinds of pods.
 
-    python -m tests.benchmarks.placement [--quick] [--json]
+    python -m tests.benchmarks.placement [--quick] [--json] [--nodes 100 1000] [--kinds 1 32]
 
 Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
 placement is timed: `place` (up to three candidates with their shares), `hold` of the first one, and
 keeping the index up to date with everything that changed. Between batches, not timed, the mirror
 gets totals as from the ledger, and the oldest pods are removed once there are 1,024.
-Pods come from twelve templates: three memory sizes, no or 25 % of the cores, one or two
-GPUs, all with cpu, memory and pod count. The naive scan, written for clarity, looks at every
+Kinds of pods differ in memory, cores, one or two GPUs, and cpu. Refused pods fit nowhere, a third
+each for lack of memory, of cores and of cpu; before each a device's use changes, so that
+no refusal is the same as before. The naive scan (`--naive`), written for clarity, looks at every
 device of every node.
-CPU time of this process, median of batches of 64; the time of `sum(range(1000))` on the same
-machine beside it shows how quick, or how busy, the machine is.
+CPU time of this process, median of batches of 64, and for refusals also the mean; the time of
+`sum(range(1000))` on the same machine beside it shows how quick, or how busy, the machine is.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import statistics
 import time
 import timeit
 from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from msgspec import structs
 
@@ -46,8 +49,8 @@ TRIGGER = "volcano.sh/vgpu-number"
 _IDLE = DeviceUse()
 
 
-def cluster(nodes: int, dice: random.Random) -> list[LedgerNode]:
-    """Nodes of eight devices, of which three in four have shares on them."""
+def cluster(nodes: int, dice: random.Random, *, full: bool = False) -> list[LedgerNode]:
+    """Nodes of eight devices, of which three in four, or with `full` all, have shares on them."""
     allocatable = {"cpu": 256_000, "memory": 1 << 40, "pods": 250}
     return [
         LedgerNode(
@@ -62,7 +65,7 @@ def cluster(nodes: int, dice: random.Random) -> list[LedgerNode]:
                         memory_mib=DEVICE_MIB,
                         slots=16,
                     ),
-                    half_used(dice),
+                    half_used(dice, full=full),
                 )
                 for index in range(DEVICES)
             ),
@@ -72,8 +75,10 @@ def cluster(nodes: int, dice: random.Random) -> list[LedgerNode]:
     ]
 
 
-def half_used(dice: random.Random) -> DeviceUse:
-    """Nothing at all, or up to four shares."""
+def half_used(dice: random.Random, *, full: bool) -> DeviceUse:
+    """Nothing at all, or up to four shares; with `full` at least one share with cores."""
+    if full:
+        return DeviceUse(memory_mib=dice.choice(MEMORIES), cores_percent=25, shares=1, fence=1)
     if dice.random() < 0.25:
         return _IDLE
     held = [dice.choice(MEMORIES) for _ in range(dice.randrange(1, 5))]
@@ -81,34 +86,52 @@ def half_used(dice: random.Random) -> DeviceUse:
     return DeviceUse(memory_mib=sum(held), cores_percent=min(cores, 75), shares=len(held), fence=1)
 
 
-def templates(order: NodeOrder) -> list[PodRequest]:
-    """What pods ask for."""
+def kinds_of_pods(count: int, order: NodeOrder) -> list[PodRequest]:
+    """Return so many different requests that fit."""
     return [
-        PodRequest(
-            dialect="volcano-vgpu",
-            containers=(
-                GpuRequest(container="main", gpus=gpus, memory_units=memory, cores_percent=cores),
-            ),
-            triggers=(TRIGGER,),
-            resources={"cpu": 500, "memory": 1 << 30, "pods": 1},
-            node_order=order,
+        _pod(
+            order,
+            1 + number % 2,
+            MEMORIES[number // 4 % 3] + 10 * (number // 12),
+            CORES[number // 2 % 2],
+            500 + 10 * (number // 12 % 40),
         )
-        for memory in MEMORIES
-        for cores in CORES
-        for gpus in (1, 2)
+        for number in range(count)
     ]
+
+
+def kinds_of_refused_pods(count: int) -> list[PodRequest]:
+    """Return so many different requests that fit nowhere."""
+    amounts = (
+        lambda number: (1 + number % 8, DEVICE_MIB - number, 0, 500 + number % 100),
+        lambda number: (1 + number % 4, 1_000 + number, 90 + number % 10, 500),
+        lambda number: (1, 1_000 + number, 0, 257_000 + number),
+    )
+    return [_pod(NodeOrder.BINPACK, *amounts[number % 3](number)) for number in range(count)]
+
+
+def _pod(order: NodeOrder, gpus: int, memory: int, cores: int, cpu: int) -> PodRequest:
+    return PodRequest(
+        dialect="volcano-vgpu",
+        containers=(
+            GpuRequest(container="main", gpus=gpus, memory_units=memory, cores_percent=cores),
+        ),
+        triggers=(TRIGGER,),
+        resources={"cpu": cpu, "memory": 1 << 30, "pods": 1},
+        node_order=order,
+    )
 
 
 class Load:
     """A mirror that pods come to and leave, and the totals that a ledger would publish."""
 
-    def __init__(self, nodes: int, order: NodeOrder) -> None:
+    def __init__(self, nodes: int, kinds: Sequence[PodRequest], *, full: bool = False) -> None:
         self.dice = random.Random(1)  # noqa: S311
-        held = cluster(nodes, self.dice)
+        held = cluster(nodes, self.dice, full=full)
         self.mirror = ClusterMirror()
         self.mirror.reset(held)
         self.index = NodeIndex(self.mirror)
-        self.templates = templates(order)
+        self.kinds = kinds
         self.totals = {device.uuid: use for node in held for device, use in node.devices}
         self.pods: deque[tuple[PodUid, tuple[Share, ...]]] = deque()
         self.untold: list[tuple[PodUid, tuple[Share, ...]]] = []
@@ -158,14 +181,16 @@ class Load:
 
     def batch(self) -> list[PodRequest]:
         """A batch of pods to come."""
-        return self.dice.choices(self.templates, k=BATCH)
+        return self.dice.choices(self.kinds, k=BATCH)
 
 
-def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
+def placement_us(nodes: int, kinds: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
     """Return the median time of a placement, and the number of pods refused meanwhile."""
-    load = Load(nodes, order)
-    for one in load.templates:
+    load = Load(nodes, kinds_of_pods(kinds, order))
+    for one in load.kinds:
         load.step(one)
+    load.report()
+    load.drain()
     figures: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -179,9 +204,39 @@ def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
     return statistics.median(figures), load.refused
 
 
+def refusal_us(nodes: int, kinds: int, seconds: float) -> tuple[float, float, float]:
+    """Return the median and mean time of a refusal once every kind arrived, and of the first."""
+    load = Load(nodes, kinds_of_refused_pods(kinds), full=True)
+    first = _refuse(load, load.kinds) / kinds * 1e6
+    figures: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not figures:
+        figures.append(_refuse(load, load.batch()) / BATCH * 1e6)
+    return statistics.median(figures), statistics.fmean(figures), first
+
+
+def _refuse(load: Load, wanted: Sequence[PodRequest]) -> float:
+    """Return the seconds of refusing pods; before each of them, a device's use changes."""
+    devices, spent = list(load.totals), 0.0
+    for one in wanted:
+        uuid = load.dice.choice(devices)
+        fence = load.totals[uuid].fence + 1
+        used = DeviceUse(
+            memory_mib=load.dice.choice(MEMORIES), cores_percent=25, shares=1, fence=fence
+        )
+        load.totals[uuid] = used
+        load.mirror.update_device_use(uuid, used)
+        began = time.process_time()
+        refused = place(one, load.index, load.dice.random)
+        spent += time.process_time() - began
+        if not isinstance(refused, Refusal):
+            raise SystemExit(f"placed: {one}")
+    return spent
+
+
 def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
     """Return the median time of a scan over all nodes."""
-    held, wanted = cluster(nodes, random.Random(1)), templates(order)  # noqa: S311
+    held, wanted = cluster(nodes, random.Random(1)), kinds_of_pods(12, order)  # noqa: S311
     figures: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or not figures:
@@ -192,6 +247,27 @@ def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
     return statistics.median(figures)
 
 
+def _placements(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
+    for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
+        fast, refused = placement_us(nodes, kinds, NodeOrder(order), seconds)
+        row = {"order": order, "nodes": nodes, "kinds": kinds, "us": round(fast, 1)}
+        if flags.naive:
+            row["naive_us"] = round(naive_us(nodes, NodeOrder(order), seconds), 1)
+        yield row | {"refused": refused}
+
+
+def _refusals(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
+    for nodes, kinds in product(flags.nodes, flags.kinds):
+        median, mean, first = refusal_us(nodes, kinds, seconds)
+        yield {
+            "nodes": nodes,
+            "kinds": kinds,
+            "us": round(median, 1),
+            "mean_us": round(mean, 1),
+            "first_us": round(first, 1),
+        }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -199,35 +275,26 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one second per figure")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--naive", action="store_true", help="time the naive scan, too")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1_000, 5_000, 50_000])
+    parser.add_argument("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
+    parser.add_argument("--orders", nargs="*", default=[order.value for order in NodeOrder])
+    parser.add_argument("--no-refusals", action="store_true")
     flags = parser.parse_args()
     seconds = 1.0 if flags.quick else 5.0
-    rows = []
-    for order in NodeOrder:
-        for nodes in (100, 1_000, 5_000):
-            fast, refused = index_us(nodes, order, seconds)
-            slow = naive_us(nodes, order, seconds)
-            rows.append(
-                {
-                    "order": order.value,
-                    "nodes": nodes,
-                    "devices": nodes * DEVICES,
-                    "index_us": round(fast, 1),
-                    "naive_us": round(slow, 1),
-                    "ratio": round(slow / fast),
-                    "refused": refused,
-                }
-            )
-    yardstick_us = round(min(timeit.repeat("sum(range(1000))", number=2_000)) / 2_000 * 1e6, 1)
-    if flags.json:
-        print(json.dumps({"placement": rows, "sum_range_1000_us": yardstick_us}))
-        return
-    print(f"sum(range(1000)) takes {yardstick_us} µs here")
-    print(f"{'order':<8} {'nodes':>6} {'devices':>8} {'index µs':>9} {'naive µs':>10} {'ratio':>7}")
-    for row in rows:
-        print(
-            f"{row['order']:<8} {row['nodes']:>6} {row['devices']:>8} {row['index_us']:>9} "
-            f"{row['naive_us']:>10} {row['ratio']:>7}"
-        )
+    yardstick = timeit.repeat("sum(range(1000))", timer=time.process_time, number=2_000)
+    yardstick_us = round(min(yardstick) / 2_000 * 1e6, 1)
+    found: dict[str, object] = {"sum_range_1000_us": yardstick_us}
+    tables = {"placement": _placements(flags, seconds)}
+    if not flags.no_refusals:
+        tables["refusal"] = _refusals(flags, seconds)
+    for name, rows in tables.items():
+        found[name] = kept = []
+        for row in rows:
+            kept.append(row)
+            if not flags.json:
+                print(name, *(f"{key} {value}" for key, value in row.items()), flush=True)
+    print(json.dumps(found) if flags.json else f"sum(range(1000)) takes {yardstick_us} µs here")
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         f"lease       {lease.state}, version {lease.version}, held for "
         f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
         f"dialect     {lease.dialect or 'none: it requests no GPU'}",
+        *([f"chosen      {lease.weighed}"] if lease.weighed else []),
         *_idle_lines(lease, snapshot),
         *_cordon_lines(lease, snapshot),
         *(line for share in lease.shares for line in _share_lines(lease, share, snapshot)),

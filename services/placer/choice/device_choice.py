@@ -52,7 +52,7 @@ def device_chooser(request: PodRequest) -> DeviceChooser:
 
     The most common requests use a faster path with the same result.
     """
-    if _is_simple(request):
+    if is_simple(request):
         return _simple_device_chooser(request)
     return lambda node: choose_devices(request, node)
 
@@ -61,14 +61,20 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     [container] = request.containers
     gpus, free_cores = container.gpus, required_free_cores(container)
     units = required_units(container)
-    slotted, last_first = container.slotted, request.device_order is DeviceOrder.LAST
+    slotted, order = container.slotted, request.device_order
+    last_first, fullest_first = order is DeviceOrder.LAST, order is DeviceOrder.BINPACK
     by_links = gpus > 1 and request.prefer_links
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if node.has_mig or node.isolation_restricted or (by_links and node.has_topology):
             return choose_devices(request, node)
         picks = list[DevicePick]()
-        for device in reversed(node.devices) if last_first else node.devices:
+        devices: Iterable[MirroredDevice] = node.devices
+        if fullest_first:
+            devices = sorted(node.devices, key=_used_first)
+        elif last_first:
+            devices = reversed(node.devices)
+        for device in devices:
             if device.free_units < units:
                 continue
             if (device.free_slot_cores if slotted else device.free_cores) >= free_cores:
@@ -80,14 +86,18 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     return choose
 
 
-_ORDERS_BY_INDEX = (DeviceOrder.LAST, DeviceOrder.FIRST)
+_SIMPLE_ORDERS = (DeviceOrder.LAST, DeviceOrder.FIRST, DeviceOrder.BINPACK)
 
 
-def _is_simple(request: PodRequest) -> bool:
+def _used_first(device: MirroredDevice) -> int:
+    return -device.used_mib
+
+
+def is_simple(request: PodRequest) -> bool:
     """Return whether free units of memory, free cores and a free slot decide about a device."""
     return (
         len(request.containers) == 1
-        and request.device_order in _ORDERS_BY_INDEX
+        and request.device_order in _SIMPLE_ORDERS
         and not request.anti_affinity_groups
         and request.topology_scope is TopologyScope.NODE
         and not is_selective(request.selection)

@@ -1,6 +1,5 @@
 """Reasons why the devices of one node do not fit, for the node and for each device; pure."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from services.placer.choice.container_choice import (
@@ -13,13 +12,14 @@ from services.placer.choice.device_topology import topology_location
 from services.placer.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
 from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
-from shared.model.placement import DeviceVerdict
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.node_filters import NodeFilterFailure
 
 NODE_TEXTS: Mapping[str, str] = {
+    "NoGpus": "node(s) had no GPU",
+    "NotEnoughGpus": "node(s) had fewer GPUs than the pod requests",
     "InsufficientGpuMemory": "Insufficient GPU memory",
     "InsufficientGpuCores": "Insufficient GPU cores",
     "GpuSlotsTaken": "node(s) had no free GPU share slot",
@@ -48,42 +48,53 @@ SCOPES: Mapping[TopologyScope, str] = {
     TopologyScope.PCIE: "PCIe root",
 }
 
-EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuExcluded"})
-"""Codes of devices that the pod could never use: reported only where they are the only codes."""
+_STEPS: Mapping[str, int] = {
+    code: step
+    for step, code in enumerate(
+        (
+            *("GpuModeMismatch", "GpuUuidExcluded", "GpuTypeExcluded", "GpuExcluded"),
+            *("GpuPlaceUnknown", "GpuUnhealthy"),
+            *("GpuIsolationStrict", "GpuNotShared", "GpuNotIsolated"),
+            *("GpuSlotsTaken", "GpuGroupSpread"),
+            *("NoGpuInstances", "GpuInstanceTooSmall", "GpuNotPartitioned", "GpuInstancesTaken"),
+            *("InsufficientGpuMemory", "InsufficientGpuCores", "GpuNotIdle"),
+            *("GpuInstancesLive", "GpuClaimed", "GpuInExclusiveUse"),
+        )
+    )
+}
+"""The order of the checks: devices that the pod could never use are excluded first."""
 
 EXCLUDED = DeviceRefusal("GpuExcluded", "an annotation of its node excludes it from new shares")
 
 
-def explain_no_devices(request: PodRequest, node: MirroredNode) -> NodeFilterFailure:
-    """Return the reason that most of the node's devices share."""
+DeviceRefusals = Mapping[MirroredDevice, DeviceRefusal]
+
+
+def explain_no_devices(
+    request: PodRequest, node: MirroredNode, refusals: DeviceRefusals | None = None
+) -> NodeFilterFailure:
+    """Return the step of checking devices that leaves fewer than the pod needs.
+
+    `refusals` are those of the node's devices, if they are known.
+    """
     if not node.devices:
-        return NodeFilterFailure("NoGpus", "node(s) had no GPU")
+        return NodeFilterFailure("NoGpus", NODE_TEXTS["NoGpus"])
     most = max(container.gpus for container in request.containers)
     if most > len(node.devices):
         numbers = f"{most} different GPUs requested, {len(node.devices)} present"
-        return NodeFilterFailure(
-            "NotEnoughGpus", "node(s) had fewer GPUs than the pod requests", numbers
-        )
-    refusals = device_refusals(request, node)
-    counts = Counter(refusal.code for refusal in refusals.values())
-    if not counts:
+        return NodeFilterFailure("NotEnoughGpus", NODE_TEXTS["NotEnoughGpus"], numbers)
+    if refusals is None:
+        refusals = device_refusals(request, node)
+    if not refusals:
         scope = SCOPES.get(request.topology_scope)
         where = f" on one {scope}" if scope else ""
         text = f"node(s) had no GPUs for all containers at once{where}"
         return NodeFilterFailure("GpusDoNotFitTogether", text)
-    usable = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
-    code = (usable or counts).most_common(1)[0][0]
+    codes = sorted((refusal.code for refusal in refusals.values()), key=_STEPS.__getitem__)
+    code = codes[min(len(node.devices) - most, len(codes) - 1)]
     fitting = len(node.devices) - len(refusals)
     return NodeFilterFailure(
         code, NODE_TEXTS[code], f"{most} GPU{'s' * (most > 1)} requested, {fitting} fit"
-    )
-
-
-def device_verdicts(request: PodRequest, node: MirroredNode) -> tuple[DeviceVerdict, ...]:
-    """Return the reason of each device that does not fit."""
-    return tuple(
-        DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
-        for device, refusal in device_refusals(request, node).items()
     )
 
 

@@ -1,30 +1,49 @@
 """The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from services.placer.fragmentation.fragmentation import Fragmentation
 from services.placer.index.eligibility import NodeEligibility
 from services.placer.index.node_rank import RequestKind, ranking_for
+from services.placer.index.node_sets import NodeSets, device_key
 from services.placer.index.ranked_nodes import RankedNodes
-from services.placer.index.request_verdicts import RequestVerdicts
 from services.placer.mirror.cluster_mirror import ClusterMirror
+from shared.model.placement import Refusal
 from shared.model.request import PodRequest
 
 CACHED_KINDS = 64
-CACHED_VERDICTS = 32
 EXACT_CORES_USES = 256
 """After cores decided once, the next so many requests of the kind use ranks that count cores."""
 
 
-class NodeIndex:
-    """Ranked nodes by kind of request, and verdicts by exact request.
+@dataclass(frozen=True, slots=True)
+class RefusalMemo:
+    """A refusal, and what it is based on."""
 
-    Where there are too many, the oldest kind or the least recently used verdicts are dropped.
+    position: int
+    """The mirror's position then."""
+    inventory_position: int
+    permanent: bool
+    """Whether no freed capacity can ever help, as of the inventory's position."""
+    refusal: Refusal
+
+
+class NodeIndex:
+    """Ranked nodes by kind of request, and the sets of nodes that fit requests exactly.
+
+    Where there are too many kinds, the oldest is dropped.
     """
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self.mirror = mirror
         self.eligibility = NodeEligibility(mirror)
+        self.sets = NodeSets(mirror, self.eligibility)
+        self.fragmentation = Fragmentation(mirror)
+        self.refusals: dict[Hashable, RefusalMemo] = {}
+        """The latest refusals, by `placement_key`."""
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
-        self._verdicts: dict[object, RequestVerdicts] = {}
 
     def likely_nodes(self, kind: RequestKind) -> RankedNodes:
         """Return nodes that probably fit: cores are left out unless they have decided lately.
@@ -56,38 +75,12 @@ class NodeIndex:
         ranked_nodes.catch_up()
         return ranked_nodes
 
-    def has_verdicts(self, request: PodRequest) -> bool:
-        """Return whether verdicts on an equal request are cached."""
-        return placement_key(request) in self._verdicts
 
-    def verdicts(self, request: PodRequest) -> RequestVerdicts:
-        """Return the verdicts on a request, up to date."""
-        key = placement_key(request)
-        verdicts = self._verdicts.pop(key, None)
-        if verdicts is None:
-            if len(self._verdicts) >= CACHED_VERDICTS:
-                del self._verdicts[next(iter(self._verdicts))]
-            verdicts = RequestVerdicts(self.mirror, self.eligibility, request)
-        self._verdicts[key] = verdicts
-        verdicts.catch_up()
-        return verdicts
-
-
-def placement_key(request: PodRequest) -> object:
+def placement_key(request: PodRequest) -> Hashable:
     """Return a key that is equal for requests that fit the same places."""
     return (
-        request.containers,
-        request.same_device,
+        device_key(request),
         request.triggers,
-        request.selection,
-        request.distinct_devices,
-        request.anti_affinity_groups,
-        request.topology_scope,
-        request.prefer_links,
-        request.prefer_mig,
-        request.allocation_weights,
-        request.device_order,
-        request.node_order,
         tuple(sorted(request.resources.items())),
         request.node_requirements,
     )

@@ -18,17 +18,14 @@ FULLNESS_BITS = 6
 MAX_FULLNESS = (1 << FULLNESS_BITS) - 1
 HEADROOM_BITS = 40
 MAX_HEADROOM = (1 << HEADROOM_BITS) - 1
-PREFERENCE_SHIFT = HEADROOM_BITS + FULLNESS_BITS
-PREFERENCE_TOP = 1 << 20
-"""Above the sum of any pod's preference weights, and of their absolute values."""
-
 Rank = int
 Ranking = Callable[[MirroredNode], Rank | None]
 
 
 UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
-"""The unit of the headroom: that of the request. WHOLE: 1 if nothing is used, else 0. NONE: no
-device is requested."""
+FREEST = "freest"
+"""The unit of the headroom: that of the request. WHOLE: 1 if nothing is used, else 0. Where no
+device is requested, NONE: the number of devices; FREEST: the units that the freest one has free."""
 
 
 class RequestKind(NamedTuple):
@@ -42,7 +39,7 @@ class RequestKind(NamedTuple):
     """The device must be idle."""
     slotted: bool
     packs: bool
-    """BINPACK, not SPREAD."""
+    """Not SPREAD."""
     instances: bool = False
     """The headroom is the largest free instance of devices in MIG mode; else of other devices."""
 
@@ -55,10 +52,11 @@ def request_kind(
     Of several containers the most demanding one stands for all; the exact choice of devices
     decides whether the others fit beside it.
     """
-    packs = request.node_order is NodeOrder.BINPACK
+    packs = request.node_order is not NodeOrder.SPREAD
     containers = request.containers
     if not containers:
-        return RequestKind(NONE, 0, 0, False, False, packs), 0
+        compared = request.node_order is NodeOrder.FRAGMENTATION
+        return RequestKind(FREEST if compared else NONE, 0, 0, False, False, packs), 0
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
     if mode is DeviceMode.MIG:
@@ -94,20 +92,18 @@ def _need(container: GpuRequest) -> tuple[str, int]:
 
 def ranking_for(kind: RequestKind) -> Ranking:
     """Return the function that ranks a node for one kind, None where it cannot fit."""
-    headroom_of = _headroom_of(kind)
+    headroom = headroom_of(kind)
     if kind.packs:
 
         def rank_tightest(node: MirroredNode) -> Rank | None:
-            headroom = headroom_of(node)
-            return (
-                None if headroom < 0 else headroom << FULLNESS_BITS | MAX_FULLNESS - fullness(node)
-            )
+            free = headroom(node)
+            return None if free < 0 else free << FULLNESS_BITS | MAX_FULLNESS - fullness(node)
 
         return rank_tightest
 
     def rank_emptiest(node: MirroredNode) -> Rank | None:
-        headroom = headroom_of(node)
-        return None if headroom < 0 else fullness(node) << HEADROOM_BITS | MAX_HEADROOM - headroom
+        free = headroom(node)
+        return None if free < 0 else fullness(node) << HEADROOM_BITS | MAX_HEADROOM - free
 
     return rank_emptiest
 
@@ -123,16 +119,19 @@ def fullness(node: MirroredNode) -> int:
     return min(MAX_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
 
 
-def _headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
+def headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
+    """Return the function for the headroom of a node; -1: it has too few devices."""
     if kind.measure == NONE:
         return lambda node: len(node.devices)
+    if kind.measure == FREEST:
+        return lambda node: max([device.free_units for device in node.devices], default=0)
     nth, amounts_of = (
         kind.gpus,
         _instance_amounts_of(kind) if kind.instances else _share_amounts_of(kind),
     )
     all_devices = kind.idle or kind.instances
 
-    def headroom_of(node: MirroredNode) -> int:
+    def nth_largest(node: MirroredNode) -> int:
         amounts = amounts_of(node.devices if all_devices else node.shareable_devices)
         if len(amounts) < nth:
             return -1
@@ -141,7 +140,7 @@ def _headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
         amounts.sort()
         return amounts[-nth] if nth else 0
 
-    return headroom_of
+    return nth_largest
 
 
 def _instance_amounts_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
@@ -228,13 +227,5 @@ def is_tie(one: Rank, other: Rank, *, packs: bool) -> bool:
     of fullness.
     """
     if packs:
-        idle = one & MAX_FULLNESS == MAX_FULLNESS
-        return (
-            idle == (other & MAX_FULLNESS == MAX_FULLNESS) and not (one ^ other) >> PREFERENCE_SHIFT
-        )
+        return (one & MAX_FULLNESS == MAX_FULLNESS) == (other & MAX_FULLNESS == MAX_FULLNESS)
     return not (one ^ other) >> HEADROOM_BITS
-
-
-def preferred_rank(rank: Rank, weight: int) -> Rank:
-    """Return the rank with the weight of the pod's own preference before everything else."""
-    return (PREFERENCE_TOP - weight << PREFERENCE_SHIFT) + rank

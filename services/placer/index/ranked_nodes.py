@@ -4,7 +4,8 @@ Ranked nodes cost nothing until they are read; a read applies the changes since,
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
 from itertools import islice
 
 from services.placer.index.node_rank import (
@@ -22,6 +23,7 @@ TIE_NODES = 64
 TIE_SHARE = 16
 BEST_GROUPS = 8
 CANDIDATES = 3
+LAST_RANK: Rank = 1 << 62
 
 
 class BestNodes:
@@ -107,29 +109,69 @@ class RankedNodes:
             else:
                 at = bisect_left(ranks, next_rank_with_headroom(rank, need, packs=packs), at + 1)
 
-    def best_nodes(self, need: int) -> BestNodes:
-        """Return the best nodes with a headroom of `need` or more: at least one, if any exists."""
-        best = BestNodes()
-        limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
-        packs, groups_by_rank = self.packs, self.groups
-        if packs:
+    def best_nodes(
+        self, need: int, accepts: Callable[[MirroredNode], bool] | None = None
+    ) -> BestNodes:
+        """Return the best nodes with a headroom of `need` or more: at least one, if any exists.
+
+        With `accepts`, the best of the nodes that it accepts.
+        """
+        groups = self.groups
+        if accepts is not None:
+            accepted = (
+                (rank, [node for node in groups[rank] if accepts(node)])
+                for rank in self.ranks_with_headroom(need)
+            )
+            return self._best(islice((entry for entry in accepted if entry[1]), BEST_GROUPS))
+        if self.packs:
             start = self._start(need)
             ranks: Iterable[Rank] = self.ranks[start : start + BEST_GROUPS]
         else:
             ranks = islice(self.ranks_with_headroom(need), BEST_GROUPS)
+        return self._best((rank, groups[rank]) for rank in ranks)
+
+    def best_of(self, nodes: Iterable[MirroredNode], need: int) -> BestNodes:
+        """Return the best of these nodes with a headroom of `need` or more."""
+        ranks, packs = self._rank_by_node, self.packs
+        groups: dict[Rank, list[MirroredNode]] = {}
+        for node in nodes:
+            rank = ranks.get(node)
+            if rank is not None and has_headroom(rank, need, packs=packs):
+                groups.setdefault(rank, []).append(node)
+        return self._best((rank, groups[rank]) for rank in nsmallest(BEST_GROUPS, groups))
+
+    def _best(self, groups_in_order: Iterable[tuple[Rank, list[MirroredNode]]]) -> BestNodes:
+        best = BestNodes()
+        limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
         first, total, tied, groups = -1, 0, 0, best.groups
-        for rank in ranks:
+        for rank, group in groups_in_order:
             if first < 0:
                 first = rank
-            group = groups_by_rank[rank]
             groups.append(group)
-            if tied == total and total < limit and is_tie(first, rank, packs=packs):
+            if tied == total and total < limit and is_tie(first, rank, packs=self.packs):
                 tied += len(group)
             total += len(group)
             if total >= limit and total >= CANDIDATES:
                 break
         best.tied, best.total = tied, total
         return best
+
+    def rank_of(self, node: MirroredNode) -> Rank:
+        """Return the rank of a node; one without a rank comes after all others."""
+        return self._rank_by_node.get(node, LAST_RANK)
+
+    def in_order(self, need: int) -> Iterator[MirroredNode]:
+        """Yield the nodes with a headroom of `need` or more, best first."""
+        for rank in self.ranks_with_headroom(need):
+            yield from self.groups[rank]
+
+    def random_node(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
+        """Return a node of a random rank, of those with a headroom of `need` or more."""
+        start = self._start(need)
+        if start == len(self.ranks):
+            return None
+        group = self.groups[self.ranks[start + int(rng() * (len(self.ranks) - start))]]
+        return group[int(rng() * len(group))]
 
     def _start(self, need: int) -> int:
         if not self.packs:

@@ -57,6 +57,8 @@ class ClusterMirror:
         """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
         self.soft_taint_nodes = 0
         """Nodes with a PreferNoSchedule taint."""
+        self.restricted_nodes = 0
+        """Nodes that only pods with tolerations can use."""
         self.mig_nodes = 0
         """Nodes with devices in MIG mode."""
         self._devices: dict[DeviceUuid, MirroredDevice] = {}
@@ -104,8 +106,7 @@ class ClusterMirror:
         mirrored = self.nodes.get(name)
         if mirrored is None:
             mirrored = self.nodes[name] = MirroredNode(name)
-        self.soft_taint_nodes -= mirrored.has_soft_taint
-        self.mig_nodes -= mirrored.has_mig
+        self._count_facts(mirrored, -1)
         before = {device.uuid: device for device in mirrored.devices}
         devices = []
         for device, use in node.devices:
@@ -116,8 +117,7 @@ class ClusterMirror:
             devices.append(known)
         self._remove_devices(before.values())
         mirrored.update_node(node, devices)
-        self.soft_taint_nodes += mirrored.has_soft_taint
-        self.mig_nodes += mirrored.has_mig
+        self._count_facts(mirrored, 1)
         self.changes.add(mirrored)
         self.inventory_changes.add(mirrored)
 
@@ -127,8 +127,7 @@ class ClusterMirror:
         if node is None:
             return
         node.removed = True
-        self.soft_taint_nodes -= node.has_soft_taint
-        self.mig_nodes -= node.has_mig
+        self._count_facts(node, -1)
         self._remove_devices(node.devices)
         self.changes.add(node)
         self.inventory_changes.add(node)
@@ -201,6 +200,11 @@ class ClusterMirror:
         counted = [pod for pod, one in self._reservations.items() if one.is_counted()]
         for pod in counted:
             del self._reservations[pod]
+
+    def _count_facts(self, node: MirroredNode, sign: int) -> None:
+        self.soft_taint_nodes += sign * node.has_soft_taint
+        self.restricted_nodes += sign * (not node.accepts_any_pod)
+        self.mig_nodes += sign * node.has_mig
 
     def _remove_devices(self, devices: Iterable[MirroredDevice]) -> None:
         for device in devices:

@@ -2,51 +2,63 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
 
 from services.placer.choice.device_choice import choose_devices
-from services.placer.choice.device_refusals import device_verdicts
-from services.placer.index.request_verdicts import RequestVerdicts
-from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.choice.device_refusals import (
+    DeviceRefusals,
+    device_refusals,
+    explain_no_devices,
+)
+from services.placer.index.node_index import NodeIndex, RefusalMemo, placement_key
+from services.placer.index.node_sets import Excluded
+from services.placer.index.threshold_column import positions_in
 from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
 from services.placer.refusal.hints import hint_for
-from shared.model.placement import NodeVerdict, Refusal
+from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
-from shared.placing.node_filters import NodeFilterFailure, check_resources
+from shared.placing.node_filters import NodeFilterFailure, check_all
 
 NEAREST = 3
 COMPARED_NODES = 32
 """Nodes per reason among which the nearest are found."""
+CACHED_REFUSALS = 1024
 
 _STAGES = ("UnsupportedConstraint", "NodeAffinity", "NodeUnschedulable", "UntoleratedTaint")
 """Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
 
 
-def explain_refusal(
-    request: PodRequest, mirror: ClusterMirror, verdicts: RequestVerdicts
-) -> Refusal:
-    """Return why nothing fits; cached for equal requests until the mirror changes."""
-    position = mirror.changes.end
-    if verdicts.refusal is None or verdicts.refusal[0] != position:
-        verdicts.refusal = (position, _refusal(request, mirror, verdicts))
-    return verdicts.refusal[1]
+def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
+    """Return the refusal of an equal request, if the mirror has not changed since."""
+    memo = index.refusals.get(placement_key(request))
+    return memo.refusal if memo and memo.position == index.mirror.changes.end else None
 
 
-def _refusal(request: PodRequest, mirror: ClusterMirror, verdicts: RequestVerdicts) -> Refusal:
-    nodes = len(mirror.nodes)
+def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -> Refusal:
+    """Return why nothing fits, given all nodes by the reason that excludes them."""
+    key, mirror = placement_key(request), index.mirror
+    known = index.refusals.pop(key, None)
+    if len(index.refusals) >= CACHED_REFUSALS:
+        del index.refusals[next(iter(index.refusals))]
+    inventory = mirror.inventory_changes.end
+    if known is not None and known.inventory_position == inventory:
+        permanent = known.permanent
+    else:
+        permanent = bool(mirror.nodes) and not _could_ever_fit(request, index)
     counts = sorted(
-        ((len(blocked), code, text) for (code, text), blocked in verdicts.blocked.items()),
+        ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
-    nearest = _nearest(verdicts)
+    nearest = [_node_refusal(request, node) for node in _nearest(index, excluded)]
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
-    return Refusal(
-        reason=f"0/{nodes} nodes are available: {listed}.",
+    refusal = Refusal(
+        reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
         counts=_by_code(counts),
-        nearest_nodes=tuple(_node_verdict(request, node, blocked) for node, blocked in nearest),
-        hint=hint_for(request, nearest),
-        permanent=_is_permanent(request, mirror, verdicts),
+        nearest_nodes=tuple(_node_verdict(*entry) for entry in nearest),
+        hint=hint_for(request, [(node, failure) for node, failure, _ in nearest]),
+        permanent=permanent,
     )
+    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, refusal)
+    return refusal
 
 
 def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], ...]:
@@ -56,16 +68,29 @@ def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], .
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def _nearest(verdicts: RequestVerdicts) -> list[tuple[MirroredNode, NodeFilterFailure]]:
+def _nearest(index: NodeIndex, excluded: Excluded) -> list[MirroredNode]:
+    """Return nodes at the last stage that excludes any, those with the most free memory first."""
+    nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
     compared = [
-        entry
-        for blocked in verdicts.blocked.values()
-        for entry in islice(blocked.items(), COMPARED_NODES)
+        (-_stage(code), -free_mib[position], node.name, node)
+        for (code, _), members in excluded.items()
+        for position in positions_in(members, COMPARED_NODES)
+        if (node := nodes[position]) is not None
     ]
-    compared.sort(
-        key=lambda entry: (-_stage(entry[1].code), -_largest_free_mib(entry[0]), entry[0].name)
-    )
-    return compared[:NEAREST]
+    compared.sort(key=lambda entry: entry[:3])
+    return [entry[3] for entry in compared[:NEAREST]]
+
+
+NodeRefusal = tuple[MirroredNode, NodeFilterFailure, DeviceRefusals]
+
+
+def _node_refusal(request: PodRequest, node: MirroredNode) -> NodeRefusal:
+    """Return the first reason why the node does not fit, and those of its devices if they do."""
+    failure = check_all(request, node.facts, node.free_resources, node.serving)
+    if failure is not None:
+        return node, failure, {}
+    refusals = device_refusals(request, node)
+    return node, explain_no_devices(request, node, refusals), refusals
 
 
 def _stage(code: str) -> int:
@@ -74,62 +99,33 @@ def _stage(code: str) -> int:
     return len(_STAGES) + ("Gpu" in code and code not in {"NoGpus", "GpuModeMismatch"})
 
 
-def _largest_free_mib(node: MirroredNode) -> int:
-    free_mib = (
-        device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
-        for device in node.devices
-        if device.healthy
-    )
-    return max(free_mib, default=0)
-
-
 def _node_verdict(
-    request: PodRequest, node: MirroredNode, blocked: NodeFilterFailure
+    node: MirroredNode, blocked: NodeFilterFailure, refusals: DeviceRefusals
 ) -> NodeVerdict:
     text = blocked.message.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
     reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
-    devices = device_verdicts(request, node) if "Gpu" in blocked.code and request.containers else ()
+    devices = tuple(
+        DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
+        for device, refusal in refusals.items()
+    )
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
 
 
-def _is_permanent(request: PodRequest, mirror: ClusterMirror, verdicts: RequestVerdicts) -> bool:
-    """Return whether no node could ever fit the pod, even if empty, healthy and untainted.
+def _could_ever_fit(request: PodRequest, index: NodeIndex) -> bool:
+    """Return whether some node could fit the pod if it were empty, healthy and untainted.
 
     Only what ending pods cannot change counts: devices, their number and kind, and what a node has
     to allocate.
     """
-    position = mirror.inventory_changes.end
-    if verdicts.permanent is None or verdicts.permanent[0] != position:
-        permanent = bool(mirror.nodes) and not _could_ever_fit(request, mirror.nodes.values())
-        verdicts.permanent = (position, permanent)
-    return verdicts.permanent[1]
-
-
-def _could_ever_fit(request: PodRequest, nodes: Iterable[MirroredNode]) -> bool:
     if request.node_requirements.unsupported:
         return False
-    tried = set()
-    for node in nodes:
-        if check_resources(request.resources, node.facts.allocatable) is not None:
-            continue
-        hardware = tuple(_hardware_key(device, request) for device in node.devices)
-        if hardware in tried:
-            continue
-        tried.add(hardware)
-        if choose_devices(request, _empty_copy(node)) is not None:
-            return True
-    return False
-
-
-def _hardware_key(device: MirroredDevice, request: PodRequest) -> object:
-    """Return what decides whether a share fits the device when it is empty."""
-    known = device.device
-    uuid = known.uuid if request.selection.uuids or request.selection.not_uuids else ""
-    location = (
-        (known.numa, known.pcie) if request.topology_scope is not TopologyScope.NODE else None
+    selection = request.selection
+    examples = index.sets.examples_of_hardware(
+        request.resources,
+        uuids=bool(selection.uuids or selection.not_uuids),
+        locations=request.topology_scope is not TopologyScope.NODE,
     )
-    modes = (known.mode, known.layouts, known.isolation)
-    return (device.total_mib, device.unit_mib, device.slots, known.model, modes, uuid, location)
+    return any(choose_devices(request, _empty_copy(node)) is not None for node in examples)
 
 
 def _empty_copy(node: MirroredNode) -> MirroredNode:

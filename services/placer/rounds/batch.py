@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from services.placer.compared_placement import Rng
 from services.placer.index.node_index import NodeIndex
 from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.placement import Rng, place
+from services.placer.placement import place
 from services.placer.refusal.quota_refusals import QuotaRefusals
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang
+from shared.model.request import Gang, NodeOrder
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
@@ -59,6 +60,8 @@ class DecisionContext:
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""
+        if event.request.node_order is NodeOrder.FRAGMENTATION and not event.requeue_number:
+            self.index.fragmentation.workload.learn(event.request)
         result = self.quotas.place_within(
             event, lambda request: place(request, self.index, self.rng)
         )

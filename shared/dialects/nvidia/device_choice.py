@@ -35,7 +35,8 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "binpack": DeviceOrder.MOST_ALLOCATED,
     "spread": DeviceOrder.LEAST_ALLOCATED,
 }
-NODE_ORDERS: Mapping[str, NodeOrder] = {"binpack": NodeOrder.BINPACK, "spread": NodeOrder.SPREAD}
+NODE_ORDERS: Mapping[str, NodeOrder] = {order.value: order for order in NodeOrder}
+NODE_POLICIES = ", ".join(NODE_ORDERS)
 POLICIES = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
 BOOLEANS: Mapping[str, bool] = {
@@ -75,12 +76,15 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
     policies = chain or default
     node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_scheduler_policy
     if node_policy not in NODE_ORDERS:
-        raise RequestError(f"{NODE_POLICY} must be binpack or spread, got {node_policy!r}")
-    order = next(ORDERS[policy] for policy in (*policies, *default, "spread") if policy in ORDERS)
+        raise RequestError(f"{NODE_POLICY} must be one of {NODE_POLICIES}, got {node_policy!r}")
+    node_order = NODE_ORDERS[node_policy]
+    orders = [ORDERS[policy] for policy in (*chain, *default, "spread") if policy in ORDERS]
+    if node_order is NodeOrder.FRAGMENTATION and ORDERS.keys().isdisjoint(chain):
+        orders = [DeviceOrder.BINPACK]
     return DeviceChoice(
         selection=_selection(annotations),
-        node_order=NODE_ORDERS[node_policy],
-        device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in policies and gpus == 1 else order,
+        node_order=node_order,
+        device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in policies and gpus == 1 else orders[0],
         allocation_weights=_weights(annotations.get(WEIGHTS, "")),
         scope=TopologyScope.NUMA
         if _boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
@@ -94,7 +98,7 @@ def check_policies(rules: Rules) -> None:
     """Raise RequestError naming the watcher's flag whose value is not a policy."""
     if rules.node_scheduler_policy not in NODE_ORDERS:
         raise RequestError(
-            "--node-scheduler-policy must be binpack or spread, got "
+            f"--node-scheduler-policy must be one of {NODE_POLICIES}, got "
             f"{rules.node_scheduler_policy!r}"
         )
     _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)

@@ -48,7 +48,9 @@ _booked_values = attrgetter(
 )
 _device_values = attrgetter("index", "device_mib", "device_model")
 _other_values = attrgetter("unit_mib", "init", "whole", "mig", "requested_units")
-_described_values = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
+_described_values = attrgetter(
+    "pod", "gang", "namespace", "name", "dialect", "memo", "trace", "weighed"
+)
 
 
 def text(value: Any) -> str:
@@ -167,6 +169,7 @@ def new_lease(
         gang=wanted.gang,
         memo=wanted.memo,
         trace=wanted.trace,
+        weighed=wanted.weighed,
         version=version,
         created_at=now,
         expires_at=expires_at,
@@ -230,9 +233,8 @@ def decode_lease(value: bytes) -> Lease:
     state, version, _, created_at, expires_at, share_count, length = _HEADER.unpack_from(value)
     grants = unpack_from("<" + _GRANT * share_count, value, _HEADER.size)
     at = _HEADER.size + _GRANT_BYTES * share_count
-    groups_text, resources, pod, gang, namespace, name, dialect, memo, trace, *resized_at = _unpack(
-        value[at : at + length]
-    )
+    groups_text, resources, pod, gang, namespace, name, *others = _unpack(value[at : at + length])
+    dialect, memo, trace, weighed, *resized_at = others
     node, *demand = _unpack(value[at + length :])
     amounts = _decode_amounts(resources)
     share_values = demand[2] if demand[0] is False else [demand]
@@ -248,6 +250,7 @@ def decode_lease(value: bytes) -> Lease:
         gang=gang,
         memo=memo,
         trace=trace,
+        weighed=weighed,
         state=_STATES[state],
         version=int(version),
         created_at=created_at,

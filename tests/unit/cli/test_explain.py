@@ -49,6 +49,16 @@ def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> No
     assert "waits for" not in output(active)
 
 
+def test_explain_shows_what_the_placement_policy_weighed() -> None:
+    weighed = structs.replace(LEASE, weighed="policy fragmentation compared 2 nodes: 0.47 on n1")
+    node = replace(NODE, leases=(weighed,))
+
+    lines = explain(POD, Snapshot(read_at=1_000.0, nodes=(node,)), OURS).lines
+
+    assert "chosen      policy fragmentation compared 2 nodes: 0.47 on n1" in lines
+    assert not any(line.startswith("chosen") for line in explain(POD, HELD, OURS).lines)
+
+
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
     answer = explain(POD, Snapshot(read_at=1_000.0, waiting=(WAITING,)), OURS)
     text = drawn(render.explanation(answer))

@@ -103,12 +103,14 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
         tag="red",
     )
+    wanted = replace(wanted, weighed="0.47 on b, 0.52 on a")
     lease = new_lease(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30)
 
     assert [(s.device, s.slot, s.fence) for s in lease.shares] == [
         (uuid("a", 0), 3, 40),
         (uuid("a", 1), None, 41),
     ]
+    assert lease.weighed == wanted.weighed
     assert decode_lease(encode_lease(lease)) == lease
     bound = structs.replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
     assert decode_lease(encode_lease(bound)) == bound

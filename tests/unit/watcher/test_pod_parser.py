@@ -213,7 +213,7 @@ def test_a_node_capacity_too_large_to_count_is_capped() -> None:
             WatcherSettings(gpu_scheduler_policy="spraed"),
             "--gpu-scheduler-policy: 'spraed' must be one of",
         ),
-        (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be binpack"),
+        (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be one of"),
         (WatcherSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
     ],
     ids=["gpu policy", "node policy", "dialect"],

@@ -274,7 +274,7 @@ def test_hami_scoring_weights(text: str, weights: tuple[int, int, int]) -> None:
     ("notes", "text"),
     [
         ({"devices": "binpak"}, "gpu-scheduler-policy: 'binpak' must be one of binpack, spread"),
-        ({"node": "pack"}, "node-scheduler-policy must be binpack or spread, got 'pack'"),
+        ({"node": "pack"}, "node-scheduler-policy must be one of binpack, spread, fragmentation"),
         ({"weights": "slots=1"}, "must look like slot=1,core=1,memory=3"),
         ({"weights": "slot=-1"}, "got 'slot=-1'"),
         ({"numa": "yes"}, "numa-bind must be true or false, got 'yes'"),

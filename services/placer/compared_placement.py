@@ -1,0 +1,131 @@
+"""Placement by the policy `fragmentation`: a sample of the nodes that fit is compared; pure."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, zip_longest
+
+from services.placer.choice.device_choice import allowed_modes, device_chooser
+from services.placer.choice.picks import DevicePick, build_shares
+from services.placer.index.node_index import NodeIndex
+from services.placer.index.node_rank import request_kind
+from services.placer.index.ranked_nodes import CANDIDATES
+from services.placer.index.threshold_column import NodeSet
+from services.placer.mirror.node_mirror import MirroredNode
+from services.placer.refusal.refusals import cached_refusal, explain_refusal
+from shared.model.placement import Placement, Refusal
+from shared.model.request import PodRequest
+from shared.placing.node_filters import has_no_node_constraints, has_too_little
+
+COMPARED_NODES = 16
+"""Nodes that are compared; half of them are those that fit most tightly, the others random."""
+ENOUGH_NODES = 8
+"""With fewer nodes that fit among those tried, all nodes that fit are computed."""
+TRIED_NODES = 32
+
+Rng = Callable[[], float]
+"""Returns a random number from 0 to below 1."""
+Fit = tuple[MirroredNode, list[DevicePick]]
+
+
+def place_compared(
+    request: PodRequest, index: NodeIndex, rng: Rng
+) -> tuple[Placement, ...] | Refusal:
+    """Choose the nodes on which the pod costs later pods the least of what is idle now.
+
+    On each node the pod gets the devices of its own device order. The same random numbers lead to
+    the same choice.
+    """
+    fits: list[Fit] = []
+    if not index.eligibility.has_preferences(request.node_requirements):
+        fits = _compared(request, index, _likely_nodes(request, index, rng))
+    if len(fits) < ENOUGH_NODES:
+        refusal = None if fits else cached_refusal(request, index)
+        if refusal is not None:
+            return refusal
+        fitting, excluded = index.sets.split(request)
+        if not fitting:
+            return explain_refusal(request, index, excluded)
+        nodes = next(index.sets.by_preference(request.node_requirements, fitting))
+        fits = _compared(request, index, _nodes_of(nodes, request, index, rng))
+    return _least_costly(request, index, fits)
+
+
+def _least_costly(
+    request: PodRequest, index: NodeIndex, fits: Iterable[Fit]
+) -> tuple[Placement, ...]:
+    fragmentation = index.fragmentation
+    fragmentation.catch_up()
+    costs = [
+        (fragmentation.cost(request, node, picks), number, node, picks)
+        for number, (node, picks) in enumerate(fits)
+    ]
+    costs.sort(key=lambda entry: entry[:2])
+    best = costs[:CANDIDATES]
+    weighed = ", ".join(f"{cost / 1000:.2f} on {node.name}" for cost, _, node, _ in best)
+    text = (
+        f"policy fragmentation compared {len(costs)} nodes by the GPUs that the usual pods could "
+        f"use before and not after: {weighed}"
+    )
+    return tuple(
+        Placement(
+            node=node.name,
+            shares=build_shares(picks),
+            node_version=node.version,
+            weighed=text,
+        )
+        for _, _, node, picks in best
+    )
+
+
+def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> list[Fit]:
+    return list(islice(fits_on(request, index, nodes), COMPARED_NODES))
+
+
+def fits_on(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> Iterator[Fit]:
+    """Yield those of the nodes that fit, with devices."""
+    requirements = request.node_requirements
+    unconstrained = has_no_node_constraints(requirements)
+    eligibility, triggers = index.eligibility, request.triggers
+    resources, choose = request.resources.items(), device_chooser(request)
+    for node in nodes:
+        if not (unconstrained and node.accepts_any_pod) and (
+            eligibility.check(requirements, node)[0] is not None
+        ):
+            continue
+        if has_too_little(node.free_resources, resources):
+            continue
+        if not node.serving.issuperset(triggers):
+            continue
+        picks = choose(node)
+        if picks is not None:
+            yield node, picks
+
+
+def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
+    """Yield nodes that probably fit."""
+    kind, need = request_kind(request, allowed_modes(request)[0])
+    nodes = index.likely_nodes(kind)
+    at_random = (nodes.random_node(need, rng) for _ in range(TRIED_NODES))
+    return _in_turn(nodes.in_order(need), (node for node in at_random if node is not None))
+
+
+def _nodes_of(
+    fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
+) -> Iterator[MirroredNode]:
+    """Yield nodes of a set."""
+    kind, need = request_kind(request, allowed_modes(request)[0])
+    ranked = index.ranked_nodes(kind)
+    if fitting.bit_count() > COMPARED_NODES:
+        tight = filter(index.sets.membership(fitting), ranked.in_order(need))
+    else:
+        tight = iter(sorted(index.sets.nodes_in(fitting), key=ranked.rank_of))
+    return _in_turn(tight, index.sets.random_nodes(fitting, TRIED_NODES, rng))
+
+
+def _in_turn(one: Iterator[MirroredNode], other: Iterator[MirroredNode]) -> Iterator[MirroredNode]:
+    """Yield nodes of both in turn, each node once, up to `TRIED_NODES` of each."""
+    seen = set[MirroredNode]()
+    for pair in zip_longest(islice(one, TRIED_NODES), other):
+        for node in pair:
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node

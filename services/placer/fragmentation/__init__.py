@@ -1,0 +1,1 @@
+"""The policy `fragmentation`: nodes are chosen so that idle GPUs stay usable for later pods."""

@@ -1,0 +1,290 @@
+"""The nodes that fit a request, and why the others do not, without a look at each node; pure.
+
+A request passes stages: requirements on the node, served resources, ordinary resources, devices.
+Each stage is a set of nodes that is kept up to date for all requests that share it, so the cost
+does not depend on the number of different requests. A node is counted at the first stage that
+excludes it. Of the stages of devices, one excludes a node if it leaves fewer devices than the pod
+needs.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from services.placer.choice.device_choice import choose_devices, is_simple
+from services.placer.choice.device_refusals import NODE_TEXTS, explain_no_devices
+from services.placer.index.device_amounts import (
+    count_of_devices,
+    hardware_of,
+    is_plain,
+    largest_free_mib,
+    units_free_at_once,
+)
+from services.placer.index.eligibility import NodeEligibility
+from services.placer.index.node_classes import NodeClasses
+from services.placer.index.node_rank import headroom_of, request_kind
+from services.placer.index.threshold_column import (
+    NodePositions,
+    NodeSet,
+    ThresholdColumn,
+    positions_in,
+)
+from services.placer.mirror.cluster_mirror import ChangeLog, ClusterMirror
+from services.placer.mirror.node_mirror import MirroredNode
+from shared.model.request import NodeRequirements, PodRequest
+from shared.placing.node_filters import (
+    NodeFilterFailure,
+    check_served,
+    has_no_node_constraints,
+    insufficient_resource,
+)
+
+CACHED_COLUMNS = 256
+CACHED_CLASSES = 64
+
+Reason = tuple[str, str]
+"""Code and text, without numbers: nodes are counted by it."""
+Excluded = dict[Reason, NodeSet]
+"""Nodes by the reason that excludes them."""
+Amount = Callable[[MirroredNode], int]
+_Cached = TypeVar("_Cached")
+
+
+class NodeSets:
+    """Sets of nodes by what requests need of them; those used least recently are dropped."""
+
+    def __init__(self, mirror: ClusterMirror, eligibility: NodeEligibility) -> None:
+        self.mirror = mirror
+        self.eligibility = eligibility
+        self.positions = NodePositions(mirror)
+        self._columns: dict[Hashable, ThresholdColumn] = {}
+        self._reasons: dict[Hashable, NodeClasses[Reason | None]] = {}
+        self._preferences: dict[Hashable, NodeClasses[int]] = {}
+        self._hardware: dict[Hashable, NodeClasses[Hashable]] = {}
+
+    def split(self, request: PodRequest) -> tuple[NodeSet, Excluded]:
+        """Return the nodes that fit the request, and the others by reason."""
+        self.positions.catch_up()
+        excluded: Excluded = {}
+        left = self._split_by_facts(request, excluded)
+        for name, amount in request.resources.items():
+            if not left:
+                return left, excluded
+            column = self._column(("resource", name), _free_amount(name))
+            left = _keep(left, column.at_least(amount), insufficient_resource(name), excluded)
+        if left and request.containers:
+            left = self._split_by_devices(request, left, excluded)
+        return left, excluded
+
+    def by_preference(self, requirements: NodeRequirements, nodes: NodeSet) -> Iterator[NodeSet]:
+        """Yield the nodes that the pod prefers most, then those that it prefers next."""
+        if not self.eligibility.has_preferences(requirements):
+            yield nodes
+            return
+        check, changes = self.eligibility.check, self.mirror.inventory_changes
+        weights = _cached(
+            self._preferences,
+            requirements,
+            lambda: NodeClasses(self.positions, changes, lambda node: check(requirements, node)[1]),
+            CACHED_CLASSES,
+        ).split(nodes)
+        for weight in sorted(weights, reverse=True):
+            yield weights[weight]
+
+    def nodes_in(self, nodes: NodeSet) -> Iterator[MirroredNode]:
+        """Yield the nodes of a set."""
+        members = self.positions.nodes
+        for position in positions_in(nodes, len(members)):
+            node = members[position]
+            if node is not None:
+                yield node
+
+    def random_nodes(
+        self, nodes: NodeSet, count: int, rng: Callable[[], float]
+    ) -> Iterator[MirroredNode]:
+        """Yield random nodes of a set, some of them perhaps twice."""
+        digits, members = bin(nodes)[:1:-1], self.positions.nodes
+        for _ in range(count):
+            position = digits.find("1", int(rng() * len(digits)))
+            node = members[position] if position >= 0 else None
+            if node is not None:
+                yield node
+
+    def membership(self, nodes: NodeSet) -> Callable[[MirroredNode], bool]:
+        """Return a function that returns whether a node is in a set."""
+        digits, positions = f"{nodes:b}"[::-1].ljust(len(self.positions.nodes), "0"), self.positions
+        return lambda node: digits[positions.positions[node]] == "1"
+
+    def largest_free_mib(self) -> list[int]:
+        """Return the most memory that a healthy device of each node has free, by position."""
+        return self._column("largest free MiB", largest_free_mib).amounts
+
+    def examples_of_hardware(
+        self, resources: Mapping[str, int], *, uuids: bool, locations: bool
+    ) -> Iterator[MirroredNode]:
+        """Yield a node of each kind of hardware, of those with enough to allocate."""
+        nodes = self.positions.all
+        for name, amount in resources.items():
+            nodes &= self._column(("allocatable", name), _allocatable(name)).at_least(amount)
+        kinds = _cached(
+            self._hardware,
+            (uuids, locations),
+            lambda: NodeClasses(
+                self.positions,
+                self.mirror.inventory_changes,
+                lambda node: hardware_of(node, uuids=uuids, locations=locations),
+            ),
+            CACHED_CLASSES,
+        ).split(nodes)
+        for alike in kinds.values():
+            yield next(self.nodes_in(alike & -alike))
+
+    def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
+        left = self.positions.all
+        requirements, triggers = request.node_requirements, request.triggers
+        changes = self.mirror.inventory_changes
+        if self.mirror.restricted_nodes or not has_no_node_constraints(requirements):
+            check = self.eligibility.check
+            nodes = self._classes(
+                ("facts", requirements), changes, lambda node: check(requirements, node)[0]
+            )
+            left = _keep_passing(nodes.split(left), excluded)
+        if triggers:
+            nodes = self._classes(
+                ("served", triggers), changes, lambda node: check_served(triggers, node.serving)
+            )
+            left = _keep_passing(nodes.split(left), excluded)
+        return left
+
+    def _split_by_devices(self, request: PodRequest, left: NodeSet, excluded: Excluded) -> NodeSet:
+        """Return the nodes whose devices fit. Nodes that no column describes are checked singly."""
+        fitting: NodeSet = 0
+        if is_simple(request):
+            kind, need = request_kind(request)
+            plain = left & self._column("plain", is_plain).at_least(1)
+            left ^= plain
+            free = self._column(("fit", kind._replace(packs=True)), headroom_of(kind))
+            fitting = plain & free.at_least(need)
+            self._split_by_device_stages(request, plain ^ fitting, excluded)
+        if left:
+            nodes = self._classes(
+                ("devices", device_key(request)),
+                self.mirror.changes,
+                lambda node: _check_devices(request, node),
+            )
+            fitting |= _keep_passing(nodes.split(left), excluded)
+        return fitting
+
+    def _split_by_device_stages(
+        self, request: PodRequest, left: NodeSet, excluded: Excluded
+    ) -> None:
+        """Divide nodes that do not fit by the stage that leaves fewer devices than needed."""
+        [container] = request.containers
+        gpus, slotted = container.gpus, container.slotted
+        units, cores = container.memory_units or 0, container.cores_percent
+        free = [
+            (("units", gpus, slotted, *which), units_free_at_once(gpus, slotted, *which))
+            for which in ((0, False), (cores, False), (cores, True))
+        ]
+        stages: Iterable[tuple[Hashable, Amount, int, str]] = (
+            ("devices", lambda node: len(node.devices), 1, "NoGpus"),
+            ("devices", lambda node: len(node.devices), gpus, "NotEnoughGpus"),
+            ("healthy", count_of_devices(slotted=False), gpus, "GpuUnhealthy"),
+            (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
+            (*free[0], units, "InsufficientGpuMemory"),
+            (*free[1], units, "InsufficientGpuCores"),
+            (*free[2], units, "GpuClaimed"),
+        )
+        for key, amount_of, threshold, code in stages:
+            if not left:
+                return
+            passing = self._column(key, amount_of).at_least(threshold)
+            left = _keep(left, passing, (code, NODE_TEXTS[code]), excluded)
+        _keep(left, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
+
+    def _column(self, key: Hashable, amount_of: Amount) -> ThresholdColumn:
+        column = _cached(
+            self._columns,
+            key,
+            lambda: ThresholdColumn(self.positions, amount_of),
+            CACHED_COLUMNS,
+        )
+        column.catch_up()
+        return column
+
+    def _classes(
+        self,
+        key: Hashable,
+        changes: ChangeLog,
+        check: Callable[[MirroredNode], NodeFilterFailure | None],
+    ) -> NodeClasses[Reason | None]:
+        def reason_of(node: MirroredNode) -> Reason | None:
+            failure = check(node)
+            return None if failure is None else (failure.code, failure.message)
+
+        return _cached(
+            self._reasons,
+            key,
+            lambda: NodeClasses(self.positions, changes, reason_of),
+            CACHED_CLASSES,
+        )
+
+
+def _cached(
+    cache: dict[Hashable, _Cached], key: Hashable, make: Callable[[], _Cached], limit: int
+) -> _Cached:
+    found = cache.pop(key, None)
+    if found is None:
+        if len(cache) >= limit:
+            del cache[next(iter(cache))]
+        found = make()
+    cache[key] = found
+    return found
+
+
+def _keep(left: NodeSet, passing: NodeSet, reason: Reason, excluded: Excluded) -> NodeSet:
+    """Return the nodes that pass, and add the others to those excluded."""
+    failing = left & ~passing
+    if failing:
+        excluded[reason] = excluded.get(reason, 0) | failing
+    return left ^ failing
+
+
+def _keep_passing(classes: dict[Reason | None, NodeSet], excluded: Excluded) -> NodeSet:
+    """Return the nodes without a reason, and add the others to those excluded."""
+    left: NodeSet = 0
+    for reason, nodes in classes.items():
+        if reason is None:
+            left = nodes
+        else:
+            excluded[reason] = excluded.get(reason, 0) | nodes
+    return left
+
+
+def _free_amount(name: str) -> Amount:
+    return lambda node: node.free_resources.get(name, 0)
+
+
+def _allocatable(name: str) -> Amount:
+    return lambda node: node.facts.allocatable.get(name, 0)
+
+
+def device_key(request: PodRequest) -> Hashable:
+    """Return a key that is equal for requests that fit the same devices."""
+    return (
+        request.containers,
+        request.same_device,
+        request.selection,
+        request.distinct_devices,
+        request.anti_affinity_groups,
+        request.topology_scope,
+        request.prefer_links,
+        request.prefer_mig,
+        request.allocation_weights,
+        request.device_order,
+    )
+
+
+def _check_devices(request: PodRequest, node: MirroredNode) -> NodeFilterFailure | None:
+    if choose_devices(request, node) is not None:
+        return None
+    return explain_no_devices(request, node)

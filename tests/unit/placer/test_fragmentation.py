@@ -1,0 +1,185 @@
+"""The policy fragmentation: what is learned, what is weighed, and what is chosen."""
+
+from dataclasses import replace
+from typing import Any
+
+from services.placer.compared_placement import COMPARED_NODES
+from services.placer.fragmentation.usable_gpu import UsableGpu
+from services.placer.fragmentation.workload import TYPICAL_KINDS, Workload, kind_of
+from services.placer.index.node_index import NodeIndex
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.placement import place
+from services.placer.refusal.quota_refusals import QuotaRefusals
+from services.placer.rounds.batch import DecisionContext
+from shared.model.ledger import LedgerNode
+from shared.model.placement import Placement, Refusal
+from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
+
+GIB = 1 << 30
+
+
+def pod(memory: int, gpus: int = 1, cpu: int = 1000, **fields: Any) -> PodRequest:
+    """`memory` in thousandths of a device."""
+    containers = (gpu("c", gpus, memory),) if gpus else ()
+    return request(
+        *containers,
+        triggers=(),
+        resources={"cpu": cpu, "memory": GIB, "pods": 1},
+        node_order=NodeOrder.FRAGMENTATION,
+        device_order=DeviceOrder.BINPACK,
+        **fields,
+    )
+
+
+def node(name: str, *used: int, cpu: int = 64_000, model: str = "V100") -> LedgerNode:
+    """A node with devices of which so many thousandths are used."""
+    return ledger_node(
+        name,
+        *(
+            (device(f"GPU-{name}-{n}", n, memory_mib=1000, slots=100, model=model), use(mib, 0))
+            for n, mib in enumerate(used)
+        ),
+        allocatable={"cpu": cpu, "memory": 256 * GIB, "pods": 110},
+    )
+
+
+def learned(*arrived: PodRequest) -> Workload:
+    workload = Workload()
+    for one in arrived:
+        workload.learn(one)
+    return workload
+
+
+def index_of(workload: Workload, *nodes: LedgerNode) -> NodeIndex:
+    mirror = ClusterMirror()
+    mirror.reset(nodes)
+    index = NodeIndex(mirror)
+    index.fragmentation.workload = workload
+    return index
+
+
+def chosen(wanted: PodRequest, index: NodeIndex, seed: int = 1) -> str:
+    return candidates(wanted, index, seed)[0].node
+
+
+def candidates(wanted: PodRequest, index: NodeIndex, seed: int = 1) -> tuple[Placement, ...]:
+    answer = place(wanted, index, dice(seed))
+    assert not isinstance(answer, Refusal)
+    return answer
+
+
+def test_the_typical_kinds_are_the_frequent_ones_and_the_latest_count_more() -> None:
+    workload = learned(*[pod(500)] * 20_000, *[pod(250)] * 20_000)
+
+    frequent, less = workload.typical
+    assert (frequent.kind.memory_units, less.kind.memory_units) == (250, 500)
+    assert frequent.part > 0.75
+
+
+def test_rare_kinds_and_pods_without_gpus_are_not_typical() -> None:
+    workload = learned(*[pod(500)] * 300, *[pod(0, gpus=0)] * 300, *[pod(n + 1) for n in range(10)])
+
+    assert [each.kind.memory_units for each in workload.typical] == [500]
+    assert len(learned(*[pod(n % 900) for n in range(9_000)]).typical) == TYPICAL_KINDS
+
+
+def test_containers_of_other_names_are_of_the_same_kind() -> None:
+    one, other = pod(500), pod(500)
+    [container] = other.containers
+
+    assert kind_of(one) == kind_of(
+        replace(other, containers=(replace(container, container="other"),))
+    )
+
+
+def test_idle_gpu_counts_as_usable_as_far_as_typical_pods_fit_beside_cpu() -> None:
+    usable = UsableGpu(learned(*[pod(500, cpu=10_000)] * 20).typical, device(memory_mib=1000))
+
+    def value(cpu: int, *free: int) -> float:
+        return usable.value(cpu, 256 * GIB, tuple(sorted(free)))
+
+    assert value(64_000, 1000) == 1000
+    assert value(64_000, 400, 400) == 0
+    assert value(64_000, 700) == 0.5 * 700 + 0.5 * 500
+    assert value(12_000, 1000) == 0.5 * 1000 + 0.5 * 500
+    assert value(9_000, 1000) == 0
+
+
+def test_a_tenth_of_the_idle_cpu_is_left_to_other_pods() -> None:
+    usable = UsableGpu(learned(pod(500, cpu=10_000)).typical, device(memory_mib=1000))
+
+    assert usable.value(11_000, GIB, (500,)) == 0
+    assert usable.value(11_200, GIB, (500,)) == 500
+
+
+def test_the_pod_goes_where_it_leaves_most_to_the_pods_that_usually_arrive() -> None:
+    workload = learned(*[pod(600)] * 50)
+    nodes = node("wasted", 600), node("useful", 400)
+
+    assert chosen(pod(300), index_of(workload, *nodes)) == "wasted"
+    assert chosen(pod(300), index_of(workload, *reversed(nodes))) == "wasted"
+
+
+def test_pods_without_gpus_go_where_cpu_is_of_no_use_for_pods_with_gpus() -> None:
+    workload = learned(*[pod(1000, cpu=8_000)] * 50)
+    nodes = node("idle", 0, 0, cpu=20_000), node("full", 1000, 1000, cpu=20_000)
+
+    assert chosen(pod(0, gpus=0, cpu=10_000), index_of(workload, *nodes)) == "full"
+
+
+def test_a_node_without_devices_takes_pods_without_gpus_first() -> None:
+    index = index_of(learned(*[pod(1000)] * 50), node("gpu", 0), node("plain"))
+
+    assert chosen(pod(0, gpus=0), index) == "plain"
+
+
+def test_idle_gpu_of_a_model_that_typical_pods_exclude_costs_nothing() -> None:
+    only_a100 = DeviceSelection(models=("A100",))
+    workload = learned(*[pod(1000, selection=only_a100)] * 50)
+    nodes = node("a", 0, model="A100"), node("v", 0, model="V100")
+
+    assert chosen(pod(1000), index_of(workload, *nodes)) == "v"
+
+
+def test_the_same_random_numbers_lead_to_the_same_choice_and_at_most_16_nodes_are_compared() -> (
+    None
+):
+    workload = learned(*[pod(n) for n in (200, 300, 500, 1000)] * 20)
+    nodes = [node(f"n{n}", n * 7 % 1000, n * 13 % 1000) for n in range(200)]
+
+    one = candidates(pod(300), index_of(workload, *nodes), 5)
+    again = candidates(pod(300), index_of(workload, *nodes), 5)
+
+    assert one == again
+    assert len({placement.node for placement in one}) == 3
+    assert f"compared {COMPARED_NODES} nodes" in one[0].weighed
+    assert all(f"on {placement.node}" in one[0].weighed for placement in one)
+
+
+def test_the_only_node_that_fits_is_found_and_a_pod_that_fits_nowhere_is_refused() -> None:
+    full = [node(f"n{n}", 1000, cpu=64_000) for n in range(80)]
+    index = index_of(learned(pod(500)), *full, node("last", 500))
+
+    assert [chosen(pod(400), index, seed) for seed in range(3)] == ["last"] * 3
+    refusal = place(pod(600), index, dice(1))
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("InsufficientGpuMemory", 81),)
+
+
+def test_a_changed_node_is_weighed_anew() -> None:
+    index = index_of(learned(*[pod(600)] * 50), node("one", 400), node("two", 400))
+    first = chosen(pod(100), index)
+    index.mirror.put_node(replace(node(first, 600), version=2))
+
+    assert chosen(pod(300), index) == first
+
+
+def test_each_pod_is_learned_once_though_it_is_offered_capacity_again() -> None:
+    index = index_of(Workload(), node("n", 0))
+    context = DecisionContext(index.mirror, index, QuotaRefusals(), dice(1))
+    context.choose(pod_queued("a", pod(100)))
+    for number in range(1, 50):
+        context.choose(pod_queued("b", pod(900), requeue_number=number))
+
+    assert [each.kind.memory_units for each in index.fragmentation.workload.typical] == [100]

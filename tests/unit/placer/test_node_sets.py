@@ -1,0 +1,189 @@
+"""The sets of nodes that fit, against a look at every node; and the rule of choosing among them."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placer.choice.device_choice import choose_devices
+from services.placer.choice.device_refusals import explain_no_devices
+from services.placer.index.node_index import NodeIndex
+from services.placer.index.threshold_column import NodePositions, ThresholdColumn
+from services.placer.mirror.cluster_mirror import ClusterMirror
+from services.placer.mirror.node_mirror import MirroredNode
+from services.placer.placement import place
+from shared.model.ledger import LedgerNode
+from shared.model.names import NodeName, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest
+from shared.placing.node_filters import check_all
+from tests.support.build import device, dice, gpu, ledger_node, request, use
+from tests.unit.placer.test_placement_property import clusters, requests
+
+
+def _reason(wanted: PodRequest, node: MirroredNode) -> tuple[str, str] | None:
+    failure = check_all(wanted, node.facts, node.free_resources, node.serving)
+    if failure is None and wanted.containers and choose_devices(wanted, node) is None:
+        failure = explain_no_devices(wanted, node)
+    return None if failure is None else (failure.code, failure.message)
+
+
+def _assert_sets_are_those_of_a_scan(wanted: PodRequest, index: NodeIndex) -> None:
+    fitting, excluded = index.sets.split(wanted)
+
+    found = Counter({reason: nodes.bit_count() for reason, nodes in excluded.items()})
+    found[None] = fitting.bit_count()
+    assert +found == Counter(_reason(wanted, node) for node in index.mirror.nodes.values())
+
+
+simple_requests = st.builds(
+    lambda gpus, memory, cores, slotted, cpu: request(
+        gpu("c", gpus, memory, cores_percent=cores, slotted=slotted),
+        triggers=(),
+        resources={"cpu": cpu, "pods": 1},
+    ),
+    st.integers(1, 4),
+    st.sampled_from([1, 7, 14, 30, 56, 98]),
+    st.sampled_from([0, 30, 70, 100]),
+    st.booleans(),
+    st.sampled_from([0, 100, 200]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(clusters(), st.lists(st.one_of(requests(), simple_requests), min_size=1, max_size=5))
+def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
+    nodes: list[LedgerNode], wanted: list[PodRequest]
+) -> None:
+    mirror = ClusterMirror()
+    mirror.reset(nodes)
+    index = NodeIndex(mirror)
+
+    for number, one in enumerate(wanted):
+        _assert_sets_are_those_of_a_scan(one, index)
+        answer = place(one, index, dice(number))
+        if not isinstance(answer, Refusal):
+            mirror.reserve(PodUid(f"uid-{number}"), answer[0], one.resources)
+        _assert_sets_are_those_of_a_scan(one, index)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(0, 9)), st.integers(-1, 10)),
+        max_size=30,
+    )
+)
+def test_a_column_follows_nodes_that_change_come_and_go(steps: list[tuple[Any, ...]]) -> None:
+    mirror = ClusterMirror()
+    positions = NodePositions(mirror)
+    column = ThresholdColumn(positions, lambda node: node.free_resources.get("cpu", 0))
+
+    for number, (name, cpu, threshold) in enumerate(steps):
+        if cpu is None:
+            mirror.remove_node(NodeName(f"n{name}"))
+        else:
+            mirror.put_node(ledger_node(f"n{name}", allocatable={"cpu": cpu}, version=number))
+        positions.catch_up()
+        column.catch_up()
+        found = column.at_least(threshold) & positions.all
+        assert {
+            node.name for at, node in enumerate(positions.nodes) if node and found >> at & 1
+        } == {
+            node.name
+            for node in mirror.nodes.values()
+            if node.free_resources.get("cpu", 0) >= threshold
+        }
+
+
+def _plain_rank(order: NodeOrder, node: LedgerNode) -> tuple[int, ...]:
+    """How the documentation orders nodes with one device each: the first has the least."""
+    [(card, used)] = node.devices
+    free = card.memory_mib - used.memory_mib
+    return (used.memory_mib, -free) if order is NodeOrder.SPREAD else (free, -used.memory_mib)
+
+
+LIKES = NodeRequirements(preferred=((5, (NodeTerm(key="zone", operator="Exists"),)),))
+
+
+@pytest.mark.parametrize("needs", [NodeRequirements(), LIKES], ids=["quick", "exact"])
+@pytest.mark.parametrize("order", [NodeOrder.BINPACK, NodeOrder.SPREAD])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=14),
+    st.integers(1, 32),
+)
+def test_the_first_choice_is_that_of_the_plain_rule(
+    order: NodeOrder, needs: NodeRequirements, used: list[tuple[int, bool]], gib: int
+) -> None:
+    """With fewer than 16 nodes only equal nodes tie; the exact path also excludes nodes by cpu."""
+    used = [(hundreds, is_full and needs is LIKES) for hundreds, is_full in used]
+    nodes = [
+        ledger_node(
+            f"n{number}",
+            (device(f"GPU-{number}"), use(100 * hundreds)),
+            used={"cpu": 64_000} if is_full else {},
+        )
+        for number, (hundreds, is_full) in enumerate(used)
+    ]
+    mirror = ClusterMirror()
+    mirror.reset(nodes)
+    wanted = request(gpu(memory=gib << 10), node_order=order, node_requirements=needs)
+    rooms = [
+        node
+        for node, (hundreds, is_full) in zip(nodes, used, strict=True)
+        if not is_full and 100 * hundreds + (gib << 10) <= 32_768
+    ]
+
+    answer = place(wanted, NodeIndex(mirror), dice(1))
+
+    if not rooms:
+        assert isinstance(answer, Refusal)
+        return
+    assert not isinstance(answer, Refusal)
+    [chosen] = [node for node in nodes if node.facts.name == answer[0].node]
+    best = min(_plain_rank(order, node) for node in rooms)
+    if order is NodeOrder.BINPACK:
+        assert _plain_rank(order, chosen) == best
+    else:
+        assert 62 * chosen.devices[0][1].memory_mib // 32_768 == 62 * best[0] // 32_768
+
+
+def test_a_request_for_more_gpus_than_are_healthy_names_the_step_that_excludes_too_many() -> None:
+    node = ledger_node(
+        "n1",
+        device("GPU-0", 0, healthy=False),
+        (device("GPU-1", 1), use(32_000)),
+        (device("GPU-2", 2), use(0, 90)),
+    )
+    mirror = ClusterMirror()
+    mirror.reset([node])
+    index = NodeIndex(mirror)
+
+    def code(gpus: int, cores: int = 50) -> str:
+        answer = place(request(gpu("c", gpus, 1000, cores_percent=cores)), index, dice(1))
+        assert isinstance(answer, Refusal)
+        return answer.counts[0][0]
+
+    assert code(1) == "InsufficientGpuCores"
+    assert code(2) == "InsufficientGpuMemory"
+    assert code(3) == "GpuUnhealthy"
+    assert code(4) == "NotEnoughGpus"
+
+
+def test_preferred_nodes_are_chosen_among_many_that_fit() -> None:
+    nodes = [
+        ledger_node(f"n{n}", device(f"GPU-{n}"), labels={"zone": "a"} if n == 40 else {})
+        for n in range(60)
+    ]
+    mirror = ClusterMirror()
+    mirror.reset(nodes)
+
+    answer = place(request(gpu(memory=1), node_requirements=LIKES), NodeIndex(mirror), dice(2))
+
+    assert isinstance(answer, tuple)
+    assert isinstance(answer[0], Placement)
+    assert answer[0].node == "n40"
+    assert len(answer) == 3
