@@ -140,6 +140,8 @@ class Load:
 
     def step(self, wanted: PodRequest) -> None:
         """Place one pod and count it."""
+        if wanted.node_order is NodeOrder.FRAGMENTATION:
+            self.index.fragmentation.workload.learn(wanted)
         answer = place(wanted, self.index, self.dice.random)
         if isinstance(answer, Refusal):
             self.refused += 1

@@ -1,6 +1,7 @@
 """Reasons why the devices of one node do not fit, for the node and for each device; pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from services.placer.choice.container_choice import (
     CONTAINER_CHOOSERS,
@@ -11,7 +12,7 @@ from services.placer.choice.device_choice import allowed_modes, allows_instances
 from services.placer.choice.device_topology import topology_location
 from services.placer.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
 from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
-from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
+from shared.model.device import DeviceMode, DeviceRefusal, device_refusal
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import instance_mib, instance_refusal
@@ -165,22 +166,20 @@ def _refusal(
         return DeviceRefusal("GpuPlaceUnknown", text)
     if device.in_mig_mode and allows_instances(request):
         return _instance_refusal(container, request, device, pod_uses)
-    pod_use = PodDeviceUse() if container.init else pod_uses.get(device, PodDeviceUse())
     use = device.use()
-    sum_of_uses = DeviceUse(
-        memory_mib=use.memory_mib + pod_use.memory_mib,
-        cores_percent=use.cores_percent + pod_use.cores_percent,
-        shares=use.shares + pod_use.shares,
-        fence=use.fence,
-        anti_affinity_groups=use.anti_affinity_groups,
-        exclusive=use.exclusive or pod_use.exclusive,
-        layout=use.layout,
-        claimed_by=use.claimed_by,
-    )
+    pod_use = None if container.init else pod_uses.get(device)
+    if pod_use is not None:
+        use = replace(
+            use,
+            memory_mib=use.memory_mib + pod_use.memory_mib,
+            cores_percent=use.cores_percent + pod_use.cores_percent,
+            shares=use.shares + pod_use.shares,
+            exclusive=use.exclusive or pod_use.exclusive,
+        )
     return device_refusal(
         container,
         device.device,
-        sum_of_uses,
+        use,
         memory_mib=share_mib(container, device),
         anti_affinity_groups=request.anti_affinity_groups,
     )
