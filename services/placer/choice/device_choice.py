@@ -4,7 +4,7 @@ All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG ins
 are allowed, `PodRequest.prefer_mig` decides which are tried first.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from services.placer.choice.container_choice import (
     CONTAINER_CHOOSERS,
@@ -61,20 +61,14 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     [container] = request.containers
     gpus, free_cores = container.gpus, required_free_cores(container)
     units = required_units(container)
-    slotted, order = container.slotted, request.device_order
-    last_first, fullest_first = order is DeviceOrder.LAST, order is DeviceOrder.BINPACK
+    slotted, in_order = container.slotted, _SIMPLE_ORDERS[request.device_order]
     by_links = gpus > 1 and request.prefer_links
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if node.has_mig or node.isolation_restricted or (by_links and node.has_topology):
             return choose_devices(request, node)
         picks = list[DevicePick]()
-        devices: Iterable[MirroredDevice] = node.devices
-        if fullest_first:
-            devices = sorted(node.devices, key=_used_first)
-        elif last_first:
-            devices = reversed(node.devices)
-        for device in devices:
+        for device in in_order(node.devices):
             if device.free_units < units:
                 continue
             if (device.free_slot_cores if slotted else device.free_cores) >= free_cores:
@@ -86,11 +80,13 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     return choose
 
 
-_SIMPLE_ORDERS = (DeviceOrder.LAST, DeviceOrder.FIRST, DeviceOrder.BINPACK)
-
-
-def _used_first(device: MirroredDevice) -> int:
-    return -device.used_mib
+_SIMPLE_ORDERS: Mapping[
+    DeviceOrder, Callable[[Sequence[MirroredDevice]], Iterable[MirroredDevice]]
+] = {
+    DeviceOrder.LAST: reversed,
+    DeviceOrder.FIRST: iter,
+    DeviceOrder.BINPACK: lambda devices: sorted(devices, key=lambda device: -device.used_mib),
+}
 
 
 def is_simple(request: PodRequest) -> bool:

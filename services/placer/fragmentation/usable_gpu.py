@@ -7,8 +7,10 @@ lack of cpu and memory leaves idle.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
-from services.placer.fragmentation.workload import TypicalKind
+from services.placer.fragmentation.workload import PodKind, TypicalKind
 from shared.model.device import Device
 from shared.placing.device_filters import device_excluded
 
@@ -27,28 +29,40 @@ FreeParts = tuple[int, ...]
 """The idle part of each device in thousandths, in ascending order."""
 
 
+class _PartRequest(NamedTuple):
+    """What a typical kind of pods requests of devices of one model."""
+
+    kind: PodKind
+    frequency: float
+    part: int
+    """Thousandths of each device."""
+    weight: float
+    fits: bool
+    """It fits an idle device, and the pods' selection does not exclude it."""
+
+    @classmethod
+    def of(cls, typical: TypicalKind, device: Device) -> "_PartRequest":
+        kind, frequency = typical
+        part = kind.part_of(device)
+        gpus = kind.gpus * min(part, WHOLE) / WHOLE
+        fits = part <= WHOLE and device_excluded(kind.selection, device) is None
+        return cls(kind, frequency, part, frequency * gpus**SIZE_EXPONENT, fits)
+
+
 class UsableGpu:
     """The valuation of nodes with devices of one model, by the typical kinds of pods."""
 
     def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
-        sizes = [each.kind.gpus * min(each.kind.part_of(device), WHOLE) for each in typical]
-        weights = [
-            each.part * (size / WHOLE) ** SIZE_EXPONENT
-            for each, size in zip(typical, sizes, strict=True)
-        ]
-        total = sum(weights) or 1.0
-        usable = [
-            (each, size, weight / total)
-            for each, size, weight in zip(typical, sizes, weights, strict=True)
-            if each.kind.part_of(device) <= WHOLE
-            and device_excluded(each.kind.selection, device) is None
-        ]
+        requests = [_PartRequest.of(each, device) for each in typical]
+        total = sum(map(attrgetter("weight"), requests)) or 1.0
+        usable = list(filter(attrgetter("fits"), requests))
         # Twice the amount plus one, divided by twice the request: no request divides by zero.
-        self._cpu = [2 * each.kind.cpu or 1 for each, _, _ in usable]
-        self._memory = [2 * each.kind.memory or 1 for each, _, _ in usable]
-        self._filled = [(1 - RANDOM_POD_PART) * weight * size for _, size, weight in usable]
-        self._random = [RANDOM_POD_PART * each.part for each, _, _ in usable]
-        self._requests = [(each.kind.gpus, each.kind.part_of(device)) for each, _, _ in usable]
+        self._cpu = [2 * each.kind.cpu or 1 for each in usable]
+        self._memory = [2 * each.kind.memory or 1 for each in usable]
+        scale = (1 - RANDOM_POD_PART) / total
+        self._filled = [scale * each.weight * each.kind.gpus * each.part for each in usable]
+        self._random = [RANDOM_POD_PART * each.frequency for each in usable]
+        self._requests = [(each.kind.gpus, each.part) for each in usable]
         self._by_free_parts: dict[FreeParts, tuple[list[int], list[float]]] = {}
         self._values: dict[tuple[int, int, FreeParts], float] = {}
 
