@@ -114,6 +114,7 @@ def _nodes_of(
     """Yield nodes of a set."""
     kind, need = request_kind(request, allowed_modes(request)[0])
     ranked = index.ranked_nodes(kind)
+    tight: Iterator[MirroredNode]
     if fitting.bit_count() > COMPARED_NODES:
         tight = filter(index.sets.membership(fitting), ranked.in_order(need))
     else:

@@ -33,8 +33,8 @@ def _reason(wanted: PodRequest, node: MirroredNode) -> tuple[str, str] | None:
 def _assert_sets_are_those_of_a_scan(wanted: PodRequest, index: NodeIndex) -> None:
     fitting, excluded = index.sets.split(wanted)
 
-    found = Counter({reason: nodes.bit_count() for reason, nodes in excluded.items()})
-    found[None] = fitting.bit_count()
+    found = Counter[tuple[str, str] | None]({None: fitting.bit_count()})
+    found.update({reason: nodes.bit_count() for reason, nodes in excluded.items()})
     assert +found == Counter(_reason(wanted, node) for node in index.mirror.nodes.values())
 
 

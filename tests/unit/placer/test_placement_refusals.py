@@ -91,10 +91,10 @@ def test_a_pod_is_not_advised_to_request_nothing() -> None:
     full = refused(
         request(gpu(memory=5000)), ledger_node("full", (device("GPU-full"), use(V100_MIB)))
     )
-    claimed = replace(use(0, shares=0), exclusive=True, claimed_by=True)
+    without_slots = (device("GPU-b", 1, slots=1), use(0, shares=1))
     kept = refused(
         request(gpu(memory=5000)),
-        ledger_node("full", (device("GPU-full"), use(V100_MIB)), (device("GPU-b", 1), claimed)),
+        ledger_node("full", (device("GPU-full"), use(V100_MIB)), without_slots),
     )
 
     assert full.hint == (
