@@ -20,6 +20,7 @@ from shared.kubernetes.errors import (
     RequestRejectedError,
 )
 from shared.kubernetes.types import SelectorRequirement
+from shared.model.errors import UnavailableError
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import PREEMPT_AT, PREEMPTIBLE, EvictionOutcome, Victim
 
@@ -102,7 +103,7 @@ class EvictionClient:
     async def announce(self, victim: Victim, at: float) -> bool:
         """Annotate the pod with the time of its eviction.
 
-        False if the pod is gone, or cannot be changed.
+        False if the pod is gone, or cannot be changed. Raises UnavailableError as `evict` does.
         """
         return await self._annotate(victim, stamp(at))
 
@@ -114,13 +115,16 @@ class EvictionClient:
         """Evict the pod with exactly this uid, or check whether that is allowed.
 
         Returns the outcome and the reason for it. Raises UnavailableError if the API server does
-        not answer.
+        not answer, or reports a conflict although the pod is there.
         """
         try:
             await self.client.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
         except EvictionBlockedError as error:
             return EvictionOutcome.BLOCKED, error.response.message
-        except (NotFoundError, KubernetesConflictError) as error:
+        except NotFoundError as error:
+            return EvictionOutcome.GONE, error.response.message
+        except KubernetesConflictError as error:
+            await self._raise_unless_gone(victim, error)
             return EvictionOutcome.GONE, error.response.message
         except RequestRejectedError as error:
             # Rejected by an admission policy of the cluster, for example.
@@ -136,12 +140,23 @@ class EvictionClient:
         try:
             path = pod_path(victim.namespace, victim.name)
             await self.client.patch_merge(path, {"metadata": metadata})
-        except (NotFoundError, KubernetesConflictError):
+        except NotFoundError:
+            return False
+        except KubernetesConflictError as error:
+            await self._raise_unless_gone(victim, error)
             return False
         except RequestRejectedError as error:
             logger.warning("pod %s/%s is not annotated: %s", victim.namespace, victim.name, error)
             return False
         return True
+
+    async def _raise_unless_gone(self, victim: Victim, error: KubernetesConflictError) -> None:
+        """Raise UnavailableError if the pod is there: the same write may succeed later."""
+        found = await self.get_pod(victim.namespace, victim.name)
+        if found is not None and found.pod == victim.pod:
+            raise UnavailableError(
+                f"pod {victim.namespace}/{victim.name}: {error.response.message}; tried again soon"
+            ) from error
 
     async def _list(self, path: str, kind: type[Item]) -> list[Item]:
         found: list[Item] = []

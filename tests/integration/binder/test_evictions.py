@@ -1,9 +1,15 @@
 """Evictions of a preemption: announced, sent with a precondition, limited and recorded."""
 
+from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from services.binder.preempt.eviction_client import EvictionClient
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import UnavailableError
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import (
     EvictionOutcome,
@@ -119,6 +125,61 @@ def _victim(at: Scene, pod: Any) -> Victim:
         grace_s=0,
         devices=(),
     )
+
+
+class ConflictingOnce(KubernetesClient):
+    """The API server reports a conflict at the first write to a pod, although the pod is there."""
+
+    conflicts = 1
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None = None, *args: Any, **options: Any
+    ) -> bytes:
+        if self.conflicts and body is not None and b"dryRun" not in body:
+            self.conflicts -= 1
+            response = ErrorResponse(
+                method=method, path=path, code=409, reason="Conflict", message="it was modified"
+            )
+            raise KubernetesConflictError(response)
+        return await super()._send(method, path, body, *args, **options)
+
+
+@pytest.fixture
+async def conflicting(at: Scene) -> AsyncIterator[EvictionClient]:
+    async with ConflictingOnce(load_credentials(at.api.kubeconfig)) as kube:
+        yield EvictionClient(kube)
+
+
+async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeated(
+    at: Scene, conflicting: EvictionClient
+) -> None:
+    await at.running("old", mib=16_000)
+    await at.save_budget("a")
+    await at.waiting("new")
+    binder = at.binder(evictions=conflicting)
+
+    with pytest.raises(UnavailableError):
+        await binder.step()
+    at.clock.advance(30)
+    await binder.step()
+
+    assert await at.announced_for("old")
+    assert not await at.is_deleting("old")
+    at.clock.advance(30)
+    await binder.step()
+    assert await at.is_deleting("old")
+
+
+async def test_a_conflict_does_not_mean_that_the_pod_is_gone(
+    at: Scene, conflicting: EvictionClient
+) -> None:
+    await at.running("old", mib=16_000)
+    victim = _victim(at, await at.get_pod("old"))
+
+    with pytest.raises(UnavailableError):
+        await conflicting.evict(victim)
+
+    assert await conflicting.evict(victim) == (EvictionOutcome.EVICTED, "")
 
 
 async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene) -> None:
