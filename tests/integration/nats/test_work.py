@@ -226,7 +226,7 @@ async def test_what_no_replica_receives_is_bounded_and_its_loss_is_reported(
 
 
 async def test_a_sender_waits_for_receivers_that_are_slower(server: NatsServer) -> None:
-    policy = replace(SOON, max_messages=2, room_s=0.3)
+    policy = ResendPolicy(max_messages=2, room_s=0.3, receipt_s=30.0, silent_s=30.0)
     async with (
         Bus.connect(server.url, name="fast", policy=policy) as sender,
         connected(server, "placer") as receiver,
