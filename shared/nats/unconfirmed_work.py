@@ -257,7 +257,7 @@ class UnconfirmedWork:
         kind.unheard_since = None
         for message in kind.messages.values():
             if not message.is_received:
-                message.due_at = message.sent_at + self._policy.receipt_s
+                message.due_at = min(message.due_at, message.sent_at + self._policy.receipt_s)
         if kind.has_lost:
             kind.has_lost = False
             self._has_lost_work.set()

@@ -233,6 +233,7 @@ async def test_a_sender_waits_for_receivers_that_are_slower(server: NatsServer) 
     ):
         slow = Slow()
         task = await running("placer", slow, receiver)
+        await receiver.client.flush()
         await sender.publish([queued(1)])
         await sender.publish([queued(2)])
         with pytest.raises(
