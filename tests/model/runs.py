@@ -95,13 +95,17 @@ class Model:
 @contextmanager
 def model_on_server() -> Iterator[Model]:
     """Start a server, and yield a model that uses it."""
+    logged_before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     parent = IN_MEMORY if IN_MEMORY.is_dir() else None
-    with valkey_server() as server, tempfile.TemporaryDirectory(dir=parent) as folder:
-        asyncio.run(server.ready())
-        redis = RedisServer(server.url)
-        yield Model(redis, Path(folder))
-        redis.wire.close()
+    try:
+        with valkey_server() as server, tempfile.TemporaryDirectory(dir=parent) as folder:
+            asyncio.run(server.ready())
+            redis = RedisServer(server.url)
+            yield Model(redis, Path(folder))
+            redis.wire.close()
+    finally:
+        logging.disable(logged_before)
 
 
 def run_seeds(seeds: Iterable[int], *, steps: int, shorten_s: float) -> list[tuple[int, Run]]:

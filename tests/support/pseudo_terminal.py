@@ -62,13 +62,15 @@ async def on_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     os.set_blocking(master, False)
+    sized_otherwise = {"COLUMNS", "LINES"}
+    inherited = {key: value for key, value in env.items() if key not in sized_otherwise}
     process = subprocess.Popen(
         [sys.executable, "-c", _ON_TERMINAL, *command],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color", **env},
+        env={"TERM": "xterm-256color", **inherited},
     )
     try:
         yield PseudoTerminal(process, master, slave)
