@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from msgspec import structs
 from services.binder.resize.rules import SizeChange, decide
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_image import seed_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.resize.limits import shortage
 from services.node_agent.service import NodeAgent
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import ViolationFound
@@ -302,3 +305,20 @@ async def test_memory_freed_by_a_smaller_lease_is_allocatable() -> None:
         await cluster.node.phase("two", "Running")
 
         assert not cluster.refused
+
+
+async def test_memory_of_a_killed_process_does_not_prevent_a_lower_limit() -> None:
+    async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
+        place = region_of(cluster, lease)
+        use_memory(place, 3_000)
+        region, entry = read_region(place), agent.checkpoint.entries[0]
+        assert isinstance(region, Region)
+        seed = seed_of(entry.limits.environment)
+        lower = replace(seed, memory_bytes=(1_000 * MIB,))
+
+        of_running = shortage(entry, region, lower, None, {7})
+        of_killed = shortage(entry, region, lower, None, frozenset())
+
+    assert of_running
+    assert of_running.used_mib == 3_000
+    assert of_killed is None
