@@ -1,1 +1,1 @@
-"""A simulated cluster: a Kubernetes API server and kubelets, for a machine without a cluster."""
+"""A simulated cluster: API server, controllers, scheduler and kubelets, for a laptop."""

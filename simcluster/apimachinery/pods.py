@@ -14,6 +14,11 @@ def containers_of(pod: Json) -> Iterator[Json]:
                 yield container
 
 
+def has_finished(pod: Json) -> bool:
+    """Return whether all containers of a pod have ended for good."""
+    return at_path(pod, "status.phase") in {"Succeeded", "Failed"}
+
+
 def qos_class(pod: Json) -> str:
     """Return the pod's QoS class, which its cpu and memory alone decide."""
     guaranteed = True

@@ -16,11 +16,10 @@ from simcluster.apimachinery.objects import (
     metadata,
     name_of,
 )
-from simcluster.apimachinery.pods import is_ready
+from simcluster.apimachinery.pods import has_finished, is_ready
 from simcluster.controller_manager.plans import (
     WorkloadPlan,
     amount_of,
-    has_finished,
     is_active,
     is_available,
     is_deleted,

@@ -18,9 +18,8 @@ from simcluster.apimachinery.objects import (
     namespace_of,
     parse_time,
 )
-from simcluster.apimachinery.pods import is_ready
+from simcluster.apimachinery.pods import has_finished, is_ready
 
-FINISHED = frozenset({"Succeeded", "Failed"})
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 BURST = 500
 """Pods that a controller creates or deletes for a workload at once."""
@@ -62,11 +61,6 @@ def controller_of(obj: Json) -> Json | None:
 def is_active(pod: Json) -> bool:
     """Return whether a pod has neither finished nor been deleted."""
     return not has_finished(pod) and not is_deleted(pod)
-
-
-def has_finished(pod: Json) -> bool:
-    """Return whether all containers of a pod have ended for good."""
-    return at_path(pod, "status.phase") in FINISHED
 
 
 def is_deleted(obj: Json) -> bool:

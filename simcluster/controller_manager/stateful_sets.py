@@ -16,10 +16,9 @@ from simcluster.apimachinery.objects import (
     namespace_of,
     number_at,
 )
-from simcluster.apimachinery.pods import is_ready
+from simcluster.apimachinery.pods import has_finished, is_ready
 from simcluster.controller_manager.plans import (
     WorkloadPlan,
-    has_finished,
     is_available,
     is_deleted,
     new_pod,

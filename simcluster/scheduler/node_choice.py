@@ -18,8 +18,7 @@ from simcluster.apimachinery.objects import (
     list_at,
     name_of,
 )
-
-FINISHED = frozenset({"Succeeded", "Failed"})
+from simcluster.apimachinery.pods import has_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json]) -> NodeChoice:
     used: dict[str, Counter[str]] = {name_of(node): Counter() for node in nodes}
     for other in pods:
         own = used.get(str(at_path(other, "spec.nodeName") or ""))
-        if own is not None and at_path(other, "status.phase") not in FINISHED:
+        if own is not None and not has_finished(other):
             own.update(_requests(other))
     wanted = _requests(pod)
     reasons: Counter[str] = Counter()

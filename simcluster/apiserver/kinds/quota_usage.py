@@ -7,7 +7,7 @@ is gone.
 from collections.abc import Callable, Iterable, Mapping
 
 from simcluster.apimachinery.objects import Json, at_path
-from simcluster.apimachinery.pods import qos_class
+from simcluster.apimachinery.pods import has_finished, qos_class
 from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.kinds.quantities import (
     Amounts,
@@ -23,7 +23,6 @@ _EXPLICIT = frozenset(f"{head}{name}" for name in ("cpu", "memory")
                       for head in ("", "requests.", "limits."))  # fmt: skip
 _TRACKED = frozenset(f"{head}{name}" for name in _COMPUTE for head in ("", "requests.", "limits.")
                      ) | {"pods", "count/pods"}  # fmt: skip
-_FINISHED = frozenset({"Succeeded", "Failed"})
 _ONE = Quantity(quantity(1).value)
 
 
@@ -44,7 +43,7 @@ def is_extended(name: str) -> bool:
 def pod_usage(pod: Json) -> Amounts:
     """Return the usage of a pod; a finished pod counts as an object only."""
     total: Amounts = {"count/pods": _ONE}
-    if at_path(pod, "status.phase") in _FINISHED:
+    if has_finished(pod):
         return total
     return (
         total

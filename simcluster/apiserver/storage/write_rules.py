@@ -13,6 +13,7 @@ from simcluster.apimachinery.objects import (
     name_of,
     namespace_of,
 )
+from simcluster.apimachinery.pods import has_finished
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.storage.records import ObjectRecord
 
@@ -121,7 +122,6 @@ def _replace(target: Json, field: str, value: object) -> None:
 
 
 DEFAULT_GRACE_S = 30
-_FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def decide_deletion(kind: Resource, obj: Json, *, grace_s: int | None) -> Deleti
 
 
 def _pod_grace_s(pod: Json, requested_s: int | None) -> int:
-    if not at_path(pod, "spec.nodeName") or at_path(pod, "status.phase") in _FINISHED:
+    if not at_path(pod, "spec.nodeName") or has_finished(pod):
         return 0
     if requested_s is not None:
         return max(requested_s, 0)
