@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, zip_longest
 
-from services.placer.choice.device_choice import allowed_modes, device_chooser
-from services.placer.choice.picks import DevicePick, build_shares
-from services.placer.index.node_index import NodeIndex
-from services.placer.index.node_rank import request_kind
-from services.placer.index.ranked_nodes import CANDIDATES
-from services.placer.index.threshold_column import NodeSet
-from services.placer.mirror.node_mirror import MirroredNode
-from services.placer.refusal.refusals import cached_refusal, explain_refusal
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.choice.device_choice import allowed_modes, device_chooser
+from shared.placing.choice.picks import DevicePick, build_shares
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.node_rank import request_kind
+from shared.placing.index.ranked_nodes import CANDIDATES
+from shared.placing.index.threshold_column import NodeSet
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
+from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
 COMPARED_NODES = 16
 """Nodes that are compared; half of them are those that fit most tightly, the others random."""

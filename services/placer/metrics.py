@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge
 
-from services.placer.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 DECISIONS = Counter(
     "leasehold_placements",

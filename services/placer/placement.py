@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from services.placer.choice.device_choice import allowed_modes
-from services.placer.choice.picks import build_shares
 from services.placer.compared_placement import Rng, fits_on, place_compared
-from services.placer.index.node_index import NodeIndex
-from services.placer.index.node_rank import request_kind
-from services.placer.index.ranked_nodes import CANDIDATES, BestNodes
-from services.placer.index.threshold_column import NodeSet
-from services.placer.mirror.node_mirror import MirroredNode
-from services.placer.refusal.refusals import cached_refusal, explain_refusal
 from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
+from shared.placing.choice.device_choice import allowed_modes
+from shared.placing.choice.picks import build_shares
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.node_rank import request_kind
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.threshold_column import NodeSet
+from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
 RANDOM_TRIES = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""

@@ -6,10 +6,7 @@ ledger checks that each decision still fits.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from services.placer.index.node_index import NodeIndex
 from services.placer.metrics import PrometheusPlacerMetrics
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.refusal.quota_refusals import QuotaRefusals
 from services.placer.rounds.batch import DecisionContext, split_into_units
 from services.placer.rounds.decision_writer import DecisionWriter, PlacerLedger
 from services.placer.rounds.rounds import GangRounds, PodRounds
@@ -22,6 +19,9 @@ from shared.model.events.pod_events import (
     PodQueued,
 )
 from shared.model.ledger import FeedTruncatedError
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.runtime.service import emits, handles, loops
 
 DISCONNECTED_LIMIT_S = 10.0

@@ -1,1 +1,1 @@
-"""The rules by which a pod fits a node and its devices, for placers, binders and tests; pure."""
+"""How a pod fits a node and its devices, and an index of nodes by free capacity; pure."""

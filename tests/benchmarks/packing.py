@@ -20,10 +20,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
-from services.placer.refusal.quota_refusals import QuotaRefusals
 from services.placer.rounds.batch import DecisionContext
 from shared.model.device import Device, DeviceUse
 from shared.model.events.pod_events import PodQueued
@@ -32,6 +28,10 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ARRIVED = 1.3
 DEVICE_MIB = 1000

@@ -26,8 +26,6 @@ from itertools import product
 
 from msgspec import structs
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
@@ -36,6 +34,8 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.placer.naive import place_naive
 
 DEVICES = 8

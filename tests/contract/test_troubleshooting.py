@@ -44,7 +44,9 @@ def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
 
 
 def test_the_refusal_codes_are_exactly_the_rows() -> None:
-    codes = set(words("services/placer/**/*.py", "shared/placing/*.py", "shared/model/device.py"))
+    codes = set(
+        words("services/placer/**/*.py", "shared/placing/**/*.py", "shared/model/device.py")
+    )
     table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert table
     named = first_cells(table[1])

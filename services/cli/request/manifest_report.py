@@ -18,8 +18,6 @@ from services.cli.flags import schedulers_of
 from services.cli.request.example_node import ExampleNode, ledger_node, parse_example_node
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
 from services.watcher.pod_parser import PodParser
 from services.watcher.settings import WatcherSettings, load_rules
@@ -31,6 +29,8 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from shared.model.request import NodeRequirements, PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.placer.compared_placement import Rng
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
-from services.placer.refusal.quota_refusals import QuotaRefusals
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang, NodeOrder
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -21,6 +19,8 @@ from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import total_of
 from shared.model.request import PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment

@@ -5,9 +5,6 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.refusal.quota_refusals import QuotaRefusals
 from services.placer.rounds.batch import DecisionContext, split_into_units
 from services.placer.rounds.gang_decision import (
     GANG_NOT_DECIDED,
@@ -21,6 +18,9 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import GangEnrollment, WaitingPod
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
 
 GANG = Gang(name="default/g", min_member=3)

@@ -7,8 +7,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
 from shared.model.lease import Share, bookings
@@ -27,6 +25,8 @@ from shared.model.request import (
     Toleration,
     TopologyScope,
 )
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.node_fit import fit_on_node
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.support.placer.naive import place_naive

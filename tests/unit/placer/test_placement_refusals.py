@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode
@@ -13,6 +11,8 @@ from shared.model.names import NodeName
 from shared.model.node import Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.placer.choice.device_topology import best_linked_set
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
 from shared.model.device import Device
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
 from shared.model.request import DeviceOrder, PodRequest, TopologyScope
+from shared.placing.choice.device_topology import best_linked_set
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 

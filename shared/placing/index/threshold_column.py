@@ -7,8 +7,8 @@ microseconds. A changed node costs as much as the requested amounts between its 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 1024
 ABSENT = -(1 << 62)

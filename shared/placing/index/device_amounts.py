@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 Amount = Callable[[MirroredNode], int]
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from services.placer.choice.container_choice import share_mib
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.pod_requests import amount_changes
 from shared.model.request import PodRequest
+from shared.placing.choice.container_choice import share_mib
 from shared.placing.device_filters import device_excluded
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]

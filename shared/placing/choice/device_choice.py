@@ -6,7 +6,9 @@ are allowed, `PodRequest.prefer_mig` decides which are tried first.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from services.placer.choice.container_choice import (
+from shared.model.device import IDLE_BEFORE, DeviceMode
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
     ContainerChooser,
     choose_mig_instances,
@@ -14,13 +16,11 @@ from services.placer.choice.container_choice import (
     required_free_cores,
     required_units,
 )
-from services.placer.choice.device_order import ordered_devices
-from services.placer.choice.picks import NO_POD_USES, DevicePick, PodDeviceUse, add_pod_uses
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
-from shared.model.device import IDLE_BEFORE, DeviceMode
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.placing.choice.device_order import ordered_devices
+from shared.placing.choice.picks import NO_POD_USES, DevicePick, PodDeviceUse, add_pod_uses
 from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mig_instances import largest_first
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 DeviceChooser = Callable[[MirroredNode], list[DevicePick] | None]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
-from services.placer.index.threshold_column import NodePositions, NodeSet, positions_in
-from services.placer.mirror.cluster_mirror import ChangeLog
-from services.placer.mirror.node_mirror import MirroredNode
+from shared.placing.index.threshold_column import NodePositions, NodeSet, positions_in
+from shared.placing.mirror.cluster_mirror import ChangeLog
+from shared.placing.mirror.node_mirror import MirroredNode
 
 Class = TypeVar("Class")
 

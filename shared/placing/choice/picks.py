@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.placer.mirror.node_mirror import MirroredDevice
 from shared.model.device import required_cores_percent
 from shared.model.lease import MigPlacement, Share
 from shared.model.request import GpuRequest, SharingPolicy
+from shared.placing.mirror.node_mirror import MirroredDevice
 from shared.placing.shares import enforced_share, instance_share
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]

@@ -7,8 +7,8 @@ Where links do not decide, the number of pairs on one NUMA node does; then the o
 from collections.abc import Sequence
 from itertools import combinations
 
-from services.placer.mirror.node_mirror import MirroredDevice
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
+from shared.placing.mirror.node_mirror import MirroredDevice
 
 EXHAUSTIVE_DEVICES = 8
 """With more devices than this, sets grow greedily from each: 4 of 8 devices are 70 sets."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from services.placer.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses
-from services.placer.mirror.node_mirror import MirroredDevice
 from shared.model.request import DeviceOrder, PodRequest
+from shared.placing.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses
+from shared.placing.mirror.node_mirror import MirroredDevice
 
 AllocationWeights = tuple[int, int, int]
 

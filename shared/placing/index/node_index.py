@@ -3,14 +3,14 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from services.placer.fragmentation.fragmentation import Fragmentation
-from services.placer.index.eligibility import NodeEligibility
-from services.placer.index.node_rank import RequestKind, ranking_for
-from services.placer.index.node_sets import NodeSets, device_key
-from services.placer.index.ranked_nodes import RankedNodes
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from shared.model.placement import Refusal
 from shared.model.request import PodRequest
+from shared.placing.fragmentation.fragmentation import Fragmentation
+from shared.placing.index.eligibility import NodeEligibility
+from shared.placing.index.node_rank import RequestKind, ranking_for
+from shared.placing.index.node_sets import NodeSets, device_key
+from shared.placing.index.ranked_nodes import RankedNodes
+from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 CACHED_KINDS = 64
 EXACT_CORES_USES = 256

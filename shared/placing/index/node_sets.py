@@ -10,27 +10,27 @@ needs.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from services.placer.choice.device_choice import choose_devices, is_simple
-from services.placer.choice.device_refusals import NODE_TEXTS, explain_no_devices
-from services.placer.index.device_amounts import (
+from shared.model.request import NodeRequirements, PodRequest
+from shared.placing.choice.device_choice import choose_devices, is_simple
+from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
+from shared.placing.index.device_amounts import (
     count_of_devices,
     hardware_of,
     is_plain,
     largest_free_mib,
     units_free_at_once,
 )
-from services.placer.index.eligibility import NodeEligibility
-from services.placer.index.node_classes import NodeClasses
-from services.placer.index.node_rank import headroom_of, request_kind
-from services.placer.index.threshold_column import (
+from shared.placing.index.eligibility import NodeEligibility
+from shared.placing.index.node_classes import NodeClasses
+from shared.placing.index.node_rank import headroom_of, request_kind
+from shared.placing.index.threshold_column import (
     NodePositions,
     NodeSet,
     ThresholdColumn,
     positions_in,
 )
-from services.placer.mirror.cluster_mirror import ChangeLog, ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
-from shared.model.request import NodeRequirements, PodRequest
+from shared.placing.mirror.cluster_mirror import ChangeLog, ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
     NodeFilterFailure,
     check_served,

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 
-from services.placer.index.node_rank import (
+from shared.placing.index.node_rank import (
     Rank,
     Ranking,
     has_headroom,
     is_tie,
     next_rank_with_headroom,
 )
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 
 TIE_NODES = 64
 """The first choice is random among at most so many nodes, and at most one in `TIE_SHARE` of all."""

@@ -2,11 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.placer.mirror.tentative_uses import (
-    SharingConstraints,
-    TentativeDeviceUse,
-    tentative_uses,
-)
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -19,6 +14,11 @@ from shared.placing.mig_instances import (
     largest_instance_mib,
     layout_shapes,
     parse_positions,
+)
+from shared.placing.mirror.tentative_uses import (
+    SharingConstraints,
+    TentativeDeviceUse,
+    tentative_uses,
 )
 from shared.placing.node_filters import accepts_any_pod, free_resources, has_soft_taint
 

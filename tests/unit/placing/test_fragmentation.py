@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from services.placer.compared_placement import COMPARED_NODES
-from services.placer.fragmentation.usable_gpu import UsableGpu
-from services.placer.fragmentation.workload import TYPICAL_KINDS, Workload, kind_of
-from services.placer.index.node_index import NodeIndex
-from services.placer.mirror.cluster_mirror import ClusterMirror
 from services.placer.placement import place
-from services.placer.refusal.quota_refusals import QuotaRefusals
 from services.placer.rounds.batch import DecisionContext
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from shared.placing.fragmentation.usable_gpu import UsableGpu
+from shared.placing.fragmentation.workload import TYPICAL_KINDS, Workload, kind_of
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 
 GIB = 1 << 30

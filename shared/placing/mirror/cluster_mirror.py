@@ -8,12 +8,12 @@ dropped.
 
 from collections.abc import Iterable, Mapping
 
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerChange, LedgerNode, NodeUse
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 
 CHANGE_LOG_LENGTH = 1 << 16
 """Number of changes in the log; an index that is further behind is rebuilt."""

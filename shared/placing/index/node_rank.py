@@ -9,10 +9,10 @@ SPREAD the emptiest node first and then the largest headroom.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from services.placer.choice.container_choice import required_free_cores
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.placing.choice.container_choice import required_free_cores
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 FULLNESS_BITS = 6
 MAX_FULLNESS = (1 << FULLNESS_BITS) - 1

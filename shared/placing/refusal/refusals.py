@@ -3,20 +3,20 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from services.placer.choice.device_choice import choose_devices
-from services.placer.choice.device_refusals import (
+from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.request import PodRequest, TopologyScope
+from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_refusals import (
     DeviceRefusals,
     device_refusals,
     explain_no_devices,
 )
-from services.placer.index.node_index import NodeIndex, RefusalMemo, placement_key
-from services.placer.index.node_sets import Excluded
-from services.placer.index.threshold_column import positions_in
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
-from services.placer.refusal.hints import hint_for
-from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.request import PodRequest, TopologyScope
+from shared.placing.index.node_index import NodeIndex, RefusalMemo, placement_key
+from shared.placing.index.node_sets import Excluded
+from shared.placing.index.threshold_column import positions_in
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_all
+from shared.placing.refusal.hints import hint_for
 
 NEAREST = 3
 COMPARED_NODES = 32

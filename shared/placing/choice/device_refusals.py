@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.placer.choice.container_choice import (
+from shared.model.device import DeviceMode, DeviceRefusal, device_refusal
+from shared.model.request import GpuRequest, PodRequest, TopologyScope
+from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
     instance_availability,
     share_mib,
 )
-from services.placer.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
-from services.placer.choice.device_topology import topology_location
-from services.placer.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
-from shared.model.device import DeviceMode, DeviceRefusal, device_refusal
-from shared.model.request import GpuRequest, PodRequest, TopologyScope
+from shared.placing.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
+from shared.placing.choice.device_topology import topology_location
+from shared.placing.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import instance_mib, instance_refusal
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
 NODE_TEXTS: Mapping[str, str] = {

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from services.placer.choice.picks import DevicePick
-from services.placer.fragmentation.usable_gpu import WHOLE, UsableGpu
-from services.placer.fragmentation.workload import Workload
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.model.device import required_cores_percent
 from shared.model.request import PodRequest, SharingPolicy
+from shared.placing.choice.picks import DevicePick
+from shared.placing.fragmentation.usable_gpu import WHOLE, UsableGpu
+from shared.placing.fragmentation.workload import Workload
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 
 class NodeValue:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from services.placer.fragmentation.workload import PodKind, TypicalKind
 from shared.model.device import Device
 from shared.placing.device_filters import device_excluded
+from shared.placing.fragmentation.workload import PodKind, TypicalKind
 
 RANDOM_POD_PART = 0.5
 """The weight of the first measure."""

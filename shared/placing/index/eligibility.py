@@ -1,8 +1,8 @@
 """Checks of nodes against pods' node requirements, cached until the node changes; pure."""
 
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
 from shared.model.request import NodeRequirements
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_node, preference
 
 CACHED_REQUIREMENTS = 64

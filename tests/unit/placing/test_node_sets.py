@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placer.choice.device_choice import choose_devices
-from services.placer.choice.device_refusals import explain_no_devices
-from services.placer.index.node_index import NodeIndex
-from services.placer.index.threshold_column import NodePositions, ThresholdColumn
-from services.placer.mirror.cluster_mirror import ClusterMirror
-from services.placer.mirror.node_mirror import MirroredNode
 from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest
+from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_refusals import explain_no_devices
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.threshold_column import NodePositions, ThresholdColumn
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.unit.placer.test_placement_property import clusters, requests

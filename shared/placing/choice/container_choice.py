@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from services.placer.choice.device_order import ordered_devices
-from services.placer.choice.device_topology import (
+from shared.model.device import IDLE_BEFORE, DeviceMode, isolation_allows, required_memory_mib
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.placing.choice.device_order import ordered_devices
+from shared.placing.choice.device_topology import (
     best_linked_set,
     topology_location,
     topology_matters,
 )
-from services.placer.choice.picks import NO_POD_USE, NO_POD_USES, DevicePick, PodDeviceUses
-from services.placer.mirror.node_mirror import MirroredDevice
-from shared.model.device import IDLE_BEFORE, DeviceMode, isolation_allows, required_memory_mib
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.placing.choice.picks import NO_POD_USE, NO_POD_USES, DevicePick, PodDeviceUses
 from shared.placing.mig_instances import find_instance, instance_mib
+from shared.placing.mirror.node_mirror import MirroredDevice
 
 ContainerChooser = Callable[
     [GpuRequest, PodRequest, Sequence[MirroredDevice], PodDeviceUses], list[DevicePick] | None

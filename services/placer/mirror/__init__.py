@@ -1,1 +1,0 @@
-"""The placer's copy of nodes and devices, with what is used of them."""
