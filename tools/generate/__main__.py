@@ -31,6 +31,7 @@ def main() -> None:
         {
             pages.ARCHITECTURE: pages.architecture(),
             compatibility.PAGE: compatibility.generated(),
+            compatibility.CHECKLISTS: compatibility.checklists(),
             reference.PAGE: reference.generated(),
             security.PAGE: security.generated(),
         }

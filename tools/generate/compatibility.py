@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility.md: resources per dialect, and the test of each requirement."""
+"""The table of docs/compatibility.md, and tests/checklists.md: the tests of each requirement."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,6 +7,7 @@ from shared.dialects import DIALECTS
 from tools.generate.pages import DOCS, ROOT, filled
 
 PAGE = DOCS / "compatibility.md"
+CHECKLISTS = ROOT / "tests" / "checklists.md"
 LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 38, "hami_core": 44}
 """Number of items of each checklist; a test of an item has its number in its name."""
 
@@ -71,18 +72,19 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "koordinator": {},
     "gpusharing": {},
     "hami_core": {
-        34: "Leasehold does not limit it; an operator can, [by project quotas](hardware.md#disk)",
+        34: "Leasehold does not limit it; an operator can, "
+        "[by project quotas](../docs/hardware.md#disk)",
     },
 }
 """Items without a test, and why."""
 
 
 def all_tests() -> dict[str, str]:
-    """Return the file, from the root, of every test by its name."""
+    """Return the file, from `tests`, of every test by its name."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         names = re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-        found |= {name: str(path.relative_to(ROOT)) for name in names}
+        found |= {name: str(path.relative_to(ROOT / "tests")) for name in names}
     return found
 
 
@@ -109,7 +111,7 @@ def checklist_table(checklist: str) -> str:
     rows = ["| no. | shown by |", "|---|---|"]
     for number in range(1, LISTS[checklist] + 1):
         names = shown.get((checklist, number), [])
-        links = "; ".join(f"[{sentence(name)}](../{files[name]})" for name in names)
+        links = "; ".join(f"[{sentence(name)}]({files[name]})" for name in names)
         why = NOT_SHOWN[checklist].get(number, "")
         rows.append(f"| {number} | {links}{'not shown: ' if why else ''}{why} |")
     return "\n".join(rows)
@@ -134,7 +136,10 @@ def resources_table() -> str:
 
 
 def generated() -> str:
-    """Return the page with tables generated from the dialects and the tests."""
-    tables = {"resources": resources_table()}
-    tables |= {checklist: checklist_table(checklist) for checklist in LISTS}
-    return filled(PAGE, tables)
+    """Return the page with the table of the dialects."""
+    return filled(PAGE, {"resources": resources_table()})
+
+
+def checklists() -> str:
+    """Return the checklists with the tests of each requirement."""
+    return filled(CHECKLISTS, {checklist: checklist_table(checklist) for checklist in LISTS})

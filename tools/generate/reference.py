@@ -17,13 +17,18 @@ from shared.model import events
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
 from shared.runtime.service import Role
-from shared.runtime.settings import PREFIX, ServiceSettings
+from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster import __main__ as simcluster
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
 
 PAGE = DOCS / "reference.md"
 MAIN = "__main__"
+NODE_PAGE = "port 9394 of each node"
+SHARED = 3
+"""What as many commands or metrics have in common is listed once."""
+Row = tuple[str, str]
+"""An argument and what it does."""
 EVENT_MODULES = tuple(
     importlib.import_module(f"{events.__name__}.{module.name}")
     for module in pkgutil.iter_modules(events.__path__)
@@ -38,7 +43,6 @@ def pieces() -> dict[str, str]:
         "settings": _settings(),
         "metrics": _metrics(),
         "events": _events(),
-        "fields": _fields(),
     }
 
 
@@ -50,10 +54,23 @@ def _commands() -> str:
         action.choices for action in _actions(build_parser()) if isinstance(action.choices, dict)
     )
     about = {name: str(found.description) for name, found in subcommands.items()}
-    parts = [
-        f"### leasehold {name}\n\n{about[name]}\n\n{_flags(subcommands[name])}"
-        for name in sorted(subcommands)
-    ]
+    rows = {name: _flags(subcommands[name]) for name in sorted(subcommands)}
+    users: dict[Row, list[str]] = {}
+    for name, row in ((name, row) for name, own in rows.items() for row in own):
+        users.setdefault(row, []).append(name)
+    parts = []
+    for name, own in rows.items():
+        parts.append(f"### leasehold {name}\n\n{about[name]}")
+        alone = [row for row in own if len(users[row]) < SHARED]
+        if alone:
+            parts.append(_table(("argument", "what"), alone))
+    together: dict[str, list[Row]] = {}
+    for row, names in users.items():
+        if len(names) >= SHARED:
+            together.setdefault(", ".join(names), []).append(row)
+    parts.append("### Flags of several commands")
+    for listed, shared in together.items():
+        parts += [f"Of {listed}:", _table(("argument", "what"), shared)]
     return "\n\n".join(parts)
 
 
@@ -62,7 +79,7 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if action.dest != "help"]
 
 
-def _flags(parser: argparse.ArgumentParser) -> str:
+def _flags(parser: argparse.ArgumentParser) -> list[Row]:
     rows = []
     for action in _actions(parser):
         text = str(action.help or "")
@@ -70,7 +87,7 @@ def _flags(parser: argparse.ArgumentParser) -> str:
             text = f"{text} one of {', '.join(map(str, action.choices))}".strip()
         text = text.replace("%(default)s", str(action.default)).replace("%%", "%")
         rows.append((_flag(action), text))
-    return _table(("argument", "what"), rows)
+    return rows
 
 
 def _flag(action: argparse.Action) -> str:
@@ -84,13 +101,19 @@ def _flag(action: argparse.Action) -> str:
 
 
 def _settings() -> str:
-    parts = [f"### Every service\n\n{_fields_of(ServiceSettings, ())}"]
-    known = {item.name for item in dataclasses.fields(ServiceSettings)}
-    for name, kind in sorted(_kinds().items()):
-        parts.append(f"### python -m services.{name}\n\n{_fields_of(kind, known)}")
+    common = {item.name for item in dataclasses.fields(ServiceSettings)}
+    ledger = {item.name for item in dataclasses.fields(LedgerSettings)}
+    kinds = sorted(_kinds().items())
+    with_ledger = ", ".join(name for name, kind in kinds if issubclass(kind, LedgerSettings))
+    parts = [
+        f"### Every service\n\n{_fields_of(ServiceSettings, ())}",
+        f"### Services with a ledger\n\nOf {with_ledger}:\n\n{_fields_of(LedgerSettings, common)}",
+    ]
+    for name, kind in kinds:
+        parts.append(f"### python -m services.{name}\n\n{_fields_of(kind, common | ledger)}")
     parts.append(
         "### python -m simcluster\n\nThe simulated cluster takes flags only.\n\n"
-        + _flags(simcluster.parser())
+        + _table(("argument", "what"), _flags(simcluster.parser()))
     )
     return "\n\n".join(parts)
 
@@ -120,14 +143,13 @@ def _fields_of(kind: type[ServiceSettings], without: Iterable[str]) -> str:
     rows = [
         (
             f"`--{item.name.replace('_', '-')}`",
-            f"`{PREFIX}{item.name.upper()}`",
             _shown(item.default),
             str(item.metadata["help"]),
         )
         for item in dataclasses.fields(kind)
         if item.name not in without
     ]
-    return _table(("flag", "variable", "default", "what"), rows)
+    return _table(("flag", "default", "what"), rows)
 
 
 def _shown(value: Any) -> str:
@@ -142,13 +164,19 @@ def _shown(value: Any) -> str:
 
 
 def _metrics() -> str:
-    head = ("name", "type", "labels", "what")
     parts = []
-    for owner, rows in registered().items():
-        shown = [(f"`{name}`", *rest) for name, *rest in rows]
-        parts.append(f"### {owner.capitalize()}\n\n{_table(head, shown)}")
-    shown = [(f"`{name}`", *rest) for name, *rest in node_page()]
-    parts.append(f"### Port 9394 of each node\n\n{_table(head, shown)}")
+    for owner, rows in {**registered(), NODE_PAGE: node_page()}.items():
+        parts.append(f"### {owner[0].upper()}{owner[1:]}")
+        by_labels: dict[str, list[Sequence[str]]] = {}
+        for name, kind, labels, text in rows:
+            by_labels.setdefault(labels, []).append((f"`{name}`", kind, labels, text))
+        several = {labels: few for labels, few in by_labels.items() if len(few) >= SHARED}
+        single = [row for labels, few in by_labels.items() if labels not in several for row in few]
+        if single:
+            parts.append(_table(("name", "type", "labels", "what"), single))
+        for labels, few in several.items():
+            parts.append(f"Labels: {labels or 'none'}")
+            parts.append(_table(("name", "type", "what"), [(n, k, w) for n, k, _, w in few]))
     return "\n\n".join(parts)
 
 
@@ -163,12 +191,20 @@ def _kinds_of_events() -> list[type[Event]]:
 
 def _events() -> str:
     rows = []
-    for kind in _kinds_of_events():
+    fields = _fields_by_class()
+    kinds = _kinds_of_events()
+    replies = {_request_of(kind): kind for kind in kinds}
+    for kind in kinds:
+        if _request_of(kind):
+            continue
         about = str(inspect.getdoc(kind)).partition("\n")[0]
         route = _route_of(kind)
         publishers, consumers = ", ".join(route.publishers), ", ".join(route.consumers)
-        rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about))
-    return _table(("subject", "as", "published by", "consumed by", "what"), rows)
+        shown = fields[kind.__name__]
+        if reply := replies.get(kind):
+            shown += f"; reply `{reply.subject}`: {fields[reply.__name__]}"
+        rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about, shown))
+    return _table(("subject", "as", "published by", "consumed by", "what", "fields"), rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,13 +218,6 @@ class Route:
 
 def _route_of(kind: type[Event]) -> Route:
     by_name = roles()
-    request = _request_of(kind)
-    if request is not None:
-        return Route(
-            delivery="reply",
-            publishers=[f"the service that replies to `{request.__name__}`"],
-            consumers=["the requester"],
-        )
     every = by_name | {OPERATOR.name: OPERATOR_ROLES}
     publishers = [name for name, each in every.items() if kind in published(each)]
     consumers = [name for name, each in by_name.items() if _consumes(each, kind)]
@@ -219,15 +248,14 @@ def _replies_to(service_roles: Iterable[Role], kind: type[Event]) -> bool:
     return _consumes([role for role in service_roles if role.kind == "answers"], kind)
 
 
-def _fields() -> str:
-    rows = []
+def _fields_by_class() -> dict[str, str]:
+    """Return the names of the fields of each class of events."""
     trees = [ast.parse(inspect.getsource(module)) for module in EVENT_MODULES]
-    nodes = [node for tree in trees for node in tree.body]
-    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
-    for kind in _kinds_of_events():
-        names = [_field(item) for item in classes[kind.__name__].body if _is_field(item)]
-        rows.append((f"`{kind.subject}`", ", ".join(names)))
-    return _table(("subject", "fields"), rows)
+    classes = (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    return {
+        found.name: ", ".join(_field(item) for item in found.body if _is_field(item))
+        for found in classes
+    }
 
 
 def _is_field(item: ast.stmt) -> bool:
@@ -236,8 +264,7 @@ def _is_field(item: ast.stmt) -> bool:
 
 def _field(item: ast.stmt) -> str:
     assert isinstance(item, ast.AnnAssign)
-    optional = "" if item.value is None else "?"
-    return f"`{ast.unparse(item.target)}{optional}: {ast.unparse(item.annotation)}`"
+    return f"`{ast.unparse(item.target)}{'' if item.value is None else '?'}`"
 
 
 # Tables

@@ -61,7 +61,7 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
     if family.type == "counter" and not stored - {f"{name}_total"}:
         name = f"{name}_total"
     listed = ", ".join(f"`{label}`" for label in labels)
-    return name, family.type, listed or "none", family.documentation
+    return name, family.type, listed, family.documentation
 
 
 def _everything() -> UsageSnapshot:

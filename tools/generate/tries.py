@@ -234,11 +234,10 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
 
 def table() -> str:
     """Return the tries as a Markdown table."""
-    rows = [
-        f"| {account} | {each.words} | {each.outcome} |"
-        for account, tries in TRIES.items()
-        for each in tries
-    ]
-    common = [f"| every service | {each.words} | {each.outcome} |" for each in EVERYWHERE]
-    head = ["| with the token of | attempt | result |", "|---|---|---|"]
-    return "\n".join([*head, *rows, *common])
+    rows = ["| with the token of | result | attempts |", "|---|---|---|"]
+    for account, tries in {**TRIES, "every service": EVERYWHERE}.items():
+        for outcome in TryOutcome:
+            attempts = "; ".join(each.words for each in tries if each.outcome is outcome)
+            if attempts:
+                rows.append(f"| {account} | {outcome} | {attempts} |")
+    return "\n".join(rows)
