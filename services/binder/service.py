@@ -64,6 +64,7 @@ from shared.model.events.request_reply import (
     LimitsRequest,
     ResizeReply,
     ResizeRequest,
+    SlicesRequest,
     TerminationRequest,
 )
 from shared.runtime.service import answers, handles, loops, publishes
@@ -112,6 +113,7 @@ class Reports:
     PodTerminated,
     ResyncRequested,
     PodQueued,
+    SlicesRequest,
 )
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""

@@ -1,4 +1,4 @@
-"""The lease: which pod holds which shares of which devices, and in which state; pure."""
+"""The lease: who holds which shares of which devices, and in which state; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,10 +75,21 @@ class ShareSize:
     cores_percent: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAllocation:
+    """The allocation of a ResourceClaim that a lease covers."""
+
+    generation: str
+    """Differs between allocations of one claim; see `shared.model.claim.generation_of`."""
+    consumers: tuple[PodUid, ...] = ()
+    """Pods in the claim's `status.reservedFor`, sorted."""
+
+
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """One container's share of one device."""
 
     container: str
+    """The container; if a ResourceClaim holds the lease: the `request` of its allocation result."""
     device: DeviceUuid
     index: int
     """The device's index on its node when the share was placed."""
@@ -105,6 +116,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
+    share_id: str = ""
+    """`shareID` of the claim's allocation result; empty: a pod holds the lease, or the device is
+    allocated as a whole."""
 
     @property
     def booked_cores(self) -> int:
@@ -138,17 +152,21 @@ class Booking:
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod's right to shares of one node's devices and to its other resources.
+    """The right of a pod or a ResourceClaim to shares of one node's devices.
 
-    Versioned: the ledger raises `version` with every change, and every change names the version
-    it was decided on.
+    That of a pod includes its other resources. Versioned: the ledger raises `version` with every
+    change, and every change names the version it was decided on.
     """
 
     pod: PodUid
+    """The uid of its holder: of the claim, if there is a `claim`."""
     namespace: Namespace
     name: str
+    """The name of its holder."""
     node: NodeName
     shares: tuple[Share, ...]
+    claim: ClaimAllocation | None = None
+    """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
     dialect: str = ""
     resources: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""

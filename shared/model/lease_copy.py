@@ -1,4 +1,4 @@
-"""The copy of a lease in an annotation of its pod; pure.
+"""The copy of a lease in an annotation of its pod, or in the status of its ResourceClaim; pure.
 
 The ledger is rebuilt from these copies when Redis is lost; nothing else reads them, and nothing is
 granted because of them.
@@ -8,7 +8,15 @@ import json
 from typing import Any
 
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share, ShareSize
+from shared.model.lease import (
+    ClaimAllocation,
+    Lease,
+    LeaseState,
+    MigPlacement,
+    RequestedUnits,
+    Share,
+    ShareSize,
+)
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
@@ -70,6 +78,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
                 _share(row, copy.get("more", {}).get(str(number), {}))
                 for number, row in enumerate(copy["shares"])
             ),
+            claim=_claim(copy.get("claim")),
             dialect=copy["dialect"],
             resources={str(key): int(amount) for key, amount in copy["resources"].items()},
             anti_affinity_groups=tuple(copy["anti_affinity_groups"]),
@@ -109,6 +118,7 @@ def _more(lease: Lease) -> dict[str, Any]:
         "gang": lease.gang,
         "memo": lease.memo,
         "resized": lease.resized_at,
+        "claim": lease.claim and [lease.claim.generation, list(lease.claim.consumers)],
     }
     return {key: value for key, value in more.items() if value}
 
@@ -133,6 +143,8 @@ def _unusual(share: Share) -> dict[str, Any]:
             share.requested_size.memory_mib,
             share.requested_size.cores_percent,
         ]
+    if share.share_id:
+        fields["share_id"] = share.share_id
     return fields
 
 
@@ -158,6 +170,7 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
         mig=_mig(more.get("mig")),
         requested_units=_terms(more.get("requested_units")),
         requested_size=_size(more.get("requested_size")),
+        share_id=str(more.get("share_id", "")),
     )
 
 
@@ -181,6 +194,15 @@ def _terms(row: list[Any] | None) -> RequestedUnits | None:
         memory_mib=int(memory_mib),
         memory_bytes=None if memory_bytes is None else int(memory_bytes),
         memory_percent=None if percent is None else int(percent),
+    )
+
+
+def _claim(row: list[Any] | None) -> ClaimAllocation | None:
+    if row is None:
+        return None
+    generation, consumers = row
+    return ClaimAllocation(
+        generation=str(generation), consumers=tuple(PodUid(str(uid)) for uid in consumers)
     )
 
 

@@ -18,6 +18,8 @@ def lease_json(lease: Lease) -> Json:
         "pod": lease.pod,
         "namespace": lease.namespace,
         "name": lease.name,
+        "claim": lease.claim
+        and {"generation": lease.claim.generation, "consumers": list(lease.claim.consumers)},
         "node": lease.node,
         "state": str(lease.state),
         "version": lease.version,
@@ -42,6 +44,7 @@ def _share(share: Share) -> Json:
         "mig": mig_json(share.mig),
         "fence": share.fence,
         "init": share.init,
+        "share_id": share.share_id,
         "requested_size": size
         and {"memory_mib": size.memory_mib, "cores_percent": size.cores_percent},
     }

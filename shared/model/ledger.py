@@ -8,7 +8,7 @@ import msgspec
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, bookings
+from shared.model.lease import ClaimAllocation, Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
@@ -24,6 +24,8 @@ class Reservation:
     namespace: Namespace
     name: str
     candidates: tuple[Placement, ...]
+    claim: ClaimAllocation | None = None
+    """See `Lease.claim`."""
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
+from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
 
@@ -47,6 +48,11 @@ class ServiceSettings:
     nats_key_file: Path | None = setting(None, "PEM file with that certificate's key")
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
     run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
+    dra: DraMode = setting(
+        DraMode.OFF,
+        "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (leased before their "
+        "pods are bound, by binding conditions; requires Kubernetes 1.36)",
+    )
     log_level: str = setting("info", "debug, info, warning or error")
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
     otlp_endpoint: str = setting(

@@ -13,6 +13,12 @@ import pytest
 
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
+from shared.model.events.claim_events import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimAllocated,
+    ClaimDeallocated,
+)
 from shared.model.events.event import Event
 from shared.model.events.node_events import (
     Allocation,
@@ -55,12 +61,14 @@ from shared.model.events.request_reply import (
     LimitsRequest,
     ResizeReply,
     ResizeRequest,
+    SlicesReply,
+    SlicesRequest,
     TerminationReply,
     TerminationRequest,
     UsageReply,
     UsageRequest,
 )
-from shared.model.lease import Lease, LeaseState, Share, ShareSize
+from shared.model.lease import ClaimAllocation, Lease, LeaseState, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
@@ -101,8 +109,10 @@ LEASE = Lease(
             slot=3,
             fence=17,
             requested_size=ShareSize(memory_mib=2000, cores_percent=40),
+            share_id="9cbf540b-0a33-4f1c-9723-f543a2dd5a0b",
         ),
     ),
+    claim=ClaimAllocation(generation="2031-05-01T10:00:00Z gpu/gpu-a/9cbf", consumers=(POD,)),
     dialect="volcano-vgpu",
     resources={"cpu": 500, "pods": 1},
     anti_affinity_groups=("default/g",),
@@ -178,6 +188,23 @@ FACTS = NodeFacts(
 WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
 
+CLAIM = AllocatedClaim(
+    claim=PodUid("u3"),
+    namespace=NS,
+    name="gpu",
+    node=NODE,
+    generation="2031-05-01T10:00:00Z gpu/gpu-a/9cbf",
+    devices=(
+        AllocatedDevice(
+            request="gpu", device="gpu-a", share_id="9cbf", memory_mib=3000, cores_percent=50
+        ),
+    ),
+    consumers=(POD,),
+    resource_version="5",
+    answer="leasehold.dev/Leased",
+    lease="{}",
+)
+
 SAMPLES: tuple[Event, ...] = (
     PodQueued(
         **WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, requeue_number=4
@@ -191,8 +218,17 @@ SAMPLES: tuple[Event, ...] = (
         listing_id="l1",
         chunk=0,
         chunks=1,
-        pods=ListedPods(bound=(BOUND,), unbound=(PodUid("u2"),)),
+        pods=ListedPods(bound=(BOUND,), unbound=(PodUid("u2"),), claims=(CLAIM,)),
         request_ids=("t1",),
+    ),
+    ClaimAllocated(claim=CLAIM, trace=TRACE),
+    ClaimDeallocated(
+        claim=CLAIM.claim,
+        namespace=NS,
+        name="gpu",
+        node=NODE,
+        generation=CLAIM.generation,
+        trace=TRACE,
     ),
     PlacementChosen(lease=LEASE, trace=TRACE),
     PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),
@@ -252,6 +288,8 @@ SAMPLES: tuple[Event, ...] = (
     TerminationReply(terminated=True),
     BindRequest(node=NODE, leases=(LEASE,)),
     BindReply(deferred_pods=(POD,), reason="it restarts", window_open=False, node_closed=True),
+    SlicesRequest(node=NODE),
+    SlicesReply(written=False, reason="the API server dropped allowMultipleAllocations"),
     LimitsRequest(node=NODE, lease=LEASE, resize_id="8f3a", finished=True),
     LimitsReply(applied=False, reason="3000 MiB are in use", in_use_mib=3_000),
     UsageRequest(node=NODE),

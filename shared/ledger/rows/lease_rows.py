@@ -14,6 +14,7 @@ import msgspec
 
 from shared.model.lease import (
     Booking,
+    ClaimAllocation,
     Lease,
     LeaseState,
     MigPlacement,
@@ -110,7 +111,8 @@ def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
 def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:
     """Pack what shares take: the values of one share, or of several also what they add up to.
 
-    Only resized shares, which are few, carry the size that their pod requests.
+    Only resized shares, which are few, carry the size that their pod requests, and only shares of
+    ResourceClaims a share ID.
     """
     values = list(map(_share_values, shares))
     if len(shares) == 1 and shares[0].mig is None:
@@ -121,19 +123,24 @@ def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:
 def _share_values(share: Share) -> tuple[Any, ...]:
     """Return a share's values; with the node, no more than an array of a one-byte header has."""
     values = (*_booked_values(share), _device_values(share), *_other_values(share))
-    return values if share.requested_size is None else (*values, share.requested_size)
+    last = share.requested_size or share.share_id
+    return (*values, last) if last else values
 
 
 def encode_description(
     of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float
 ) -> bytes:
-    """Pack a lease without its demand. `texts` caches the resources of other leases."""
+    """Pack a lease without its demand. `texts` caches the resources of other leases.
+
+    The description of a ResourceClaim's lease, which is never resized, ends with its allocation.
+    """
     resources = tuple(of.resources.items())
     resources_text = texts.get(resources)
     if resources_text is None:
         resources_text = texts[resources] = encode_resources(of.resources)
     groups_text = "\n".join(of.anti_affinity_groups)
-    return _pack((groups_text, resources_text, *_described_values(of), *more))
+    claim = (of.claim.generation, of.claim.consumers) if of.claim else ()
+    return _pack((groups_text, resources_text, *_described_values(of), *claim, *more))
 
 
 def encode_resources(resources: Mapping[str, int]) -> str:
@@ -163,6 +170,7 @@ def new_lease(
         name=wanted.name,
         node=candidate.node,
         shares=_granted(candidate, numbers),
+        claim=wanted.claim,
         dialect=wanted.dialect,
         resources=wanted.resources,
         anti_affinity_groups=wanted.anti_affinity_groups,
@@ -199,6 +207,7 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
                 slots=share.slots,
                 mig=share.mig,
                 requested_units=share.requested_units,
+                share_id=share.share_id,
             )
         )
     return tuple(shares)
@@ -234,7 +243,7 @@ def decode_lease(value: bytes) -> Lease:
     grants = unpack_from("<" + _GRANT * share_count, value, _HEADER.size)
     at = _HEADER.size + _GRANT_BYTES * share_count
     groups_text, resources, pod, gang, namespace, name, *others = _unpack(value[at : at + length])
-    dialect, memo, trace, weighed, *resized_at = others
+    dialect, memo, trace, weighed, *last = others
     node, *demand = _unpack(value[at + length :])
     amounts = _decode_amounts(resources)
     share_values = demand[2] if demand[0] is False else [demand]
@@ -244,6 +253,7 @@ def decode_lease(value: bytes) -> Lease:
         name=name,
         node=node,
         shares=tuple(map(_decode_share, share_values, grants[::2], grants[1::2])),
+        claim=ClaimAllocation(generation=last[0], consumers=tuple(last[1])) if last[1:] else None,
         dialect=dialect,
         resources=dict(zip(amounts[::2], amounts[1::2], strict=True)),
         anti_affinity_groups=tuple(groups_text.split("\n")) if groups_text else (),
@@ -255,14 +265,15 @@ def decode_lease(value: bytes) -> Lease:
         version=int(version),
         created_at=created_at,
         expires_at=expires_at,
-        resized_at=resized_at[0] if resized_at else 0.0,
+        resized_at=last[0] if len(last) == 1 else 0.0,
     )
 
 
 def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
     device, memory_mib, cores_percent, slotted, slots, sharing, container, *others = values
-    device_values, unit_mib, init, whole, mig, requested_units, *requested_size = others
+    device_values, unit_mib, init, whole, mig, requested_units, *last = others
     index, device_mib, device_model = device_values
+    share_id = last.pop() if last and isinstance(last[0], str) else ""
     return Share(
         container=container,
         device=device,
@@ -281,5 +292,6 @@ def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
         slots=slots,
         mig=MigPlacement(**mig) if mig else None,
         requested_units=RequestedUnits(**requested_units) if requested_units else None,
-        requested_size=ShareSize(**requested_size[0]) if requested_size else None,
+        requested_size=ShareSize(**last[0]) if last else None,
+        share_id=share_id,
     )

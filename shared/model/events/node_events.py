@@ -15,13 +15,15 @@ class Allocation:
     """One container's allocation by the node agent, as in its checkpoint."""
 
     pod: PodUid
+    """The uid of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
     name: str
     container: str
+    """For a claim: the request."""
     resource: str
     device_ids: tuple[str, ...]
     lease: Lease
-    """The lease at the time of the Allocate call."""
+    """The lease at the time of the Allocate or Prepare call."""
     activated_at: float = 0.0
 
 

@@ -4,6 +4,7 @@ import zlib
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
@@ -139,6 +140,8 @@ class ListedPods:
 
     bound: tuple[BoundPod, ...] = ()
     unbound: tuple[PodUid, ...] = ()
+    claims: tuple[AllocatedClaim, ...] = ()
+    """All ResourceClaims with devices of our driver allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,10 @@ class BindReply(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(Event):
-    """A binder's request to a node agent: has the last container of a pod terminated?"""
+    """A binder's request to a node agent: has the last container of a pod terminated?
+
+    `pod` and `more_pods` may also be uids of ResourceClaims: is the claim not prepared?
+    """
 
     subject: ClassVar[str] = "termination.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -102,6 +105,36 @@ class TerminationReply(Event):
     terminated: bool
     terminated_pods: tuple[PodUid, ...] = ()
     """Those of `more_pods` that have terminated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesRequest(Event):
+    """A binder's request to a node agent: write ResourceSlices by the ledger's current leases.
+
+    Sent before a claim is refused, so that the scheduler does not allocate the same share again.
+    The agent requests its leases anew, and replies once the API server has its slices.
+    """
+
+    subject: ClassVar[str] = "slices.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    node: NodeName
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesReply(Event):
+    """The reply to `SlicesRequest`."""
+
+    subject: ClassVar[str] = "slices.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    written: bool
+    reason: str = ""
+    """Why the slices were not written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits
+from shared.model.lease import ClaimAllocation, Lease, LeaseState, MigPlacement, RequestedUnits
 from shared.model.lease_copy import load_lease
-from shared.model.names import Namespace
+from shared.model.names import Namespace, PodUid
 from shared.model.request import SharingPolicy
 from tests.support.placer.ledger import (
     NOW,
@@ -87,6 +87,10 @@ async def rows_of(url: str) -> dict[str, Any]:
                 share(
                     "a", 4, 901, requested_units=terms, slots=100, sharing=SharingPolicy.BEST_EFFORT
                 ),
+            ),
+            replace(
+                reservation("claim", share("a", 4, 100, share_id="9cbf", container="gpu")),
+                claim=ClaimAllocation(generation="g1", consumers=(PodUid("p1"), PodUid("p2"))),
             ),
             replace(reservation("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"),
         )
