@@ -191,6 +191,7 @@ class NodeAgent:
                         allocations=self.checkpoint.allocations,
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
+                        fences=self.checkpoint.device_fences,
                     )
                 ]
 

@@ -243,6 +243,7 @@ SAMPLES: tuple[Event, ...] = (
         reported_at=3.5,
         pods_unreadable=True,
         other_plugin=True,
+        fences={DEVICE.uuid: 12},
     ),
     ShareActivated(node=NODE, allocation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),

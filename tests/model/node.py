@@ -316,6 +316,7 @@ class Node:
                     served=(TRIGGER,),
                     allocations=self.agent.checkpoint.allocations,
                     reported_at=self.reported_at,
+                    fences=self.agent.checkpoint.device_fences,
                 )
             ]
         )

@@ -16,6 +16,7 @@ from services.node_agent.records.checkpoint_entry import (
     AllocationHistory,
     CheckpointEntry,
     Fence,
+    device_of_key,
     slot_key,
 )
 from services.node_agent.records.device_guard import check_fits
@@ -127,6 +128,15 @@ class Checkpoint:
     def allocations(self) -> tuple[Allocation, ...]:
         """All allocations whose pods have not ended."""
         return tuple(entry.allocation for entry in self.by_key.values())
+
+    @property
+    def device_fences(self) -> dict[DeviceUuid, int]:
+        """The newest fence honoured for each device, also for pods that have ended."""
+        newest: dict[DeviceUuid, int] = {}
+        for key, fence in self.fences.items():
+            device = device_of_key(key)
+            newest[device] = max(fence.fence, newest.get(device, 0))
+        return newest
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:

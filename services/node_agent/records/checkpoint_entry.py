@@ -7,7 +7,7 @@ from typing import Protocol
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, Share
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,11 @@ def slot_key(share: Share, pod: PodUid) -> str:
     """Return the key under which fences only rise: a slot's; without a slot, the pod's own."""
     slot = pod if share.slot is None else str(share.slot)
     return f"{share.device}/{slot}"
+
+
+def device_of_key(key: str) -> DeviceUuid:
+    """Return the device of a key that `slot_key` returned."""
+    return DeviceUuid(key.rpartition("/")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

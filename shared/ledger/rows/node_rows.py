@@ -39,7 +39,7 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
 
 def encode_device_report(report: DeviceReported) -> list[object]:
     """Pack a node's devices, and the fences that its agent has honoured."""
-    fences: dict[str, int] = {}
+    fences = dict(report.fences)
     for allocation in report.allocations:
         for share in allocation.lease.shares:
             fences[share.device] = max(share.fence, fences.get(share.device, 0))

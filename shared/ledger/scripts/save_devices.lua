@@ -42,7 +42,7 @@ local function save_report(name, devices_text, served, rows, fences, reported_at
     local has_raised = false
     for i = 1, #fences, 2 do
       local device = device_of(fences[i])
-      if device and device[D_FENCE] < fences[i + 1] then
+      if device and device[D_NODE] == name and device[D_FENCE] < fences[i + 1] then
         device[D_FENCE] = fences[i + 1]
         changed_devices[fences[i]] = true
         has_raised = true

@@ -1,6 +1,7 @@
 """Events that a node agent publishes: devices, allocations, refusals, violations, health; pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -44,6 +45,8 @@ class DeviceReported(Event):
     """The agent cannot read the kubelet's pod list and matches leases by their requests."""
     other_plugin: bool = False
     """The node runs another device plugin instead of our agent; these are its devices."""
+    fences: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    """The newest fence that the agent has honoured for each device, also for pods that ended."""
 
     @property
     def route(self) -> str:

@@ -248,6 +248,21 @@ async def test_leases_end_and_expire_although_the_record_of_their_device_is_miss
         assert [each.pod for each in await leases.expire(NOW + 60)] == ["q"]
 
 
+async def test_a_device_s_next_fence_is_above_those_that_its_own_agent_has_honoured(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        [first] = await reserve(leases, reservation("p", share("a")))
+        given = first.shares[0].fence
+        for name, fence in (("a", given + 7), ("b", given + 9)):
+            honoured = {uuid("a", 0): fence}
+            await leases.save_devices([replace(report(name, [device(name, 0)]), fences=honoured)])
+
+        [second] = await reserve(leases, reservation("q", share("a")))
+
+        assert [each.fence for each in second.shares] == [given + 8]
+
+
 async def test_a_node_that_remembers_a_device_of_another_node_does_not_take_it(url: str) -> None:
     async with ledger(url, {"a": 1, "b": 1}) as leases:
         moved = device("a", 0)

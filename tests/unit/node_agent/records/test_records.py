@@ -107,6 +107,7 @@ async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> Non
 
     assert record.allocations == ()
     assert [fence.fence for fence in record.fences.values()] == [5]
+    assert list(record.device_fences.values()) == [5]
 
 
 def test_an_older_version_of_a_lease_changes_nothing() -> None:
