@@ -71,4 +71,5 @@ release: $(STAMP)
 
 proto: $(STAMP)
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
-	  proto/deviceplugin/api.proto proto/podresources/api.proto
+	  proto/deviceplugin/api.proto proto/podresources/api.proto proto/dra/api.proto proto/dra_health/api.proto \
+	  proto/plugin_registration/api.proto

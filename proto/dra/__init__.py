@@ -1,0 +1,1 @@
+"""The kubelet's interface to drivers of dynamic resource allocation, v1."""
