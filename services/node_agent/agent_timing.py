@@ -43,6 +43,9 @@ class AgentTiming:
     lease_wait_s: float = 4.0
     """How long Allocate requests a lease that is unknown, or only reserved, and how long it waits
     for the rebuild of a lost checkpoint."""
+    claim_wait_s: float = 40.0
+    """How long a ResourceClaim's Prepare waits for its lease: the kubelet's limit is 45 s, and its
+    next call follows only after a minute."""
     records_retry_s: float = 2.0
     """How long Allocate looks for ended pods on a device that is full by the checkpoint."""
     pod_list_retry_s: float = 5.0

@@ -1,6 +1,7 @@
 """The current state of the node's devices, shared by the agent's parts."""
 
 import asyncio
+from collections.abc import Callable
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.views.advertisement import NodeAdvertisement
@@ -20,6 +21,8 @@ class AgentNodeState:
         """None until the devices are known: nothing is served before that."""
         self.report_due = asyncio.Event()
         """Set when a device report must be sent without delay."""
+        self.observers: list[Callable[[], None]] = []
+        """Called after each change of the devices."""
 
     def get_snapshot(self) -> NodeSnapshot | None:
         """Return the snapshot for allocations; None until the devices are known."""
@@ -43,3 +46,5 @@ class AgentNodeState:
         self.devices, self.software = devices, software
         self.shown, self.snapshot = shown, snapshot
         self.report_due.set()
+        for observe in self.observers:
+            observe()

@@ -9,6 +9,7 @@ from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.device_watcher import DeviceWatcher
+from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.drain import drain
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -39,6 +40,8 @@ from shared.model.events.request_reply import (
     LeasesRequest,
     LimitsReply,
     LimitsRequest,
+    SlicesReply,
+    SlicesRequest,
     TerminationReply,
     TerminationRequest,
     UsageReply,
@@ -77,6 +80,7 @@ class NodeAgent:
         pods: NodePods,
         resolver: PodResolver,
         plugins: DevicePlugins,
+        claims: ClaimDriver | None,
         outbox: Outbox,
         files: ContainerFiles,
         limits: LimitUpdater,
@@ -98,6 +102,7 @@ class NodeAgent:
         self.pods = pods
         self.resolver = resolver
         self.plugins = plugins
+        self.claims = claims
         self.outbox = outbox
         self.files = files
         self.limits = limits
@@ -111,7 +116,8 @@ class NodeAgent:
     @property
     def probes(self) -> Mapping[str, Callable[[], str | None]]:
         """Return why the agent is not ready, by what is missing."""
-        return {"gpus": self.watcher.unready_reason, "kubelet": self.plugins.unready_reason}
+        probes = {"gpus": self.watcher.unready_reason, "kubelet": self.plugins.unready_reason}
+        return probes if self.claims is None else {**probes, "dra": self.claims.unready_reason}
 
     # Consumes
 
@@ -133,10 +139,12 @@ class NodeAgent:
     async def report_terminated(self, event: TerminationRequest) -> TerminationReply:
         """Return which of the pods' last containers have ended, as the kubelet shows it.
 
-        One that was allocated devices in the last `starting_s` may still start its containers.
+        A ResourceClaim has not while it is prepared. A pod that was allocated devices in the last
+        `starting_s` may still start its containers.
         """
         starting = self.checkpoint.allocated_since(self.clock.now() - self.timing.starting_s)
-        terminated = await self.resolver.terminated({event.pod, *event.more_pods} - starting)
+        asked = {event.pod, *event.more_pods} - starting - self.checkpoint.claims
+        terminated = await self.resolver.terminated(asked)
         return TerminationReply(
             terminated=event.pod in terminated,
             terminated_pods=tuple(pod for pod in event.more_pods if pod in terminated),
@@ -162,6 +170,18 @@ class NodeAgent:
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:
         """Apply the limits of a lease, or of a smaller, proposed one."""
         return await self.limits.apply_request(event)
+
+    @answers
+    async def write_slices(self, event: SlicesRequest) -> SlicesReply:
+        """Write the ResourceSlices by the ledger's current leases, before a claim is refused."""
+        if self.claims is None:
+            return SlicesReply(written=False, reason=f"--dra of node {self.route} is off")
+        try:
+            await self.lease_sync.sync()
+        except UnavailableError as error:
+            return SlicesReply(written=False, reason=str(error))
+        reason = await self.claims.slices.write_now()
+        return SlicesReply(written=not reason, reason=reason)
 
     @answers
     async def report_usage(self, event: UsageRequest) -> UsageReply:
@@ -262,6 +282,14 @@ class NodeAgent:
         await self.plugins.run()
 
     @loops
+    async def serve_claims(self) -> None:
+        """Serve ResourceClaims, if the settings ask for it."""
+        if self.claims is None:
+            await asyncio.Event().wait()
+        else:
+            await self.claims.run()
+
+    @loops
     async def report_registrations(self) -> None:
         """Report at once when a resource can be allocated again, or could not be for a while."""
         reported = self._served()
@@ -322,6 +350,8 @@ class NodeAgent:
     def _leases_changed(self) -> None:
         self.mig.leases_changed()
         self.limits.wake()
+        if self.claims is not None:
+            self.claims.slices.request()
 
     @loops
     async def clean_up(self) -> None:

@@ -1,7 +1,6 @@
 """Builds a node agent from real clients."""
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import AllocationReporter
+from services.node_agent.claim_driver import build_claim_driver
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.gpu_access import (
@@ -31,54 +31,29 @@ from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.kubelet.device_checkpoint import PluginResources
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.metrics import AgentMetrics, export_gauges
-from services.node_agent.node_state import AgentNodeState
+from services.node_agent.metrics import export_gauges
+from services.node_agent.node_clients import NodeClients, open_clients
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.partition.partition_client import RemoteMigGpus
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
-from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
+from services.node_agent.records.lease_sync import LeaseRequester
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
-from services.node_agent.settings import AgentSettings, kubelet_credentials
+from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.node_views import Handshake, ViewWriter
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
-from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.kubeconfig import load_credentials
-from shared.model.clock import Clock, SystemClock
+from shared.model.claim import DraMode
 from shared.model.errors import UnavailableError
-from shared.model.names import NodeName
 from shared.runtime.health import served
 from shared.runtime.run import notify_ready
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Base:
-    """Clients and values that all parts use."""
-
-    node: NodeName
-    settings: AgentSettings
-    clock: Clock
-    timing: AgentTiming
-    state: AgentNodeState
-    metrics: AgentMetrics
-    kubernetes: KubernetesClient
-    pod_list: KubeletPods
-    pod_resources: KubeletPodResources
-    checkpoint: Checkpoint
-    leases: KnownLeases
-    lease_sync: LeaseSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,38 +84,6 @@ class _Allocation:
     plugins: DevicePlugins
 
 
-async def _open_base(
-    settings: AgentSettings,
-    stack: AsyncExitStack,
-    *,
-    requester: LeaseRequester,
-    tracing: Tracing,
-    timing: AgentTiming,
-) -> _Base:
-    """Load the checkpoint, and open the connections to the API server and the kubelet."""
-    node = settings.node_name
-    checkpoint, leases = Checkpoint(settings.state_dir / "checkpoint.json", node), KnownLeases(node)
-    await checkpoint.load()
-    api_server = load_credentials(settings.kubeconfig, environ=os.environ)
-    current_credentials = functools.partial(kubelet_credentials, settings)
-    kubelet = await stack.enter_async_context(KubernetesClient(current_credentials()))
-    socket = settings.kubelet_dir / "pod-resources" / "kubelet.sock"
-    return _Base(
-        node=node,
-        settings=settings,
-        clock=SystemClock(),
-        timing=timing,
-        state=AgentNodeState(),
-        metrics=AgentMetrics(tracing),
-        kubernetes=await stack.enter_async_context(KubernetesClient(api_server)),
-        pod_list=KubeletPods(kubelet, current_credentials),
-        pod_resources=await stack.enter_async_context(KubeletPodResources(socket)),
-        checkpoint=checkpoint,
-        leases=leases,
-        lease_sync=LeaseSync(node, leases, requester),
-    )
-
-
 async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> ContainerFiles:
     files = ContainerFiles(
         PurePosixPath(settings.state_dir.absolute()),
@@ -152,7 +95,7 @@ async def _prepare_isolation(settings: AgentSettings, timing: AgentTiming) -> Co
     return files
 
 
-def _build_views(base: _Base) -> _Views:
+def _build_views(base: NodeClients) -> _Views:
     views = ViewWriter(
         base.kubernetes,
         base.node,
@@ -166,7 +109,7 @@ def _build_views(base: _Base) -> _Views:
     return _Views(views=views, handshake=handshake, reporter=reporter)
 
 
-def _build_gpus(base: _Base) -> _Gpus:
+def _build_gpus(base: NodeClients) -> _Gpus:
     settings, driver = base.settings, open_gpus(base.settings, base.timing)
     backoff_s = base.timing.simulated_backoff_s
     health = HealthMonitor(
@@ -190,7 +133,7 @@ def _build_gpus(base: _Base) -> _Gpus:
     return _Gpus(driver=driver, health=health, mig=mig)
 
 
-def _build_kubelet(base: _Base, reporter: AllocationReporter) -> _Kubelet:
+def _build_kubelet(base: NodeClients, reporter: AllocationReporter) -> _Kubelet:
     window = AdmissionWindow(
         base.leases,
         base.checkpoint,
@@ -210,7 +153,7 @@ def _build_kubelet(base: _Base, reporter: AllocationReporter) -> _Kubelet:
 
 
 def _build_allocation(
-    base: _Base, views: _Views, gpus: _Gpus, *, files: ContainerFiles, pods: NodePods
+    base: NodeClients, views: _Views, gpus: _Gpus, *, files: ContainerFiles, pods: NodePods
 ) -> _Allocation:
     settings = base.settings
     reconciler = CheckpointReconciler(
@@ -236,6 +179,7 @@ def _build_allocation(
         places=settings.driver_places,
         list_instances=gpus.driver.instances,
         checkpoint=base.checkpoint,
+        used_by_claims=settings.dra is not DraMode.OFF,
     )
     handler = AllocationHandler(
         base.node,
@@ -269,7 +213,7 @@ def _build_allocation(
 
 
 def _build_watcher(
-    base: _Base, views: _Views, gpus: _Gpus, *, files: ContainerFiles, allocation: _Allocation
+    base: NodeClients, views: _Views, gpus: _Gpus, *, files: ContainerFiles, allocation: _Allocation
 ) -> DeviceWatcher:
     settings = base.settings
     sharing = DeviceConfigLoader(
@@ -302,7 +246,7 @@ def _build_watcher(
     )
 
 
-async def _open_monitor(base: _Base, gpus: _Gpus, stack: AsyncExitStack) -> UsageMonitor:
+async def _open_monitor(base: NodeClients, gpus: _Gpus, stack: AsyncExitStack) -> UsageMonitor:
     settings = base.settings
     monitor = UsageMonitor(
         base.node,
@@ -336,7 +280,7 @@ async def node_agent(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
         files = await _prepare_isolation(settings, timing)
-        base = await _open_base(
+        base = await open_clients(
             settings, stack, requester=requester, tracing=tracing, timing=timing
         )
         agent = await _build_agent(base, files, stack)
@@ -346,7 +290,9 @@ async def node_agent(
         yield agent
 
 
-async def _build_agent(base: _Base, files: ContainerFiles, stack: AsyncExitStack) -> NodeAgent:
+async def _build_agent(
+    base: NodeClients, files: ContainerFiles, stack: AsyncExitStack
+) -> NodeAgent:
     views = _build_views(base)
     gpus = _build_gpus(base)
     kubelet = _build_kubelet(base, views.reporter)
@@ -381,6 +327,13 @@ async def _build_agent(base: _Base, files: ContainerFiles, stack: AsyncExitStack
         pods=kubelet.pods,
         resolver=allocation.resolver,
         plugins=allocation.plugins,
+        claims=build_claim_driver(
+            base,
+            files=files,
+            name_cdi_devices=allocation.cdi.ensure_named,
+            mig_instances_of=gpus.mig.instance_uuids,
+            outbox=views.reporter.outbox,
+        ),
         outbox=views.reporter.outbox,
         files=files,
         limits=limits,

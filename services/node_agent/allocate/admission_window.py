@@ -43,8 +43,11 @@ def containers_of(lease: Lease) -> tuple[str, ...]:
 
 
 def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
-    """Return whether the kubelet may still request devices for containers of the lease's pod."""
-    if lease.state not in HONOURED_STATES:
+    """Return whether the kubelet may still request devices for containers of the lease's pod.
+
+    For a ResourceClaim it never calls the device plugin.
+    """
+    if lease.state not in HONOURED_STATES or lease.claim is not None:
         return False
     done = [(lease.pod, name) in allocated for name in containers_of(lease)]
     return not all(done) and (lease.state is LeaseState.BOUND or any(done))
@@ -102,7 +105,7 @@ def implied_pods(
             ),
         )
         for lease in leases
-        if lease.state in HONOURED_STATES
+        if lease.state in HONOURED_STATES and lease.claim is None
     )
 
 

@@ -139,11 +139,11 @@ def grant(
     """
     shares = shares_for(lease, candidate, node.name)
     ids_of = _ids_of(lease, resource)
-    _check_fences(shares, lease.pod, honoured)
+    check_fences(shares, lease.pod, honoured)
     chosen = devices_named(device_ids, node.served.get(resource, {}))
     if None not in chosen and not set(reusable).intersection(device_ids):
         _check_ids(chosen, wanted_counts(shares, ids_of))
-    _check_devices(shares, node.devices)
+    check_devices(shares, node.devices)
     return container_setup(lease, candidate.container.name, node, instances or {})
 
 
@@ -176,7 +176,8 @@ def container_setup(
     return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
 
 
-def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
+def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
+    """Raise RequestError if a slot was given out for a newer lease; `pod` holds this one."""
     for share in shares:
         newest = honoured.get(slot_key(share, pod))
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
@@ -193,7 +194,8 @@ def _check_ids(chosen: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) 
         )
 
 
-def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
+def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
+    """Raise RequestError if a share cannot be given out of its device as that is now."""
     for share in shares:
         device = devices.get(share.device)
         if device is None:

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import get_ident
+from typing import Any
 
 from services.node_agent.allocate.cdi import (
     CONTROL_NODES,
@@ -81,12 +82,15 @@ class CdiFiles:
         places: DriverPlaces | None,
         list_instances: Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]],
         checkpoint: Checkpoint,
+        used_by_claims: bool = False,
     ) -> None:
         self.path = directory / FILE
         self.strategies = strategies
         self.places = places
         self.list_instances = list_instances
         self.checkpoint = checkpoint
+        self.used_by_claims = used_by_claims
+        """ResourceClaims are served, which name devices by CDI only."""
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()
@@ -99,7 +103,7 @@ class CdiFiles:
         """
         self._gpus = tuple(gpus)
         async with self._writing:
-            wanted = not CDI_STRATEGIES.isdisjoint(self.strategies)
+            wanted = self.used_by_claims or not CDI_STRATEGIES.isdisjoint(self.strategies)
             if wanted or any(cdi_names_of(entry.setup) for entry in self.checkpoint.entries):
                 await self._write()
             else:
@@ -137,10 +141,10 @@ class CdiFiles:
 
     async def _write(self) -> None:
         found = await asyncio.to_thread(self._specified)
-        await asyncio.to_thread(self._put, encode_specification(found))
+        await asyncio.to_thread(write_specification, self.path, found)
         self._names = names_in(found)
 
-    def _specified(self) -> dict[str, object]:
+    def _specified(self) -> dict[str, Any]:
         if self.places is None:
             return build_specification(self._gpus, {}, None)
         minors = self.places.proc / "driver/nvidia-caps/mig-minors"
@@ -149,31 +153,37 @@ class CdiFiles:
             self._gpus, known, find_driver(self.places, driver_version(self._gpus))
         )
 
-    def _put(self, content: bytes) -> None:
-        try:
-            if self.path.is_file() and self.path.read_bytes() == content:
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Runtimes read what ends in .json or .yaml.
-            draft = self.path.with_name(f".{self.path.name}.{os.getpid()}-{get_ident()}")
-            with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.chmod(0o644)
-            draft.replace(self.path)
-        except OSError as error:
-            raise UnavailableError(
-                f"{error.filename or self.path}: {error.strerror}; --cdi-dir must be a directory "
-                "of the host that the node agent may write to"
-            ) from error
-        logger.info("CDI devices are in %s", self.path)
-
     def _remove(self) -> None:
         self._names = frozenset()
         with contextlib.suppress(OSError):
             self.path.unlink()
             logger.info("%s is removed: no container gets devices by CDI", self.path)
+
+
+def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
+    """Write a specification atomically, unless the file contains it already.
+
+    Raises UnavailableError naming the path that cannot be written.
+    """
+    content = encode_specification(specification)
+    try:
+        if path.is_file() and path.read_bytes() == content:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Runtimes read what ends in .json or .yaml.
+        draft = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(0o644)
+        draft.replace(path)
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename or path}: {error.strerror}; --cdi-dir must be a directory of the "
+            "host that the node agent may write to"
+        ) from error
+    logger.info("CDI devices are in %s", path)
 
 
 def find_driver(places: DriverPlaces, version: str) -> HostDriver:

@@ -95,6 +95,7 @@ def ended_pods(
 ) -> set[PodUid]:
     """Return the pods that have ended: terminal ones, and those of which nothing is left.
 
+    ResourceClaims end by the kubelet's call, and are none of them.
     PodResources and the runtime may show a terminal pod for a while. A pod that the kubelet does
     not list may still run: it was deleted by force, or the kubelet has just started.
     """
@@ -109,5 +110,5 @@ def ended_pods(
     return {
         allocation.pod
         for allocation in allocations
-        if listed.get(allocation.pod, allocation.pod not in left)
+        if allocation.lease.claim is None and listed.get(allocation.pod, allocation.pod not in left)
     }

@@ -148,6 +148,11 @@ class Checkpoint:
         """Pods with an entry."""
         return frozenset(key[0] for key in self.by_key)
 
+    @property
+    def claims(self) -> frozenset[PodUid]:
+        """Prepared ResourceClaims."""
+        return frozenset(each.pod for each in self.allocations if each.lease.claim is not None)
+
     def allocated_since(self, since: float) -> frozenset[PodUid]:
         """Return the pods with an allocation at `since` (Unix time, s) or later."""
         return frozenset(each.pod for each in self.allocations if each.activated_at >= since)

@@ -1,0 +1,259 @@
+"""Prepares ResourceClaims for the kubelet: waits for the lease, records it, writes CDI files.
+
+The kubelet calls once for each claim, retries only after a minute, and never moves the pod: so a
+lease that has not arrived is waited for within the call.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from weakref import WeakValueDictionary
+
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
+from services.node_agent.allocate.cdi import qualified_name
+from services.node_agent.allocate.handler import ContainerPreparer, MigInstancesOf
+from services.node_agent.allocate.reporter import Outbox
+from services.node_agent.dra.claim_cdi import cdi_names
+from services.node_agent.dra.claim_files import ClaimFiles
+from services.node_agent.dra.claim_setup import claim_entry, requests_of
+from services.node_agent.dra.resource_claims import ClaimReader, ClaimResult
+from services.node_agent.kubelet.claim_plugin import ClaimReference, PreparedDevice
+from services.node_agent.metrics import AgentMetrics
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError
+from services.node_agent.records.lease_sync import LeaseSync
+from shared.dialects.dialect import ContainerSetup
+from shared.model.claim import DRIVER, device_name
+from shared.model.clock import Clock
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.events.node_events import ShareActivated
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+FETCH_S = 2.0
+
+
+class ClaimPreparation:
+    """Prepares and unprepares the claims of one node."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        claims: ClaimReader,
+        lease_sync: LeaseSync,
+        require_snapshot: Callable[[], NodeSnapshot],
+        checkpoint: Checkpoint,
+        files: ContainerPreparer,
+        name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
+        claim_files: ClaimFiles,
+        mig_instances_of: MigInstancesOf,
+        outbox: Outbox,
+        report_due: asyncio.Event,
+        metrics: AgentMetrics,
+        clock: Clock,
+        timing: AgentTiming = DEFAULT_TIMING,
+    ) -> None:
+        self.node = node
+        self.claims = claims
+        self.lease_sync = lease_sync
+        self.require_snapshot = require_snapshot
+        self.checkpoint = checkpoint
+        self.files = files
+        self.name_cdi_devices = name_cdi_devices
+        self.claim_files = claim_files
+        self.mig_instances_of = mig_instances_of
+        self.outbox = outbox
+        self.report_due = report_due
+        self.metrics = metrics
+        self.clock = clock
+        self.timing = timing
+        self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
+
+    async def prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
+        """Return the claim's devices once its lease is known and recorded; idempotent.
+
+        Raises RequestError or UnavailableError with a sentence for the pod's owner.
+        """
+        began, outcome = self.clock.ticks(), "cancelled"
+        try:
+            async with self._lock(claim):
+                devices = await self._prepare(claim)
+            outcome = "allocated"
+        except LeaseholdError as error:
+            outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
+            if isinstance(error, OvercommitError):
+                self.metrics.count_overcommit()
+            logger.warning("ResourceClaim %s is not prepared: %s", claim, error)
+            raise
+        else:
+            return devices
+        finally:
+            self.metrics.count_allocation(DRIVER, outcome, self.clock.ticks() - began)
+
+    async def unprepare(self, claim: ClaimReference) -> None:
+        """Forget a claim, whose containers have all ended; idempotent."""
+        async with self._lock(claim):
+            await self.checkpoint.forget((claim.uid,))
+            await self.claim_files.remove(claim.uid)
+        self.report_due.set()
+
+    async def restore(self) -> None:
+        """Write lost CDI files of prepared claims again, and remove those of others."""
+        claims: dict[PodUid, list[CheckpointEntry]] = {}
+        for entry in self.checkpoint.of_resource(DRIVER):
+            claims.setdefault(entry.allocation.pod, []).append(entry)
+        await self.claim_files.restore(claims)
+
+    def _lock(self, claim: ClaimReference) -> asyncio.Lock:
+        return self._locks.setdefault(claim.uid, asyncio.Lock())
+
+    async def _prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
+        stored = await self.claims.read(claim)
+        results = stored.results(self.node)
+        entries: tuple[CheckpointEntry, ...] = ()
+        if stored.generation:
+            entries = await self._prepared(claim, stored.generation)
+            await self.claim_files.write(claim.uid, entries)
+        return _prepared_devices(results, entries, self.require_snapshot())
+
+    async def _prepared(
+        self, claim: ClaimReference, generation: str
+    ) -> tuple[CheckpointEntry, ...]:
+        """Return the records of all requests, made now unless they exist."""
+        until = self.clock.ticks() + self.timing.claim_wait_s
+        recorded = self._recorded(claim.uid, generation)
+        if not recorded:
+            lease = await self._lease(claim, generation, until)
+            await self._wait_for_records(until)
+            try:
+                for request in requests_of(lease):
+                    await self._record(lease, request, until)
+            except LeaseholdError:
+                await self.checkpoint.forget((claim.uid,))  # none of them has been handed out
+                raise
+            recorded = self._recorded(claim.uid, generation)
+        for entry in recorded:
+            await self.files.prepare(entry.limits)
+            await self.name_cdi_devices(entry.setup)
+        return recorded
+
+    def _recorded(self, claim: PodUid, generation: str) -> tuple[CheckpointEntry, ...]:
+        """Return the records of this allocation; none unless all its requests have one."""
+        entries = {
+            entry.allocation.container: entry
+            for entry in self.checkpoint.of_resource(DRIVER)
+            if entry.allocation.pod == claim
+            and entry.lease.claim is not None
+            and entry.lease.claim.generation == generation
+        }
+        first = next(iter(entries.values()), None)
+        complete = first is not None and entries.keys() >= set(requests_of(first.lease))
+        return tuple(entries.values()) if complete else ()
+
+    async def _lease(self, claim: ClaimReference, generation: str, until: float) -> Lease:
+        """Wait for the lease of this allocation."""
+        missing, fetch_at = "", 0.0
+        while True:
+            lease = self.lease_sync.leases.find(claim.uid)
+            if (
+                lease is not None
+                and lease.claim is not None
+                and lease.claim.generation == generation
+                and lease.state in HONOURED_STATES
+            ):
+                return lease
+            if self.clock.ticks() > until:
+                raise UnavailableError(
+                    f"ResourceClaim {claim} has no lease on node {self.node} after "
+                    f"{self.timing.claim_wait_s:g} s: {missing or 'the ledger has none for it'}"
+                )
+            if self.clock.ticks() >= fetch_at:
+                missing = await self._fetch(claim)
+                fetch_at = self.clock.ticks() + FETCH_S
+            await self.clock.sleep(LOOK_S)
+
+    async def _fetch(self, claim: ClaimReference) -> str:
+        """Request the lease; return why it is still unknown, or nothing."""
+        try:
+            fetched = await self.lease_sync.fetch(claim.uid)
+        except UnavailableError as error:
+            return f"{error}; are the binder and NATS running?"
+        states = [lease.state for lease in fetched if lease.pod == claim.uid]
+        return f"its lease is {states[0]}" if states else ""
+
+    async def _record(self, lease: Lease, request: str, until: float) -> None:
+        """Record one request, if its devices can hold it; report that it is active."""
+        instances: dict[tuple[DeviceUuid, int], str] = {}
+        if any(share.mig for share in lease.shares_of(request)):
+            instances = await self.mig_instances_of(lease, request)
+        node = self.require_snapshot()
+        span = self.metrics.begin(
+            lease, {"k8s.container.name": request, "leasehold.resource": DRIVER}
+        )
+        entry = claim_entry(
+            lease,
+            request,
+            node,
+            honoured=self.checkpoint.fences,
+            instances=instances,
+            now=self.clock.now(),
+        )
+        try:
+            await self._save(entry, node, until)
+        except LeaseholdError as error:
+            span.end(str(error))
+            raise
+        span.end()
+        self.outbox.add(
+            ShareActivated(node=self.node, allocation=entry.allocation, trace=span.context)
+        )
+
+    async def _save(self, entry: CheckpointEntry, node: NodeSnapshot, until: float) -> None:
+        """Record an entry once its devices can hold it: an earlier claim may still be released."""
+        while True:
+            try:
+                await self.checkpoint.save(entry, devices=node.devices)
+            except OvercommitError:
+                if self.clock.ticks() > until:
+                    raise
+                await self.clock.sleep(LOOK_S)
+            else:
+                return
+
+    async def _wait_for_records(self, until: float) -> None:
+        while self.checkpoint.lost:
+            if self.clock.ticks() > until:
+                raise UnavailableError(
+                    "the node agent has lost its records of what runs here, and rebuilds them when "
+                    "the ledger and the kubelet respond; are the binder and NATS running?"
+                )
+            await self.clock.sleep(LOOK_S)
+
+
+def _prepared_devices(
+    results: Iterable[ClaimResult], entries: Iterable[CheckpointEntry], node: NodeSnapshot
+) -> tuple[PreparedDevice, ...]:
+    """Return the kubelet's answer: the first device of a request carries its CDI names.
+
+    Administrative access needs no lease, and has the device without limits.
+    """
+    left = {entry.allocation.container: cdi_names(entry) for entry in entries}
+    whole = {device_name(uuid): (qualified_name(uuid),) for uuid in node.devices}
+    return tuple(
+        PreparedDevice(
+            request=result.request_name,
+            pool=result.pool,
+            device=result.device,
+            share_id=result.share_id,
+            cdi_devices=whole.get(result.device, ())
+            if result.admin_access
+            else left.pop(result.request, ()),
+        )
+        for result in results
+    )

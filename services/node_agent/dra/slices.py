@@ -1,0 +1,302 @@
+"""The ResourceSlice of a node: its devices, and what pods leave of them for claims; pure.
+
+The scheduler subtracts what claims have been allocated; it does not know of pods that have leases
+without a claim, so capacities are what these leave. A device on which no claim could be leased is
+left out.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.node_agent.gpus.links import PER_NVLINK
+from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, SLOTS, device_name
+from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation
+from shared.model.lease import Lease, bookings
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import SharingPolicy
+
+API_VERSION = "resource.k8s.io/v1"
+ALL_CORES = 100
+LEAST_MIB = 2
+"""Less cannot be offered: a capacity must exceed its policy's minimum by a step."""
+UNHEALTHY = "leasehold.dev/unhealthy"
+"""Key of the taint of an unhealthy device; its value is the fault."""
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+"""Kubernetes' own attribute, by which claims match devices of several drivers."""
+STRING_LENGTH = 64
+"""Characters that the value of an attribute may have."""
+_NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+HeldAllocation = tuple[PodUid, str]
+"""A claim and the generation of its allocation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimableNode:
+    """What a node's slice is made of."""
+
+    name: NodeName
+    uid: str
+    """UID of the Node, which owns its slices."""
+    devices: tuple[Device, ...]
+    leases: tuple[Lease, ...]
+    """All live leases of the node."""
+    driver_version: str = ""
+    architectures: Mapping[DeviceUuid, str] | None = None
+    """NVML's architectures, such as `Ampere`; None: unknown."""
+
+
+def slice_name(node: NodeName) -> str:
+    """Return the name of a node's slice."""
+    return f"{node}-{DRIVER}"
+
+
+def build_slice(
+    node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
+) -> dict[str, Any]:
+    """Return the ResourceSlice.
+
+    `deallocated` are allocations with leases that their claims no longer have: the scheduler does
+    not subtract them.
+    """
+    groups = nvlink_groups(node.devices)
+    left = _Left(node.leases, deallocated)
+    devices = [
+        _device(device, offered, node, groups)
+        for device in node.devices
+        if (offered := left.offer(device)) is not None
+    ]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceSlice",
+        "metadata": {
+            "name": slice_name(node.name),
+            "ownerReferences": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "name": node.name,
+                    "uid": node.uid,
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node.name,
+            "pool": {"name": node.name, "generation": generation, "resourceSliceCount": 1},
+            "devices": devices,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """What the scheduler may allocate of a device, for all claims together."""
+
+    memory_mib: int
+    cores_percent: int
+    slots: int
+    shared: bool
+
+
+class _Left:
+    """What leases leave of devices."""
+
+    def __init__(self, leases: Iterable[Lease], deallocated: Collection[HeldAllocation]) -> None:
+        self.all: dict[DeviceUuid, _Use] = {}
+        self.unknown: dict[DeviceUuid, _Use] = {}
+        """What the scheduler does not subtract itself."""
+        for lease in leases:
+            for booking in bookings(lease.shares):
+                use = _Use(
+                    memory_mib=booking.memory_mib,
+                    cores_percent=booking.cores_percent,
+                    slots=booking.shares,
+                    exclusive=booking.sharing is SharingPolicy.EXCLUSIVE,
+                )
+                _add(self.all, booking.device, use)
+                if lease.claim is None or (lease.pod, lease.claim.generation) in deallocated:
+                    _add(self.unknown, booking.device, use)
+
+    def offer(self, device: Device) -> _Offer | None:
+        """Return what is offered of a device; None: it is left out."""
+        if device.mode is DeviceMode.MIG:
+            return None
+        unknown = self.unknown.get(device.uuid)
+        if device.isolation is not Isolation.SHARED:
+            return _whole(device) if unknown is None else None
+        unknown = unknown or _Use()
+        cores_given = self.all.get(device.uuid, unknown).cores_percent
+        if unknown.exclusive or cores_given >= ALL_CORES:  # the ledger leases no more of it
+            return None
+        memory_mib = device.memory_mib - unknown.memory_mib
+        slots = device.slots - unknown.slots
+        if memory_mib < LEAST_MIB or slots < 1:
+            return None
+        return _Offer(
+            memory_mib=memory_mib,
+            cores_percent=ALL_CORES - unknown.cores_percent,
+            slots=slots,
+            shared=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    memory_mib: int = 0
+    cores_percent: int = 0
+    slots: int = 0
+    exclusive: bool = False
+
+
+def _whole(device: Device) -> _Offer:
+    return _Offer(
+        memory_mib=device.memory_mib, cores_percent=ALL_CORES, slots=device.slots, shared=False
+    )
+
+
+def _add(uses: dict[DeviceUuid, _Use], device: DeviceUuid, more: _Use) -> None:
+    use = uses.get(device, _Use())
+    uses[device] = _Use(
+        memory_mib=use.memory_mib + more.memory_mib,
+        cores_percent=use.cores_percent + more.cores_percent,
+        slots=use.slots + more.slots,
+        exclusive=use.exclusive or more.exclusive,
+    )
+
+
+def _device(
+    device: Device, offer: _Offer, node: ClaimableNode, groups: Mapping[DeviceUuid, int]
+) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": device_name(device.uuid),
+        "attributes": _attributes(device, node, groups),
+        "capacity": _capacity(device, offer),
+        "bindsToNode": True,
+        "bindingConditions": [LEASED],
+        "bindingFailureConditions": [REFUSED],
+    }
+    if offer.shared:
+        described["allowMultipleAllocations"] = True
+    if not device.healthy:
+        fault = _NO_LABEL.sub("-", device.fault)[:LABEL_LENGTH].strip("-_.")
+        described["taints"] = [{"key": UNHEALTHY, "value": fault, "effect": "NoSchedule"}]
+    return described
+
+
+def _attributes(
+    device: Device, node: ClaimableNode, groups: Mapping[DeviceUuid, int]
+) -> dict[str, Any]:
+    version = _VERSION.match(node.driver_version)
+    texts = {
+        "type": "gpu",
+        "uuid": device.uuid,
+        "model": device.model[:STRING_LENGTH],
+        "architecture": (node.architectures or {}).get(device.uuid, ""),
+        PCIE_ROOT: device.pcie,
+    }
+    numbers = {
+        "index": device.index,
+        "memoryMiB": device.memory_mib,
+        "numaNode": device.numa,
+        "nvlinkGroup": groups.get(device.uuid),
+    }
+    return {
+        **{name: {"string": text} for name, text in texts.items() if text},
+        **{name: {"int": number} for name, number in numbers.items() if number is not None},
+        **({"driverVersion": {"version": _semantic(version)}} if version else {}),
+    }
+
+
+def _semantic(version: re.Match[str]) -> str:
+    """Return a version with three numbers without leading zeros: `535.104.05` is 535.104.5."""
+    return ".".join(str(int(number or 0)) for number in version.groups())
+
+
+def _capacity(device: Device, offer: _Offer) -> dict[str, Any]:
+    if not offer.shared:
+        return {
+            MEMORY: {"value": mib_quantity(offer.memory_mib)},
+            CORES: {"value": str(offer.cores_percent)},
+        }
+    cores: dict[str, Any] = {"default": "0"}
+    if offer.cores_percent > 0:
+        most = str(offer.cores_percent)
+        cores["validRange"] = {"min": "0", "max": most, "step": "1"}
+    return {
+        MEMORY: {
+            "value": mib_quantity(offer.memory_mib),
+            "requestPolicy": {
+                "default": mib_quantity(device.memory_mib),
+                "validRange": {"min": "1Mi", "step": "1Mi"},
+            },
+        },
+        CORES: {"value": str(offer.cores_percent), "requestPolicy": cores},
+        SLOTS: {
+            "value": str(offer.slots),
+            "requestPolicy": {"default": "1", "validValues": ["1"]},
+        },
+    }
+
+
+def mib_quantity(mib: int) -> str:
+    """Return an amount as the API server writes it: 81920 MiB are `80Gi`."""
+    for suffix in ("Mi", "Gi", "Ti"):
+        if mib % 1024 or suffix == "Ti":
+            return f"{mib}{suffix}"
+        mib //= 1024
+    raise AssertionError("the loop returns")
+
+
+def nvlink_groups(devices: Iterable[Device]) -> dict[DeviceUuid, int]:
+    """Return the group of each device that NVLinks connect: the lowest index in it."""
+    by_uuid = {device.uuid: device for device in devices}
+    groups: dict[DeviceUuid, int] = {}
+    for first in sorted(by_uuid.values(), key=lambda device: device.index):
+        waiting = [first] if first.uuid not in groups else []
+        while waiting:
+            device = waiting.pop()
+            linked = [
+                by_uuid[uuid]
+                for uuid, score in device.links.items()
+                if score >= PER_NVLINK and uuid in by_uuid and uuid not in groups
+            ]
+            if linked or device is not first:
+                groups[device.uuid] = first.index
+            waiting += linked
+    return groups
+
+
+def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields of devices that the API server has dropped: their gates are disabled."""
+    kept = {device.get("name"): device for device in stored.get("devices") or ()}
+    return frozenset(
+        name
+        for device in wanted.get("devices") or ()
+        for name in device
+        if name not in kept.get(device["name"], {})
+    )
+
+
+def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether a stored `spec` says what is wanted, whatever its pool's generation is."""
+    return _comparable(wanted) == _comparable(stored)
+
+
+def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
+    devices = [
+        {**device, "taints": [_without_time(taint) for taint in device.get("taints") or ()]}
+        for device in spec.get("devices") or ()
+    ]
+    pool = {**spec.get("pool", {}), "generation": 0}
+    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices}
+
+
+def _without_time(taint: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in taint.items() if key != "timeAdded"}
