@@ -106,7 +106,5 @@ class LedgerFeed(LedgerPart):
                     raise FeedTruncatedError(position, f"it begins at {entry}")
                 at = entry
                 changes.append(decode_change(f"{generation}:{at}", fields))
-            self._connection.observe_version(
-                max((use.version for change in changes for use in change.used.values()), default=0)
-            )
+            self._connection.observe_version(max(change.version for change in changes))
             yield changes

@@ -137,6 +137,8 @@ class LedgerChange:
     cause: str
     capacity: int
     """The capacity number after the change."""
+    version: int = 0
+    """The highest version that the ledger had given then."""
     nodes: tuple[LedgerNode, ...] = ()
     """Nodes whose inventory changed, with their full state."""
     removed: tuple[NodeName, ...] = ()

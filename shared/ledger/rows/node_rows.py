@@ -101,6 +101,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     return LedgerChange(
         position=position,
         cause=fields[b"w"].decode(),
+        version=int(fields.get(b"v", 0)),
         capacity=int(fields[b"c"]),
         nodes=tuple(
             _ledger_node(

@@ -11,6 +11,7 @@ from shared.model.errors import ConflictError, UnavailableError
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quota import Quota
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -226,7 +227,7 @@ async def restart_with_an_older_file(server: ValkeyServer) -> None:
     await server.ready()
 
 
-@pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "epoch"])
+@pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "quotas", "epoch"])
 async def test_a_client_that_saw_later_versions_detects_lost_writes_and_stops_the_ledger(
     saw: str,
 ) -> None:
@@ -250,6 +251,9 @@ async def test_a_client_that_saw_later_versions_detects_lost_writes_and_stops_th
                         await detector.bind([old])
                     case "release":
                         await detector.release([ended.pod], reason="its pod is gone")
+                    case "quotas":
+                        await writer.quotas.save([Quota(namespace=Namespace("n"))], read_at=NOW)
+                        await anext(detector.changes(position))
                     case _:
                         await reserve(writer, reservation("p", share("a")))
                         read = anext(detector.changes(position))

@@ -44,7 +44,7 @@
 --   claims: see claims.lua; gone: see gone_pods.lua; tenures: see tenures.lua
 --   resize-lock:..., unsynced: see resize.lua
 --   feed                stream  absolute totals, one entry per script, numbered without gaps: e
---                               generation, c capacity number, w cause, n and d changed nodes and
+--                               generation, v version, c capacity number, w cause, n and d changed nodes and
 --                               devices, fNODE gNODE sNODE facts, devices and served resources of a
 --                               node, xNODE a node that was removed
 --

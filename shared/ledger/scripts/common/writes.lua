@@ -30,9 +30,11 @@ local function write(command, key, parts)
   end
 end
 
-local function add_feed_entry(...)
+-- Each entry has a version of its own, by which readers recognise that the server has lost it.
+local function add_feed_entry(version, ...)
   last_entry = last_entry + 1
-  call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', last_entry), ...)
+  call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', last_entry), 'v',
+    string.format('%.0f', version), ...)
 end
 
 local write_changes
@@ -52,7 +54,7 @@ local function packed_values(changed, cache, value_of)
   return parts, table.concat(joined)
 end
 
-local function add_changes_to_feed(cause, node_values, device_values)
+local function add_changes_to_feed(cause, version, node_values, device_values)
   local entry = {'e', generation, 'c', capacity, 'w', cause, 'n', node_values, 'd', device_values}
   local function add(key, value)
     entry[#entry + 1] = key
@@ -68,7 +70,9 @@ local function add_changes_to_feed(cause, node_values, device_values)
       add('x' .. name, '')
     end
   end
-  if node_values ~= '' or device_values ~= '' or #entry > 10 then add_feed_entry(unpack(entry)) end
+  if node_values ~= '' or device_values ~= '' or #entry > 10 then
+    add_feed_entry(version, unpack(entry))
+  end
 end
 
 -- Write everything. The feed names the `cause`.
@@ -80,7 +84,7 @@ function write_changes(cause)
   end
   local node_parts, node_values = packed_values(changed_nodes, nodes, node_value)
   local device_parts, device_values = packed_values(changed_devices, devices, device_value)
-  add_changes_to_feed(cause, node_values, device_values)
+  add_changes_to_feed(cause, version, node_values, device_values)
   write('HSET', 'nodes', node_parts)
   write('HSET', 'devices', device_parts)
   write('HSET', 'leases', written_leases)
@@ -105,6 +109,6 @@ end
 -- verdict counts as a later one.
 local function raise_capacity(cause)
   capacity = capacity + 1
-  add_feed_entry('e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
-  call('HSET', PREFIX .. 'ledger', 'capacity', capacity, 'feed_entry', last_entry)
+  add_feed_entry(next_version(), 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
+  call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry)
 end
