@@ -5,6 +5,7 @@ state of the lease: no names, no times, no reasons, no measured usage. Amounts a
 one device and Unix seconds.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
 HISTORY_POINTS = 60
+_NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
 
 
 def all_namespaces(_: Namespace) -> bool:
@@ -56,6 +58,7 @@ def device_json(view: DeviceView, visible: NamespaceFilter) -> Json:
         "model": device.model,
         "mode": str(device.mode),
         "healthy": device.healthy,
+        "fault": visible_fault(device.fault, visible),
         "excluded": view.excluded,
         "memory_mib": device.memory_mib,
         "used_mib": use.memory_mib,
@@ -66,6 +69,12 @@ def device_json(view: DeviceView, visible: NamespaceFilter) -> Json:
         "numa": device.numa,
         "shares": [_share(share, visible) for share in view.shares],
     }
+
+
+def visible_fault(fault: str, visible: NamespaceFilter) -> str:
+    """Return the fault of a device; empty if it names a pod of another namespace than these."""
+    named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
+    return fault if all(map(visible, named)) else ""
 
 
 def _capacity(view: DeviceView) -> int:

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from shared.model.events.event import Event
 from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
@@ -141,10 +142,15 @@ def _text(event: PodEvent) -> str:
         case ViolationFound():
             return event.message
         case LeaseResized(before=before, after=after):
-            return (
-                f"{event.container}: {before.memory_mib} to {after.memory_mib} MiB, "
-                f"{before.cores_percent or 'any'} to {after.cores_percent or 'any'} % of the cores"
+            amounts = (
+                f"{before.memory_mib} to {after.memory_mib} MiB",
+                f"{before.cores_percent or 'any'} to {after.cores_percent or 'any'} % of the cores",
             )
+            changes = (
+                before.memory_mib != after.memory_mib,
+                before.cores_percent != after.cores_percent,
+            )
+            return f"{event.container}: {', '.join(compress(amounts, changes))}"
         case PodTerminated():
             return event.phase
         case _:

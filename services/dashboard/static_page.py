@@ -6,9 +6,10 @@ Names are tenants' input: all text passes through `text`, which escapes it.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from services.dashboard.api_responses import NamespaceFilter
+from services.dashboard.api_responses import NamespaceFilter, visible_fault
 from services.dashboard.missing_components import MissingComponent
 from services.dashboard.projection import DeviceView, Projection, ShareView
+from shared.model.device import Device
 from shared.model.ledger import WaitingPod
 
 MAX_ROWS = 100
@@ -121,19 +122,26 @@ def _banner(missing: Iterable[MissingComponent], now: float) -> str:
 def _devices(devices: Sequence[DeviceView], visible: NamespaceFilter, now: float) -> str:
     titles = ("Node", "GPU", "Model", "Memory", "Cores", "Shares", "Health", "Leases")
     rows = [
-        _row(
+        (
             view.node,
             view.device.index,
             view.device.model,
             f"{view.use.memory_mib} / {view.device.memory_mib} MiB",
             f"{view.use.cores_percent} %",
             view.use.shares,
-            "healthy" if view.device.healthy else "UNHEALTHY",
+            _health(view.device, visible),
             _leases(view.shares, visible, now),
         )
         for view in devices
     ]
     return _table("Devices", titles, rows, empty="No node has reported a device yet.")
+
+
+def _health(device: Device, visible: NamespaceFilter) -> str:
+    if device.healthy:
+        return "healthy"
+    fault = visible_fault(device.fault, visible)
+    return f"UNHEALTHY: {fault}" if fault else "UNHEALTHY"
 
 
 class _EscapedHtml(str):
@@ -188,7 +196,7 @@ def _queue(queue: Sequence[WaitingPod], visible: NamespaceFilter, now: float) ->
         if visible(waiting.queued.namespace)
     ]
     rows = [
-        _row(
+        (
             position,
             f"{waiting.queued.namespace}/{waiting.queued.name}",
             waiting.queued.request.priority,
@@ -205,7 +213,7 @@ def _queue(queue: Sequence[WaitingPod], visible: NamespaceFilter, now: float) ->
 def _namespaces(projection: Projection, visible: NamespaceFilter) -> str:
     titles = ("Namespace", "Leases", "Memory", "Cores", "Waiting", "Budget")
     rows = [
-        _row(
+        (
             view.namespace,
             view.leases,
             f"{view.memory_mib} MiB",
@@ -219,15 +227,25 @@ def _namespaces(projection: Projection, visible: NamespaceFilter) -> str:
     return _table("Namespaces", titles, rows, empty="No namespace that you may see has a lease.")
 
 
-def _row(*cells: object) -> str:
-    first, *others = (cell if isinstance(cell, _EscapedHtml) else text(cell) for cell in cells)
-    return f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{o}</td>" for o in others) + "</tr>"
-
-
-def _table(caption: str, titles: Iterable[str], rows: Sequence[str], *, empty: str) -> str:
+def _table(
+    caption: str, titles: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str
+) -> str:
+    """Return a table; its cells repeat the titles of columns, for narrow screens."""
     head = "".join(f'<th scope="col">{text(title)}</th>' for title in titles)
-    body = "\n".join(rows) if rows else f'<tr><td colspan="9">{text(empty)}</td></tr>'
+    body = "\n".join(_row(titles, cells) for cells in rows)
+    body = body or f'<tr><td colspan="{len(titles)}">{text(empty)}</td></tr>'
     return (
+        f'<div class="table" role="region" aria-label="{text(caption)}" tabindex="0">\n'
         f"<table>\n<caption>{text(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody>\n</table>\n"
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
     )
+
+
+def _row(titles: Sequence[str], cells: Sequence[object]) -> str:
+    first, *others = (
+        (text(title), cell if isinstance(cell, _EscapedHtml) else text(cell))
+        for title, cell in zip(titles, cells, strict=True)
+    )
+    name = f'<th scope="row" data-title="{first[0]}">{first[1]}</th>'
+    columns = "".join(f'<td data-title="{title}">{cell}</td>' for title, cell in others)
+    return f"<tr>{name}{columns}</tr>"

@@ -80,10 +80,32 @@ export function measuredText({ measured }) {
 }
 
 /** The memory that the shares of a device are measured to use, MiB; null: none is measured. */
-export function measuredMib(device) {
-  const known = device.shares.map((share) => share.measured?.memory_mib ?? null).filter((amount) => amount !== null);
-  return known.length ? known.reduce((sum, amount) => sum + amount, 0) : null;
+export const measuredMib = (device) => measuredSum(device, "memory_mib");
+
+/** The cores that the shares of a device are measured to use, percent of it; null: none is measured. */
+export const measuredCores = (device) => measuredSum(device, "cores_percent");
+
+function measuredSum(device, amount) {
+  const known = device.shares.map((share) => share.measured?.[amount] ?? null).filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 }
+
+/** The model as on a device's block, without the vendor. */
+export function model(device) {
+  return `${device.model.replace(/^NVIDIA /, "")}${device.mode === "mig" ? ", MIG" : ""}`;
+}
+
+/** Whether one of the texts contains the filter. */
+export function matches(filter, ...texts) {
+  return !filter || texts.some((text) => text?.toLowerCase().includes(filter));
+}
+
+/** A link to the details of a device, lease or namespace. */
+export function detailsLink(kind, id, text) {
+  return el("a", { href: detailsUrl(kind, id), "data-key": `${kind}:${id}` }, text);
+}
+
+export function detailsUrl(kind, id) { return `#${kind}/${encodeURIComponent(id)}`; }
 
 export function shareText(share) {
   const instance = share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : "";
@@ -92,10 +114,16 @@ export function shareText(share) {
 }
 
 export function deviceText(device) {
-  const health = device.healthy ? "" : ", unhealthy";
+  const health = device.healthy ? "" : `, unhealthy${device.fault ? `: ${device.fault}` : ""}`;
+  const mig = device.mode === "mig", cores = mig ? "" : ` and ${device.used_cores} % of the cores`;
   const excluded = device.excluded ? ", excluded from new shares" : "";
   const used = measuredMib(device), idle = device.shares.filter((share) => share.measured?.idle).length;
   const measured = used === null ? "" : `, ${mib(used)} in use${idle ? `, ${idle} idle` : ""}`;
-  return `GPU ${device.index} of ${device.node}, ${device.model}, ${mib(device.used_mib)} of ` +
-    `${mib(device.memory_mib)} leased, ${device.shares.length} shares${measured}${health}${excluded}`;
+  return `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_mib)} of ` +
+    `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${mig ? "instances" : "shares"}${measured}${health}${excluded}`;
+}
+
+/** The cause of a device's fault, without its state and code. */
+export function faultText(device) {
+  return device.fault.replace(/^(\w+: )+/, "") || "unhealthy";
 }

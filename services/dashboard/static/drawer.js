@@ -1,5 +1,5 @@
 // The drawer: the details of one device, lease or namespace.
-import { age, clock, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
+import { age, clock, detailsLink, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
 
 export class Drawer {
   constructor(state) {
@@ -9,13 +9,23 @@ export class Drawer {
     this.root = el("dialog", { id: "drawer", "aria-labelledby": "drawer-title" },
       el("button", { class: "close", type: "button", onclick: () => this.root.close() }, "Close"), this.body);
     this.root.addEventListener("click", (event) => { if (event.target === this.root) this.root.close(); });
-    this.root.addEventListener("close", () => { this.subject = null; });
+    this.root.addEventListener("close", () => this.onClose());
+    addEventListener("hashchange", () => this.follow());
   }
 
-  async open(kind, id) {
-    this.subject = [kind, id];
+  /** Show what the fragment of the page's URL names: #KIND/ID. */
+  async follow() {
+    const [, kind, id] = /^#(device|lease|namespace)\/(.+)$/.exec(location.hash) ?? [];
+    this.subject = kind ? [kind, decodeURIComponent(id)] : null;
+    if (!kind) return this.root.close();
     if (!this.root.open) this.root.showModal();
     await this.draw();
+  }
+
+  /** Leave the URL of the page itself, as an entry of the history, so that Back opens the drawer again. */
+  onClose() {
+    if (this.subject) history.pushState(null, "", location.pathname + location.search);
+    this.subject = null;
   }
 
   changed(kind, id) {
@@ -39,10 +49,6 @@ export class Drawer {
     if (focused) this.body.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  link(kind, id, text) {
-    return el("button", { class: "plainlink", type: "button", "data-key": `${kind}:${id}`, onclick: () => this.open(kind, id) }, text);
-  }
-
   now() { return Date.now() / 1000 + this.state.clockOffset; }
 
   device(uuid) {
@@ -51,12 +57,12 @@ export class Drawer {
     const used = measuredMib(device);
     return [
       title(`GPU ${device.index} of ${device.node}`),
-      facts({ Model: device.model, UUID: device.uuid, Health: device.healthy ? "healthy" : "UNHEALTHY", Mode: device.mode,
+      facts({ Model: device.model, UUID: device.uuid, Health: device.healthy ? "healthy" : `UNHEALTHY${device.fault ? `: ${device.fault}` : ""}`, Mode: device.mode,
         "MIG layout": device.layout, Memory: `${mib(device.used_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used), Cores: `${device.used_cores} % reserved`,
         Shares: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa, Excluded: device.excluded ? "from new shares" : "" }),
       el("h3", {}, "Leases"),
       device.shares.length ? el("ul", {}, ...device.shares.map((share) => el("li", {}, share.pod ? swatch(share.namespace) : null,
-        share.pod ? this.link("lease", share.pod, shareText(share)) : shareText(share)))) : el("p", {}, "No leases."),
+        share.pod ? detailsLink("lease", share.pod, shareText(share)) : shareText(share)))) : el("p", {}, "No leases."),
     ];
   }
 
@@ -64,13 +70,13 @@ export class Drawer {
     const response = await fetchJson(`/api/v1/leases/${encodeURIComponent(uid)}`);
     const { lease, waiting, trace } = response;
     const pod = lease ?? waiting;
-    const sections = [title(`${pod.namespace}/${pod.name}`), el("p", {}, swatch(pod.namespace), this.link("namespace", pod.namespace, `namespace ${pod.namespace}`))];
+    const sections = [title(`${pod.namespace}/${pod.name}`), el("p", {}, swatch(pod.namespace), detailsLink("namespace", pod.namespace, `namespace ${pod.namespace}`))];
     if (lease) {
       sections.push(facts({ State: lease.state, Node: lease.node, Age: age(this.now() - lease.created_at), Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "",
         Dialect: lease.dialect, Gang: lease.gang, Version: lease.version, "Pod UID": lease.pod }),
       el("h3", {}, "Shares"),
       el("ul", {}, ...lease.shares.map((share) => el("li", {}, `${share.container}${share.init ? " (init)" : ""}: ${mib(share.memory_mib)}, ${share.booked_cores} %` +
-        `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}${measuredText(share)}, fence ${share.fence}, on `, this.link("device", share.device, `GPU ${share.index}`)))));
+        `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}${measuredText(share)}, fence ${share.fence}, on `, detailsLink("device", share.device, `GPU ${share.index}`)))));
     }
     if (waiting) {
       sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),

@@ -2,16 +2,15 @@
 // browser is idle; invisible ones are not laid out at all (content-visibility). So thousands of devices
 // cost as much as one screen.
 import { Block, setTooltip } from "./block.js";
-import { el, setText } from "./dom.js";
+import { detailsUrl, el, matches, setText } from "./dom.js";
 
 const SLICE_MS = 5;
 const REPORTS_VISIBILITY = "ContentVisibilityAutoStateChangeEvent" in window; // else everything counts as visible
-const BLOCK_WIDTH = 174, BLOCK_HEIGHT = 64, HEAD_HEIGHT = 23;
+const BLOCK_WIDTH = 196, BLOCK_HEIGHT = 84, HEAD_HEIGHT = 23; // with gaps; as in page.css, but for phones
 
 export class Grid {
-  constructor(state, open) {
+  constructor(state) {
     this.state = state;
-    this.open = open;
     this.blocks = new Map(); // uuid -> Block
     this.sections = new Map(); // node -> {section, devices, head, visible, uuids}
     this.order = []; // node names, sorted
@@ -19,7 +18,7 @@ export class Grid {
     this.dirtyVisible = new Set(); // devices
     this.dirtyInvisible = new Set(); // devices
     this.dirtyCounts = new Set(); // nodes
-    this.query = "";
+    this.filter = "";
     this.frameRequested = false;
     this.idleRequested = false;
     this.current = null;
@@ -28,7 +27,7 @@ export class Grid {
     this.root.addEventListener("click", (event) => this.onClick(event));
     this.root.addEventListener("keydown", (event) => this.onKey(event));
     this.root.addEventListener("focusin", (event) => this.setCurrent(event.target.closest(".dev")));
-    this.root.addEventListener("pointerover", (event) => setTooltip(event.target.closest(".share")));
+    this.root.addEventListener("pointerover", (event) => setTooltipAt(event.target, state));
     this.root.addEventListener("contentvisibilityautostatechange", (event) => this.onVisibilityChange(event));
     new ResizeObserver(() => this.onResize()).observe(this.root);
   }
@@ -42,9 +41,12 @@ export class Grid {
     this.schedule();
   }
 
-  filter(text) {
-    this.query = text.trim().toLowerCase();
+  /** Show only devices that match a text in lower case. */
+  setFilter(filter) {
+    this.filter = filter;
     for (const uuid of this.blocks.keys()) this.device(uuid);
+    for (const name of this.sections.keys()) this.dirtyCounts.add(name);
+    this.schedule();
   }
 
   /** Record whether the browser lays out a node now. */
@@ -104,7 +106,6 @@ export class Grid {
       this.sections.set(name, shown);
     }
     shown.section.classList.toggle("deleted", node.deleted);
-    shown.section.hidden = node.devices.length === 0;
     if (shown.uuids.join() !== node.devices.join()) {
       shown.uuids = node.devices;
       shown.devices.replaceChildren(...node.devices.map((uuid) => this.block(uuid).root));
@@ -164,21 +165,22 @@ export class Grid {
   count(name) {
     const node = this.state.nodes.get(name), shown = this.sections.get(name);
     if (!node || !shown) return;
-    const used = node.devices.filter((uuid) => this.state.devices.get(uuid)?.shares.length).length;
+    const devices = node.devices.map((uuid) => this.state.devices.get(uuid)).filter(Boolean);
+    const used = devices.filter((device) => device.shares.length).length;
+    shown.section.hidden = node.devices.length === 0 || !devices.some((device) => this.matches(device));
     setText(shown.head, `${used} of ${node.devices.length} GPUs in use${node.unschedulable ? ", cordoned" : ""}${node.deleted ? ", deleted" : ""}`);
   }
 
   matches(device) {
-    if (!this.query) return true;
-    const terms = [device.node, device.model, device.uuid, ...device.shares.flatMap((share) => share.pod ? [`${share.namespace}/${share.name}`] : [])];
-    return terms.some((term) => term.toLowerCase().includes(this.query));
+    return matches(this.filter, device.node, device.model, device.uuid, device.fault,
+      ...device.shares.map((share) => share.pod && `${share.namespace}/${share.name}`));
   }
 
   onClick(event) {
     const share = event.target.closest(".share");
     const block = event.target.closest(".dev");
-    if (share?.dataset.pod && event.detail > 0) this.open("lease", share.dataset.pod);
-    else if (block) this.open("device", block.dataset.uuid);
+    if (share?.dataset.pod && event.detail > 0) location.hash = detailsUrl("lease", share.dataset.pod);
+    else if (block) location.hash = detailsUrl("device", block.dataset.uuid);
   }
 
   setCurrent(block) {
@@ -191,7 +193,7 @@ export class Grid {
   onKey(event) {
     const block = event.target.closest(".dev");
     if (!block) return;
-    const all = [...this.root.querySelectorAll(".dev")];
+    const all = [...this.root.querySelectorAll(".node:not([hidden]) .dev:not([hidden])")];
     const at = all.indexOf(block);
     const next = { ArrowRight: () => all[at + 1], ArrowLeft: () => all[at - 1], Home: () => all[0], End: () => all.at(-1),
       ArrowDown: () => below(block, all.slice(at + 1)), ArrowUp: () => below(block, all.slice(0, at).reverse()) }[event.key]?.();
@@ -199,6 +201,11 @@ export class Grid {
     event.preventDefault();
     next.focus();
   }
+}
+
+function setTooltipAt(element, state) {
+  const block = element.closest(".dev");
+  if (block) setTooltip(element.closest(".share") ?? block, state.devices.get(block.dataset.uuid));
 }
 
 /** Call back when the browser is idle, with a function that returns the remaining ms. */

@@ -1,4 +1,5 @@
 // The live page: loads the state once, then applies changes; each change is absolute and idempotent.
+import { legend } from "./block.js";
 import { Drawer } from "./drawer.js";
 import { Grid } from "./grid.js";
 import { Panels } from "./panels.js";
@@ -10,10 +11,9 @@ const state = {
   sums: { devices: 0, usedMib: 0, totalMib: 0, unhealthy: 0 },
 };
 const drawer = new Drawer(state);
-const open = (kind, id) => drawer.open(kind, id);
-const grid = new Grid(state, open);
-const panels = new Panels(state, open);
-const search = el("input", { type: "search", placeholder: "Node, pod, model", "aria-label": "Filter", oninput: () => grid.filter(search.value) });
+const grid = new Grid(state);
+const panels = new Panels(state);
+const search = el("input", { type: "search", placeholder: "Filter: node, pod, model", "aria-label": "Filter", oninput: () => setFilter(search.value) });
 let source = null;
 const pendingDraws = new Map();
 
@@ -86,10 +86,17 @@ function drawSoon(name, draw) {
   pendingDraws.set(name, draw);
 }
 
+function setFilter(text) {
+  const filter = text.trim().toLowerCase();
+  grid.setFilter(filter);
+  panels.setFilter(filter);
+}
+
 function show() {
   document.querySelector("#top nav").prepend(search);
-  document.getElementById("plain").replaceWith(el("div", { id: "live" }, grid.root, panels.root));
+  document.getElementById("plain").replaceWith(el("div", { id: "live" }, el("div", {}, grid.root, legend()), panels.root));
   document.body.append(drawer.root);
+  drawer.follow();
   setInterval(() => { panels.drawBanner(); if (state.waiting.total) panels.drawQueue(); }, 5000);
 }
 

@@ -1,12 +1,12 @@
 // Panels: waiting pods, namespaces, recent events, totals, and a banner of missing components.
-import { age, clock, el, hue, latency, mib, setAttribute, setText } from "./dom.js";
+import { age, clock, detailsLink, detailsUrl, el, hue, latency, matches, mib, setAttribute, setText } from "./dom.js";
 
 const MAX_EVENTS = 60;
 
 export class Panels {
-  constructor(state, open) {
+  constructor(state) {
     this.state = state;
-    this.open = open;
+    this.filter = "";
     this.queue = el("ol");
     this.empty = el("li", {}, "No pod is waiting.");
     this.queue.append(this.empty);
@@ -17,8 +17,8 @@ export class Panels {
       el("section", { id: "waiting", "aria-label": "Waiting" }, el("h2", {}, "Waiting", this.queueHead), this.queue),
       el("section", { id: "namespaces", "aria-label": "Namespaces" }, el("h2", {}, "Namespaces"), this.namespaces),
       el("section", { id: "events", "aria-label": "Recent events" }, el("h2", {}, "Recent events"), this.events));
-    this.queueRows = new Rows(this.queue, open);
-    this.namespaceRows = new Rows(this.namespaces, open);
+    this.queueRows = new Rows(this.queue);
+    this.namespaceRows = new Rows(this.namespaces);
     this.totals = {};
     const labels = { nodes: "nodes", devices: "GPUs", leased: "of memory leased", waiting: "waiting", unhealthy: "unhealthy" };
     document.getElementById("totals").replaceChildren(...Object.entries(labels).map(([name, label]) => el("span", {}, this.totals[name] = el("b"), ` ${label}`)));
@@ -30,16 +30,19 @@ export class Panels {
     const { total, hidden, pods } = this.state.waiting;
     setText(this.queueHead, `${total}${hidden ? `, ${hidden} in other namespaces` : ""}`);
     this.empty.hidden = Boolean(total);
-    this.queueRows.draw(pods, (row, pod) => {
+    const shown = pods.filter((pod) => matches(this.filter, `${pod.namespace}/${pod.name}`, pod.reason, pod.gang));
+    this.queueRows.draw(shown, (row, pod) => {
       setText(row.side, age(this.now() - pod.since));
       setText(row.before, `${pod.position}. `);
       row.name("lease", pod.pod, pod.namespace, `${pod.namespace}/${pod.name}`);
       setText(row.below, pod.reason);
+      row.root.title = pod.hint;
     });
   }
 
   drawNamespaces() {
-    this.namespaceRows.draw(this.state.namespaces, (row, namespace) => {
+    const shown = this.state.namespaces.filter((namespace) => matches(this.filter, namespace.namespace));
+    this.namespaceRows.draw(shown, (row, namespace) => {
       setAttribute(row.side, "class", `ms state-${namespace.budget?.state ?? "none"}`);
       setText(row.side, namespace.budget ? `budget ${namespace.budget.state}` : "");
       row.name("namespace", namespace.namespace, namespace.namespace, namespace.namespace);
@@ -47,15 +50,26 @@ export class Panels {
     });
   }
 
+  /** Show only what matches a text in lower case. */
+  setFilter(filter) {
+    this.filter = filter;
+    this.drawQueue();
+    this.drawNamespaces();
+    for (const item of this.events.children) this.filterEvent(item);
+  }
+
+  filterEvent(item) { item.hidden = !matches(this.filter, item.textContent); }
+
   drawEvents(events) {
     const items = events.slice(-MAX_EVENTS).reverse().map((event) => {
       const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") ? "bad" : event.kind;
       return el("li", {},
         el("span", { class: "ms" }, latency(event.latency_s)), `${clock(event.at)} `,
         el("b", { class: `kind-${kind}` }, event.kind), " ",
-        event.pod ? this.link("lease", event.pod, `${event.namespace}/${event.name}`) : `${event.namespace}/${event.name}`,
+        event.pod ? detailsLink("lease", event.pod, `${event.namespace}/${event.name}`) : `${event.namespace}/${event.name}`,
         event.node ? ` on ${event.node}` : "", event.text ? el("p", {}, event.text) : null);
     });
+    items.forEach((item) => this.filterEvent(item));
     this.events.prepend(...items);
     while (this.events.children.length > MAX_EVENTS) this.events.lastChild.remove();
   }
@@ -79,17 +93,12 @@ export class Panels {
     setText(totals.unhealthy, `${unhealthy}`);
     totals.unhealthy.parentNode.hidden = !unhealthy;
   }
-
-  link(kind, id, text) {
-    return el("button", { class: "plainlink", type: "button", onclick: () => this.open(kind, id) }, text);
-  }
 }
 
 /** Reusable rows of a list: only changes are written, and the focus stays. */
 class Rows {
-  constructor(list, open) {
+  constructor(list) {
     this.list = list;
-    this.open = open;
     this.rows = [];
   }
 
@@ -97,7 +106,7 @@ class Rows {
     while (this.rows.length > items.length) this.rows.pop().root.remove();
     for (const [at, item] of items.entries()) {
       if (at === this.rows.length) {
-        this.rows.push(new Row(this.open));
+        this.rows.push(new Row());
         this.list.append(this.rows[at].root);
       }
       write(this.rows[at], item);
@@ -106,18 +115,17 @@ class Rows {
 }
 
 class Row {
-  constructor(open) {
+  constructor() {
     this.side = el("span", { class: "ms" });
     this.before = el("span");
     this.colour = el("span", { class: "swatch", "aria-hidden": "true" });
-    this.link = el("button", { class: "plainlink", type: "button", onclick: () => open(this.kind, this.id) });
+    this.link = el("a");
     this.below = el("p");
     this.root = el("li", {}, this.side, this.before, this.colour, this.link, this.below);
   }
 
   name(kind, id, namespace, text) {
-    this.kind = kind;
-    this.id = id;
+    setAttribute(this.link, "href", detailsUrl(kind, id));
     if (this.namespace !== namespace) {
       this.namespace = namespace;
       this.colour.style.setProperty("--hue", hue(namespace));
