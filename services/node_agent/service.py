@@ -86,6 +86,7 @@ class NodeAgent:
         limits: LimitUpdater,
         usage: UsageMonitor,
         view_loops: Sequence[Loop],
+        api_unready_reason: Callable[[], str | None],
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
@@ -108,6 +109,7 @@ class NodeAgent:
         self.limits = limits
         self.usage = usage
         self.view_loops = tuple(view_loops)
+        self.api_unready_reason = api_unready_reason
         self.clock = clock
         self.timing = timing
         self._sync_due = asyncio.Event()
@@ -116,7 +118,11 @@ class NodeAgent:
     @property
     def probes(self) -> Mapping[str, Callable[[], str | None]]:
         """Return why the agent is not ready, by what is missing."""
-        probes = {"gpus": self.watcher.unready_reason, "kubelet": self.plugins.unready_reason}
+        probes = {
+            "gpus": self.watcher.unready_reason,
+            "kubelet": self.plugins.unready_reason,
+            "api": self.api_unready_reason,
+        }
         return probes if self.claims is None else {**probes, "dra": self.claims.unready_reason}
 
     # Consumes

@@ -339,6 +339,7 @@ async def _build_agent(
         limits=limits,
         usage=monitor,
         view_loops=[view.run for view in (views.views, views.handshake) if view is not None],
+        api_unready_reason=views.views.unready_reason,
         clock=base.clock,
         timing=base.timing,
     )

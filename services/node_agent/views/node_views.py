@@ -27,10 +27,12 @@ from shared.model.quantity import parse_count
 
 logger = logging.getLogger(__name__)
 
-COMPARE_S = 10.0
+COMPARE_S = 6.0
 """How often the Node object is compared with the advertisement."""
+REPLY_S = 3.0
+"""A comparison that takes longer makes the agent unready."""
 MIN_BACKOFF_S = 1.0
-MAX_BACKOFF_S = 30.0
+MAX_BACKOFF_S = 5.0
 
 
 class _NodeMetadata(msgspec.Struct):
@@ -63,6 +65,7 @@ class ViewWriter:
         object_retry_s: float = OBJECT_RETRY_S,
     ) -> None:
         self.client = client
+        self.clock = clock
         self.compare_s = compare_s
         self.objects = NodeObjects(client, node, clock, retry_s=object_retry_s)
         self.path = f"/api/v1/nodes/{quote(node, safe='')}"
@@ -70,6 +73,16 @@ class ViewWriter:
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
+        self._read_at: float | None = None
+        """When the Node object was last read, or first to be read, by the clock's ticks."""
+        self._failure = ""
+
+    def unready_reason(self) -> str | None:
+        """Return why views may be outdated; None: the API server has just responded."""
+        if self._read_at is None or self.clock.ticks() < self._read_at + self.compare_s + REPLY_S:
+            return None
+        reason = self._failure or f"no response within {REPLY_S:g} s"
+        return f"the Node object cannot be compared with the node's devices: {reason}"
 
     def set_advertisement(self, advertisement: NodeAdvertisement) -> None:
         """Set what the Node object should show."""
@@ -116,6 +129,7 @@ class ViewWriter:
                 backoff_s = MIN_BACKOFF_S
                 await wait_for_event(self._node_changed, self.compare_s)
             except LeaseholdError as error:
+                self._failure = str(error)
                 logger.warning(
                     "the node view could not be written, retrying in %g s: %s", backoff_s, error
                 )
@@ -123,7 +137,11 @@ class ViewWriter:
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _write_node(self, wanted: NodeAdvertisement) -> None:
-        node = await self.client.read(self.path, _NodeView)
+        if self._read_at is None:
+            self._read_at = self.clock.ticks()
+        # Any version may be compared; this one is in the API server's memory.
+        node = await self.client.read(f"{self.path}?resourceVersion=0", _NodeView)
+        self._read_at, self._failure = self.clock.ticks(), ""
         await self._write_metadata(node.metadata, wanted)
         missing = {
             part: {

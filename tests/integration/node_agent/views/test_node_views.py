@@ -1,12 +1,14 @@
 """Resources, annotations and reports of a node, with and without a driver."""
 
 import pytest
+from yarl import URL
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from tests.campaign.stack.tcp_proxy import TcpProxy
 from tests.support.node_agent.agent import MEMORY, NUMBER, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
@@ -109,6 +111,28 @@ async def test_memory_of_any_amount_is_allocated_by_a_trigger() -> None:
 
         assert cluster.env("one")["NVIDIA_VISIBLE_DEVICES"] == "3"
         assert cluster.env("one")["VOLCANO_GPU_ALLOCATED"] == "40960"
+
+
+async def test_an_agent_that_is_cut_off_from_the_api_server_is_unready_until_it_is_back() -> None:
+    async with one_node_cluster(timing=AgentTiming(view_compare_s=0.2)) as cluster:
+        server = URL(cluster.api.url)
+        proxy = TcpProxy(server.port or 0)
+        await proxy.start()
+        proxied = cluster.root / "proxied"
+        text = cluster.api.kubeconfig.read_text()
+        proxied.write_text(text.replace(cluster.api.url, str(server.with_port(proxy.port))))
+        cluster.changes["kubeconfig"] = proxied
+        async with cluster.running() as agent:
+            unready_reason = agent.probes["api"]
+            assert unready_reason() is None
+
+            proxy.cut()
+            reason = await until(unready_reason)
+            proxy.heal()
+            await until(lambda: unready_reason() is None)
+        await proxy.close()
+
+    assert "no response within 3 s" in reason
 
 
 class ClockSetBack(SystemClock):
