@@ -33,7 +33,6 @@ class ObservedPod:
     """It has a copy of its lease: the ledger counts its usage."""
     created_at: float = 0.0
     resources: Mapping[str, int] = field(default_factory=dict)
-    host_ports: tuple[str, ...] = ()
     request: PodRequest | None = None
     """None if it is invalid, or if the pod is not ours."""
     request_error: str = ""

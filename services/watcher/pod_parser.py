@@ -6,7 +6,7 @@ https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sha
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,7 +17,7 @@ from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import node_conflict
 from shared.dialects.reserved import EXEMPT, is_device_name_mount
-from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
+from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm, Volume
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
 from shared.model.events.pod_events import message_digest
@@ -25,12 +25,16 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.placing.pod_fields import handed_over
 
 TEMPLATES = 4096
 """Pod templates whose parsed request is cached."""
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""
+POD_LEVEL, HUGE_PAGES = frozenset({"cpu", "memory"}), "hugepages-"
+"""Resources that a pod may request as a whole, and the prefix of others.
+https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,6 @@ class _TemplateRequest:
     """The request of all pods of one template."""
 
     resources: Mapping[str, int]
-    host_ports: tuple[str, ...]
     request: PodRequest | None = None
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
@@ -92,7 +95,6 @@ class PodParser:
             has_lease=ANNOTATION in meta.annotations,
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
             resources=template.resources,
-            host_ports=template.host_ports,
             request=template.request,
             request_error=template.error,
             group=template.group,
@@ -116,7 +118,11 @@ class PodParser:
                 spec.tolerations,
                 spec.topology_spread_constraints,
                 spec.priority,
-                [volume for volume in spec.volumes if volume.host_path] if ours else (),
+                spec.resources,
+                spec.resource_claims,
+                spec.scheduling_group,
+                (spec.host_network, spec.host_users),
+                [each for each in spec.volumes if each != Volume(each.name)] if ours else (),
             )
         )
         template = self._templates.get(key)
@@ -127,22 +133,16 @@ class PodParser:
         return template
 
     def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
-        ports = tuple(
-            f"{port.protocol}/{port.host_port}"
-            for container in pod.spec.containers
-            for port in container.ports
-            if port.host_port
-        )
         resources: Mapping[str, int] = {}
         try:
             resources = pod_resources(pod)
-            request = _request(pod, resources, ports, self.rules) if ours else None
+            request = _request(pod, resources, self.rules) if ours else None
             if request and request.containers and EXEMPT not in pod.metadata.annotations:
                 check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
-            return _TemplateRequest(resources, ports, error=str(error))
-        return _TemplateRequest(resources, ports, request, group=group)
+            return _TemplateRequest(resources, error=str(error))
+        return _TemplateRequest(resources, request, group=group)
 
 
 def check_device_access(pod: ApiPod, *, allow_privileged: bool) -> None:
@@ -184,9 +184,7 @@ def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
     return pod_groups.parse_pod_group(Namespace(meta.namespace), meta.annotations, meta.labels)
 
 
-def _request(
-    pod: ApiPod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
-) -> PodRequest:
+def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequest:
     containers = [
         ContainerManifest(
             name=container.name,
@@ -208,7 +206,7 @@ def _request(
         ),
         rules,
     )
-    required = node_requirements(pod, host_ports)
+    required = node_requirements(pod)
     selector = sorted({*required.selector, *request.node_requirements.selector})
     return replace(
         request,
@@ -238,7 +236,7 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
     for container in pod.spec.containers:
         running.update(_requests(container))
     _raise_to(largest, running)
-    total = Counter(largest)
+    total = Counter(largest | _pod_level(pod))
     total.update(parse_resources(pod.spec.overhead))
     for key, amount in total.items():
         check_amount(key, amount)
@@ -250,12 +248,25 @@ def _requests(container: Container) -> dict[str, int]:
     return {key: n for key, n in parse_resources(amounts).items() if key not in LEDGER_RESOURCES}
 
 
+def _pod_level(pod: ApiPod) -> dict[str, int]:
+    """Return what the pod requests as a whole, which replaces the sum over its containers.
+
+    The API server has completed these requests from the pod's limits.
+    """
+    requested = parse_resources(pod.spec.resources.requests)
+    return {
+        name: amount
+        for name, amount in requested.items()
+        if name in POD_LEVEL or name.startswith(HUGE_PAGES)
+    }
+
+
 def _raise_to(largest: dict[str, int], requested: Mapping[str, int]) -> None:
     for key, amount in requested.items():
         largest[key] = max(largest.get(key, 0), amount)
 
 
-def node_requirements(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
+def node_requirements(pod: ApiPod) -> NodeRequirements:
     """Return the pod's requirements of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
@@ -269,8 +280,7 @@ def node_requirements(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequireme
             Toleration(key=t.key, operator=t.operator or "Equal", value=t.value, effect=t.effect)
             for t in spec.tolerations
         ),
-        host_ports=host_ports,
-        unsupported=tuple(_unsupported(pod, affinity)),
+        unsupported=tuple(found.path for found in handed_over({"spec": msgspec.to_builtins(spec)})),
     )
 
 
@@ -280,15 +290,3 @@ def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
         for requirements, field in ((term.match_expressions, False), (term.match_fields, True))
         for one in requirements
     )
-
-
-def _unsupported(pod: ApiPod, affinity: Affinity) -> Iterable[str]:
-    for name, terms in (
-        ("podAffinity", affinity.pod_affinity),
-        ("podAntiAffinity", affinity.pod_anti_affinity),
-    ):
-        if terms and terms.get(REQUIRED):
-            yield f"required {name}"
-    for constraint in pod.spec.topology_spread_constraints:
-        if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
-            yield f"topologySpreadConstraints on {constraint.get('topologyKey')}"

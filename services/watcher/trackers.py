@@ -38,7 +38,6 @@ class PodTracker:
         self._grouped: dict[PodUid, ObservedPod] = {}
         """Pending pods that name a group, as observed: without their gang."""
         self.usage: dict[NodeName, Counter[str]] = {}
-        self.host_ports: dict[NodeName, Counter[str]] = {}
         self.changed_nodes: set[NodeName] = set()
         """Nodes whose usage changed since `NodeTracker.update_usage`."""
         self.revision = 0
@@ -122,9 +121,6 @@ class PodTracker:
         return replace(
             node,
             used_by_others={key: n for key, n in self.usage.get(node.name, {}).items() if n},
-            host_ports=tuple(
-                sorted(key for key, n in self.host_ports.get(node.name, {}).items() if n)
-            ),
         )
 
     def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
@@ -149,11 +145,6 @@ class PodTracker:
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:
             return
-        if pod.host_ports:
-            _add(
-                self.host_ports.setdefault(pod.node, Counter()), dict.fromkeys(pod.host_ports, sign)
-            )
-            self.changed_nodes.add(pod.node)
         if pod.uses_unleased_resources:
             used = {key: sign * amount for key, amount in pod.resources.items()}
             _add(self.usage.setdefault(pod.node, Counter()), used)

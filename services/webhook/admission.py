@@ -5,9 +5,10 @@ Containers that request no GPU see none, whatever they set. A pod's request is p
 that the watcher uses, so an admitted pod is never rejected later for the syntax of its request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.webhook.handover import SchedulerChoice
 from services.webhook.largest_device import DeviceMaximum, excess_memory
 from services.webhook.patches import (
     ANNOTATIONS,
@@ -39,7 +40,6 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
 
-DEFAULT_SCHEDULER = "default-scheduler"
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
 
 AmountChanges = Mapping[str, Mapping[str, int | None]]
@@ -50,10 +50,7 @@ AmountChanges = Mapping[str, Mapping[str, int | None]]
 class AdmissionPolicy:
     """The operator's choices."""
 
-    scheduler: str = "leasehold"
-    """Set on GPU pods that do not choose a scheduler."""
-    schedulers: frozenset[str] = frozenset({"leasehold"})
-    """The values of `schedulerName` that Leasehold serves."""
+    schedulers: SchedulerChoice = field(default_factory=SchedulerChoice)
     rules: Rules = field(default_factory=Rules)
     vendor_messages: frozenset[str] = frozenset()
     """Dialects whose own webhooks' messages are used, word for word, where these would deny."""
@@ -107,16 +104,15 @@ def decide(
     gpu_containers = [container for container in pod.containers if _requests_gpu(container)]
     if not exempt:
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(gpu_containers))
-    if not gpu_containers:
-        return AdmissionDecision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
-    if pod.scheduler not in {"", DEFAULT_SCHEDULER, *policy.schedulers}:
-        warnings.append(
-            f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its node "
-            "agents refuse containers without a lease"
-        )
-        return AdmissionDecision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
+    if not gpu_containers or not policy.schedulers.serves(pod):
+        if gpu_containers:
+            warnings.append(
+                f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
+                "node agents refuse containers without a lease"
+            )
+        return _decide_without_lease(pod, policy, patches, warnings)
     subject = _subject(pod, pod.containers, policy, env_from_keys)
-    found = list(violations(subject, exempt=exempt))
+    found = [*violations(subject, exempt=exempt), *policy.schedulers.unsupported(pod)]
     if found:
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     changes = {container.path: _amount_changes(container) for container in gpu_containers}
@@ -132,6 +128,21 @@ def decide(
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
     )
+
+
+def _decide_without_lease(
+    pod: ReviewedPod,
+    policy: AdmissionPolicy,
+    patches: Iterable[PatchOperation],
+    warnings: Iterable[str],
+) -> AdmissionDecision:
+    """Decide on a pod that gets no GPU from Leasehold; its node, if it names our scheduler."""
+    ours = policy.schedulers.has(pod)
+    found = list(policy.schedulers.unsupported(pod)) if ours else []
+    if found:
+        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
+    scheduler = policy.schedulers.patches(pod) if ours else ()
+    return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=tuple(warnings))
 
 
 def decide_update(
@@ -305,8 +316,7 @@ def _complete_pod(
     for container in pod.containers:
         if container.path in changes:
             yield from complete_limits(container, changes[container.path])
-    if pod.scheduler in {"", DEFAULT_SCHEDULER}:
-        yield add("/spec/schedulerName", policy.scheduler)
+    yield from policy.schedulers.patches(pod)
     if policy.runtime_class and "runtimeClassName" not in pod.set_fields:
         yield add("/spec/runtimeClassName", policy.runtime_class)
     if priority_class:

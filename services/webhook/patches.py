@@ -6,7 +6,7 @@ import msgspec
 
 from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 
-ANNOTATIONS = "/metadata/annotations"
+ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
 
 PatchValue = str | dict[str, str] | list[dict[str, str]]
 
@@ -41,6 +41,13 @@ def add_annotation(
     if pod.annotations or any(patch.path == ANNOTATIONS for patch in patches):
         return add(f"{ANNOTATIONS}/{escape_pointer(key)}", value)
     return add(ANNOTATIONS, {key: value})
+
+
+def add_label(pod: ReviewedPod, key: str, value: str) -> PatchOperation:
+    """Add a label, keeping those of the pod."""
+    return (
+        add(f"{LABELS}/{escape_pointer(key)}", value) if pod.labels else add(LABELS, {key: value})
+    )
 
 
 def add_gate(pod: ReviewedPod, name: str) -> Iterator[PatchOperation]:

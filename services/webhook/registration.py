@@ -1,8 +1,8 @@
 """The MutatingWebhookConfiguration: which pods are reviewed, and the failure policy; pure.
 
 The match conditions select only pods that concern Leasehold: those that request a GPU in any
-dialect, and those with annotations that schedulers write. So the webhook can fail closed for them
-and never delays any other pod.
+dialect, and those with annotations that schedulers write. So the webhook can fail closed for them.
+It fails open for pods without GPUs that it reviews, and never delays any other pod.
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from shared.dialects import RESOURCE_PREFIXES
+from shared.dialects import RESOURCE_PREFIXES, SCHEDULERS
 from shared.dialects.reserved import (
     CDI_ANNOTATIONS,
     CDI_VENDORS,
@@ -96,6 +96,11 @@ def would_see_devices() -> str:
     return f"(has(object.spec.runtimeClassName) && {runtime_class}) || {_some_container(in_one)}"
 
 
+def has_our_scheduler() -> str:
+    """Return the condition, in CEL, that the pod names one of the schedulers served by default."""
+    return f"object.spec.schedulerName in {list(SCHEDULERS)}"
+
+
 def changes_images() -> str:
     """Return the condition, in CEL, that a pod is new, or gets another image or container."""
     old = "oldObject.spec.{0}.exists(o, o.name == c.name && o.image == c.image)"
@@ -115,7 +120,8 @@ def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
     """Return the MutatingWebhookConfiguration; `client` returns the `clientConfig` of a webhook.
 
     The webhooks for pods with GPUs fail closed. The one for other pods fails open: without it they
-    run, and the container runtime decides which devices they see.
+    run, and the container runtime decides which devices they see; placers refuse those of them that
+    only kube-scheduler could place.
     """
     own = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
     concerns = f"({requests_gpu()}) || ({has_reserved_annotation()})"
@@ -134,7 +140,10 @@ def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
                     ("requests-no-gpu", f"!({concerns})"),
                     ("not-an-exempt-namespace", f"!(request.namespace in [{own}])"),
                     changed,
-                    ("would-see-devices", would_see_devices()),
+                    (
+                        "would-see-devices-or-has-our-scheduler",
+                        f"{would_see_devices()} || {has_our_scheduler()}",
+                    ),
                 ],
                 exempt=False,
                 fails_open=True,

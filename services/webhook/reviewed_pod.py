@@ -11,6 +11,7 @@ import msgspec
 
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_resources
+from shared.placing.pod_fields import FoundField, handed_over
 
 CONFIG_MAP, SECRET = "config map", "secret"
 
@@ -86,6 +87,8 @@ class ReviewedPod:
     shares_processes: bool = False
     """Its containers see each other's processes."""
     runtime_class: str = ""
+    handed_over: tuple[FoundField, ...] = ()
+    """Fields that only kube-scheduler supports."""
 
 
 _Quantities = dict[str, str | int | float]
@@ -198,12 +201,15 @@ def parse_pod(raw: bytes | msgspec.Raw, namespace: str) -> ReviewedPod:
     """Decode a pod. Raises RequestError for anything else, and for an invalid quantity."""
     try:
         pod = msgspec.json.decode(raw, type=_RawPod)
+        fields = tuple(handed_over(msgspec.json.decode(raw)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the object under review is not a pod: {error}") from error
-    return _reviewed(pod.metadata or _RawMetadata(), pod.spec, namespace)
+    return _reviewed(pod.metadata or _RawMetadata(), pod.spec, namespace, fields)
 
 
-def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> ReviewedPod:
+def _reviewed(
+    metadata: _RawMetadata, spec: _RawPodSpec, namespace: str, fields: tuple[FoundField, ...]
+) -> ReviewedPod:
     volumes = spec.volumes or ()
     return ReviewedPod(
         namespace=namespace,
@@ -221,6 +227,7 @@ def _reviewed(metadata: _RawMetadata, spec: _RawPodSpec, namespace: str) -> Revi
         host_namespaces=tuple(_host_namespaces(spec)),
         shares_processes=bool(spec.share_process_namespace),
         runtime_class=spec.runtime_class_name or "",
+        handed_over=fields,
     )
 
 

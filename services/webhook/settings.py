@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.webhook.admission import AdmissionPolicy
+from services.webhook.handover import SchedulerChoice
 from shared.dialects import SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
@@ -47,6 +48,14 @@ class WebhookSettings(ServiceSettings):
         SCHEDULERS,
         "schedulerName values of the pods that Leasehold schedules",
     )
+    handover_scheduler: str = setting(
+        "",
+        "schedulerName of the kube-scheduler with the extender, which gets pods that need more "
+        "than devices; empty: none is installed, and such pods are denied",
+    )
+    all_pods_by: str = setting(
+        "placer", "placer, or kube-scheduler: all GPU pods go to --handover-scheduler"
+    )
     dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
     strict_namespaces: tuple[str, ...] = setting(
         (),
@@ -71,13 +80,12 @@ class WebhookSettings(ServiceSettings):
 
     @property
     def policy(self) -> AdmissionPolicy:
-        """The validated policy. Raises RequestError naming an unknown dialect."""
+        """The validated policy. Raises RequestError naming an unknown dialect or choice."""
         rules = Rules(enabled=self.dialects, strict_namespaces=self.strict_namespaces)
         enabled(rules)
         enabled(Rules(enabled=self.vendor_messages))
         return AdmissionPolicy(
-            scheduler=self.scheduler,
-            schedulers=frozenset({self.scheduler, *self.schedulers}),
+            schedulers=self._scheduler_choice,
             rules=rules,
             vendor_messages=frozenset(self.vendor_messages),
             runtime_class=self.runtime_class,
@@ -86,6 +94,24 @@ class WebhookSettings(ServiceSettings):
             allow_privileged=self.allow_privileged,
             allow_unread_secrets=self.allow_unread_secrets,
             allow_larger_requests=self.allow_larger_requests,
+        )
+
+    @property
+    def _scheduler_choice(self) -> SchedulerChoice:
+        if self.all_pods_by not in {"placer", "kube-scheduler"}:
+            raise RequestError(f"--all-pods-by {self.all_pods_by}: is placer or kube-scheduler")
+        all_pods = self.all_pods_by == "kube-scheduler"
+        if all_pods and not self.handover_scheduler:
+            raise RequestError(
+                "--all-pods-by kube-scheduler needs --handover-scheduler: install the extender"
+            )
+        return SchedulerChoice(
+            placer=self.scheduler,
+            served=frozenset(
+                filter(None, {self.scheduler, *self.schedulers, self.handover_scheduler})
+            ),
+            handover=self.handover_scheduler,
+            all_pods=all_pods,
         )
 
     @property

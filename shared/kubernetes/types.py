@@ -114,6 +114,12 @@ class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
     host_ip: str = field(name="hostIP", default="")
 
 
+class RestartRule(Struct, frozen=True, gc=False):
+    """A container's `restartPolicyRules[]`: only the action."""
+
+    action: str = ""
+
+
 class SecurityContext(Struct, frozen=True, gc=False):
     """SecurityContext: only `privileged`."""
 
@@ -127,10 +133,21 @@ class HostPath(Struct, frozen=True, gc=False):
 
 
 class Volume(Struct, frozen=True, rename="camel", gc=False):
-    """A volume; only `hostPath` is decoded."""
+    """A volume; of the sources only `hostPath` and those that `pod_fields` hands over."""
 
     name: str = ""
     host_path: HostPath | None = None
+    aws_elastic_block_store: dict[str, object] | None = None
+    azure_disk: dict[str, object] | None = None
+    azure_file: dict[str, object] | None = None
+    cinder: dict[str, object] | None = None
+    ephemeral: dict[str, object] | None = None
+    gce_persistent_disk: dict[str, object] | None = None
+    iscsi: dict[str, object] | None = None
+    persistent_volume_claim: dict[str, object] | None = None
+    portworx_volume: dict[str, object] | None = None
+    rbd: dict[str, object] | None = None
+    vsphere_volume: dict[str, object] | None = None
 
 
 class VolumeMount(Struct, frozen=True, rename="camel", gc=False):
@@ -149,6 +166,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     env_from: tuple[dict[str, object], ...] = ()
     ports: tuple[ContainerPort, ...] = ()
     restart_policy: str | None = None
+    restart_policy_rules: tuple[RestartRule, ...] = ()
     security_context: SecurityContext | None = None
     volume_mounts: tuple[VolumeMount, ...] = ()
 
@@ -175,6 +193,10 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     host_network: bool = False
+    host_users: bool | None = None
+    resource_claims: tuple[dict[str, object], ...] = ()
+    resources: Resources = Resources()
+    scheduling_group: dict[str, object] | None = None
     volumes: tuple[Volume, ...] = ()
 
 

@@ -59,8 +59,6 @@ class NodeFacts:
     """In the units of `PodRequest.resources`, extended resources included."""
     used_by_others: Mapping[str, int] = field(default_factory=dict)
     """Sum over the live pods on the node that have no lease, `pods` included."""
-    host_ports: tuple[str, ...] = ()
-    """`protocol/port` of every host port in use on the node."""
     excluded_devices: tuple[int, ...] = ()
     """Indices of devices that annotations of the node exclude from new shares."""
     unserved_resources: tuple[str, ...] = ()

@@ -161,10 +161,8 @@ class NodeRequirements:
     preferred: tuple[tuple[int, tuple[NodeTerm, ...]], ...] = ()
     """Weight 1-100 and term of preferred node affinity."""
     tolerations: tuple[Toleration, ...] = ()
-    host_ports: tuple[str, ...] = ()
-    """`protocol/port` of every hostPort."""
     unsupported: tuple[str, ...] = ()
-    """Hard constraints that placement does not support; the pod is refused with their names."""
+    """Fields that placement does not support; the pod is refused with their paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

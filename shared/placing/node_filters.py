@@ -37,16 +37,15 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
         check_supported(demands)
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
-        or check_host_ports(demands.host_ports, facts.host_ports)
     )
 
 
 def check_supported(demands: NodeRequirements) -> NodeFilterFailure | None:
-    """Refuse a pod with required constraints that the placer does not support, naming them."""
+    """Refuse a pod with fields that the placer does not support, naming them."""
     if not demands.unsupported:
         return None
     names = ", ".join(demands.unsupported)
-    text = f"the pod has constraints that are not supported here: {names}"
+    text = f"the pod has fields that only kube-scheduler supports: {names}"
     return NodeFilterFailure("UnsupportedConstraint", text)
 
 
@@ -76,6 +75,8 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
         return operator == "Exists"
     if toleration.key != taint.key:
         return False
+    if operator in _COMPARISONS:
+        return _larger(taint.value, (toleration.value,), by=_COMPARISONS[operator])
     return operator == "Exists" or (operator == "Equal" and toleration.value == taint.value)
 
 
@@ -110,13 +111,14 @@ def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
     return check is not None and check(found, need.values)
 
 
+_COMPARISONS = {"Gt": 1, "Lt": -1}
 _OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
     "In": lambda found, values: found is not None and found in values,
     "NotIn": lambda found, values: found is None or found not in values,
     "Exists": lambda found, _values: found is not None,
     "DoesNotExist": lambda found, _values: found is None,
-    "Gt": lambda found, values: _larger(found, values, by=1),
-    "Lt": lambda found, values: _larger(found, values, by=-1),
+    "Gt": lambda found, values: _larger(found, values, by=_COMPARISONS["Gt"]),
+    "Lt": lambda found, values: _larger(found, values, by=_COMPARISONS["Lt"]),
 }
 
 
@@ -127,20 +129,6 @@ def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
         return (int(found) - int(values[0])) * by > 0
     except ValueError:
         return False
-
-
-def check_host_ports(
-    requested: tuple[str, ...], taken: tuple[str, ...]
-) -> NodeFilterFailure | None:
-    """Refuse a node where a requested host port is in use on any address."""
-    both = sorted(set(requested) & set(taken))
-    if not both:
-        return None
-    return NodeFilterFailure(
-        "HostPortTaken",
-        "node(s) didn't have free ports for the requested pod ports",
-        f"{', '.join(both)} in use",
-    )
 
 
 def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilterFailure | None:
@@ -201,13 +189,7 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
     """Return whether only taints can exclude a node for pods with these requirements."""
-    return not (
-        demands.selector
-        or demands.required
-        or demands.preferred
-        or demands.host_ports
-        or demands.unsupported
-    )
+    return not (demands.selector or demands.required or demands.preferred or demands.unsupported)
 
 
 def accepts_any_pod(facts: NodeFacts) -> bool:

@@ -13,7 +13,8 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 CAMEL = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Z][A-Za-z]*")
 OPERATORS = {"DoesNotExist", "NotIn"}
 EFFECTS = {"NoExecute", "NoSchedule", "PreferNoSchedule"}
-NO_CODES = OPERATORS | EFFECTS | {"MirroredNode", "TentativeReservation", "TooMany"}
+POD_VALUES = {"DoNotSchedule", "RestartAllContainers", "ScheduleAnyway"}
+NO_CODES = OPERATORS | EFFECTS | POD_VALUES | {"MirroredNode", "TentativeReservation", "TooMany"}
 NO_REASONS = OPERATORS | {"PodScheduled", "TokenBucket"}
 
 

@@ -137,8 +137,7 @@ REQUEST = PodRequest(
         required=((NodeTerm(key="k", operator="In", values=("v",)),),),
         preferred=((5, (NodeTerm(key="k", operator="Exists"),)),),
         tolerations=(Toleration(key="t", operator="Exists"),),
-        host_ports=("TCP/80",),
-        unsupported=("required podAffinity",),
+        unsupported=("spec.resourceClaims[0]",),
     ),
     priority=7,
 )
@@ -181,7 +180,6 @@ FACTS = NodeFacts(
     unschedulable=True,
     allocatable={"cpu": 4000},
     used_by_others={"cpu": 100, "pods": 1},
-    host_ports=("TCP/80",),
     excluded_devices=(3,),
     unserved_resources=("volcano.sh/gpu-memory",),
 )

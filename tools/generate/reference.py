@@ -16,6 +16,7 @@ from services.topology import OPERATOR, OPERATOR_ROLES, published, roles
 from shared.model import events
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
+from shared.placing.pod_fields import FIELDS, Effect
 from shared.runtime.service import Role
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster import __main__ as simcluster
@@ -43,6 +44,7 @@ def pieces() -> dict[str, str]:
         "settings": _settings(),
         "metrics": _metrics(),
         "events": _events(),
+        "pod fields": _pod_fields(),
     }
 
 
@@ -265,6 +267,20 @@ def _is_field(item: ast.stmt) -> bool:
 def _field(item: ast.stmt) -> str:
     assert isinstance(item, ast.AnnAssign)
     return f"`{ast.unparse(item.target)}{'' if item.value is None else '?'}`"
+
+
+# Fields of pods
+
+
+def _pod_fields() -> str:
+    groups: dict[tuple[Effect, str, str], list[str]] = {}
+    for row in FIELDS:
+        groups.setdefault((row.effect, row.reason, row.note), []).append(f"`{row.text}`")
+    rows = [
+        (effect, f"`{reason}`" if reason else "", ", ".join(paths), note)
+        for (effect, reason, note), paths in sorted(groups.items())
+    ]
+    return _table(("for the placer", "label", "fields", "note"), rows)
 
 
 # Tables

@@ -156,10 +156,8 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     "UntoleratedTaint": _fixed_hint("tolerate the taint of node {node}, or remove it"),
     "NodeUnschedulable": _fixed_hint("uncordon node {node}"),
     "NodeAffinity": _fixed_hint("change the pod's node selector or affinity, or label node {node}"),
-    "HostPortTaken": _fixed_hint(
-        "use another host port, or wait for the pod on node {node} to end"
-    ),
     "UnsupportedConstraint": _fixed_hint(
-        "remove the constraint from the pod, or use another scheduler"
+        "remove the fields, or create the pod again while the webhook runs, which hands it over to "
+        "kube-scheduler where the extender is installed"
     ),
 }

@@ -8,7 +8,6 @@ from shared.placing.node_filters import (
     UNSCHEDULABLE,
     NodeFilterFailure,
     check_all,
-    check_host_ports,
     check_node,
     check_resources,
     check_served,
@@ -134,11 +133,6 @@ def test_the_preference_is_the_sum_of_weights_minus_soft_taints() -> None:
     assert preference(demands, facts(labels={"zone": "a"})) == 80
     assert preference(demands, facts(labels={"zone": "a"}, taints=soft)) == 70
     assert preference(demands, facts()) == 0
-
-
-def test_a_taken_host_port_blocks_on_its_protocol_only() -> None:
-    assert code_of(check_host_ports(("TCP/80",), ("TCP/80", "TCP/22"))) == "HostPortTaken"
-    assert check_host_ports(("UDP/80",), ("TCP/80",)) is None
 
 
 def test_constraints_that_are_not_supported_are_refused_by_name() -> None:

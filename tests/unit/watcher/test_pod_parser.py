@@ -79,9 +79,7 @@ def test_a_gpu_pod_is_parsed_with_its_node_requirements() -> None:
                 "schedulerName": "volcano",
                 "nodeSelector": {"b": "2", "a": "1"},
                 "affinity": {"nodeAffinity": required},
-                "containers": [
-                    {"name": "c", "resources": {"limits": limits}, "ports": [{"hostPort": 80}]}
-                ],
+                "containers": [{"name": "c", "resources": {"limits": limits}}],
             }
         }
     )
@@ -92,7 +90,6 @@ def test_a_gpu_pod_is_parsed_with_its_node_requirements() -> None:
     assert seen.request.node_requirements.required == (
         (NodeTerm(key="zone", operator="In", values=("a",)),),
     )
-    assert seen.request.node_requirements.host_ports == ("TCP/80",)
 
 
 def test_pods_of_one_template_share_a_request_and_other_annotations_make_a_difference() -> None:
@@ -142,14 +139,6 @@ def test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others() -> None:
 
     assert init_of(ends, stays) == [True, False], "a sidecar without a GPU changes nothing"
     assert init_of(ends, {**stays, "resources": limits}) == [False, False, False]
-
-
-def test_unsupported_constraints_are_named() -> None:
-    spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
-    seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
-
-    assert seen.request is not None
-    assert seen.request.node_requirements.unsupported == ("topologySpreadConstraints on zone",)
 
 
 def test_an_invalid_quantity_is_an_error_of_the_request() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.handover import SchedulerChoice
 from services.webhook.reviewed_pod import EnvFromSource
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
@@ -291,7 +292,7 @@ def test_a_pod_without_a_request_sees_no_device_whatever_its_image_sets(
 def test_a_gpu_pod_of_the_default_scheduler_gets_the_scheduler_leasehold(
     given: str, becomes: str
 ) -> None:
-    schedulers = frozenset({"leasehold", "volcano"})
+    schedulers = SchedulerChoice(served=frozenset({"leasehold", "volcano"}))
     spec = patched(pod(gpu(), schedulerName=given), schedulers=schedulers)["spec"]
 
     assert spec["schedulerName"] == becomes

@@ -1,0 +1,238 @@
+"""What the placer makes of each field of a pod, by its path in the Kubernetes API; pure.
+
+A path without a row of its own has the row of the nearest field above it; only rows whose effect is
+OBEYED are for one field alone. `[]` stands for the items of a list. A pod with a field that is
+handed over is placed by kube-scheduler, where the extender is installed, and denied otherwise.
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Effect(StrEnum):
+    """What a field is to the placer."""
+
+    OBEYED = "obeyed"
+    """The placer obeys it as kube-scheduler does."""
+    NO_EFFECT = "no effect"
+    """No scheduler reads it."""
+    PREFERENCE = "not weighed"
+    """A preference that kube-scheduler weighs, and the placer does not."""
+    HANDED_OVER = "handed over"
+    """The placer does not support it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodField:
+    """One row."""
+
+    path: str
+    effect: Effect
+    reason: str = ""
+    """Why a pod is handed over: the value of its label."""
+    note: str = ""
+    when: Mapping[str, object] = field(default_factory=dict)
+    """It applies if the object with the field, or the item of the list, has these values."""
+
+    @property
+    def text(self) -> str:
+        """The path, with the values that it applies to."""
+        values = (f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+                  for key, value in self.when.items())  # fmt: skip
+        return f"{self.path} ({', '.join(values)})" if self.when else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class FoundField:
+    """A field of a pod that is handed over."""
+
+    path: str
+    """With the numbers of items, such as `spec.volumes[1].persistentVolumeClaim`."""
+    row: PodField
+
+
+def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
+    """Yield the fields of a pod, as in its JSON, that the placer does not support."""
+    for row in _HANDED_OVER:
+        for path in _find(pod, row.path.split("."), "", row.when):
+            yield FoundField(path, row)
+
+
+def _find(
+    found: object, segments: list[str], path: str, when: Mapping[str, object]
+) -> Iterator[str]:
+    """Yield the paths at which a field is set: empty values count as not set."""
+    if not isinstance(found, Mapping):
+        return
+    name, is_list = segments[0].removesuffix("[]"), segments[0].endswith("[]")
+    value, below = found.get(name), segments[1:]
+    path = f"{path}.{name}" if path else name
+    items = [(path, value)]
+    if is_list:
+        listed = value if isinstance(value, list | tuple) else ()
+        items = [(f"{path}[{number}]", item) for number, item in enumerate(listed)]
+    for place, item in items:
+        if below:
+            yield from _find(item, below, place, when)
+        elif when:
+            if _has_values(item if is_list else found, when):
+                yield place
+        elif item:
+            yield place
+
+
+def _has_values(found: object, values: Mapping[str, object]) -> bool:
+    return isinstance(found, Mapping) and all(
+        found.get(key) == each for key, each in values.items()
+    )
+
+
+def _all(
+    effect: Effect, above: str, names: str, *, reason: str = "", note: str = ""
+) -> list[PodField]:
+    """Return a row for each of the names, which are separated by spaces."""
+    return [
+        PodField(path=f"{above}.{name}", effect=effect, reason=reason, note=note)
+        for name in names.split()
+    ]
+
+
+def _container_fields(containers: str) -> list[PodField]:
+    of = f"spec.{containers}"
+    return [
+        *_all(
+            Effect.NO_EFFECT,
+            of,
+            "args command env envFrom imagePullPolicy lifecycle livenessProbe name readinessProbe "
+            "resizePolicy securityContext startupProbe stdin stdinOnce terminationMessagePath "
+            "terminationMessagePolicy tty volumeDevices volumeMounts workingDir "
+            "ports[].containerPort ports[].name ports[].protocol ports[].hostIP "
+            "resources.claims restartPolicyRules[]",
+        ),
+        *_all(Effect.OBEYED, of, "resources.limits resources.requests"),
+        *_all(Effect.PREFERENCE, of, "image", note="nodes that have the image"),
+        *_all(
+            Effect.HANDED_OVER, of, "ports[].hostPort", reason="host-ports",
+            note="set by the API server for all ports of pods with `hostNetwork`",
+        ),
+        PodField(
+            path=f"{of}.restartPolicyRules[]",
+            effect=Effect.HANDED_OVER,
+            reason="node-features",
+            when={"action": "RestartAllContainers"},
+        ),
+    ]  # fmt: skip
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_TERM = " ".join(
+    f"{{0}}.{kind}[].{name}"
+    for kind in ("matchExpressions", "matchFields")
+    for name in ("key", "operator", "values")
+)
+
+FIELDS = (
+    *_all(Effect.OBEYED, "metadata", "deletionTimestamp namespace"),
+    *_all(Effect.OBEYED, "metadata", "annotations labels", note="those of requests and pod groups"),
+    *_all(
+        Effect.NO_EFFECT,
+        "metadata",
+        "creationTimestamp deletionGracePeriodSeconds finalizers generateName generation "
+        "managedFields name ownerReferences resourceVersion selfLink uid",
+    ),
+    *_all(
+        Effect.OBEYED,
+        "spec",
+        "nodeSelector overhead preemptionPolicy priority resources.requests schedulerName "
+        "schedulingGates[].name tolerations[].effect tolerations[].key tolerations[].operator "
+        "tolerations[].value",
+    ),
+    *_all(Effect.OBEYED, "spec", "nodeName", note="denied in pods with GPUs"),
+    *_all(
+        Effect.NO_EFFECT,
+        "spec",
+        "activeDeadlineSeconds automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks "
+        "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
+        "hostnameOverride imagePullSecrets os readinessGates resources.claims resources.limits "
+        "restartPolicy securityContext serviceAccount serviceAccountName setHostnameAsFQDN "
+        "shareProcessNamespace subdomain terminationGracePeriodSeconds "
+        "tolerations[].tolerationSeconds",
+    ),
+    *_all(
+        Effect.NO_EFFECT, "spec", "priorityClassName", note="the API server writes its `priority`"
+    ),
+    *_all(
+        Effect.NO_EFFECT,
+        "spec",
+        "runtimeClassName",
+        note="the API server writes its `overhead`, `nodeSelector` and `tolerations`",
+    ),
+    *_container_fields("containers[]"),
+    *_container_fields("initContainers[]"),
+    *_all(Effect.NO_EFFECT, "spec", "containers[].restartPolicy"),
+    *_all(Effect.OBEYED, "spec", "initContainers[].restartPolicy"),
+    *_all(
+        Effect.OBEYED,
+        f"spec.affinity.nodeAffinity.{_REQUIRED}",
+        _TERM.format("nodeSelectorTerms[]"),
+    ),
+    *_all(
+        Effect.OBEYED,
+        f"spec.affinity.nodeAffinity.{_PREFERRED}[]",
+        f"weight {_TERM.format('preference')}",
+    ),
+    *_all(Effect.HANDED_OVER, "spec.affinity.podAffinity", f"{_REQUIRED}[]", reason="pod-affinity"),
+    *_all(
+        Effect.HANDED_OVER,
+        "spec.affinity.podAntiAffinity",
+        f"{_REQUIRED}[]",
+        reason="pod-anti-affinity",
+        note="that of running pods is obeyed",
+    ),
+    *_all(Effect.PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED}"),
+    *_all(Effect.PREFERENCE, "spec.affinity", f"podAntiAffinity.{_PREFERRED}"),
+    PodField(
+        path="spec.topologySpreadConstraints[]",
+        effect=Effect.HANDED_OVER,
+        reason="topology-spread",
+        when={"whenUnsatisfiable": "DoNotSchedule"},
+    ),
+    PodField(
+        path="spec.topologySpreadConstraints[]",
+        effect=Effect.PREFERENCE,
+        when={"whenUnsatisfiable": "ScheduleAnyway"},
+    ),
+    PodField(
+        path="spec.hostUsers",
+        effect=Effect.HANDED_OVER,
+        reason="node-features",
+        when={"hostUsers": False, "hostNetwork": True},
+    ),
+    *_all(Effect.HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),
+    *_all(Effect.HANDED_OVER, "spec", "schedulingGroup", reason="scheduling-group"),
+    *_all(
+        Effect.HANDED_OVER,
+        "spec.volumes[]",
+        "ephemeral persistentVolumeClaim",
+        reason="volumes",
+    ),
+    *_all(
+        Effect.HANDED_OVER,
+        "spec.volumes[]",
+        "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk iscsi portworxVolume "
+        "rbd vsphereVolume",
+        reason="volumes",
+        note="a disk is attached to one node, or nodes have a limit of them",
+    ),
+    *_all(
+        Effect.NO_EFFECT,
+        "spec.volumes[]",
+        "cephfs configMap csi downwardAPI emptyDir fc flexVolume flocker gitRepo glusterfs "
+        "hostPath image name nfs photonPersistentDisk projected quobyte scaleIO secret storageos",
+    ),
+)
+
+_HANDED_OVER = tuple(row for row in FIELDS if row.effect is Effect.HANDED_OVER)

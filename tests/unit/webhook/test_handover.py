@@ -1,0 +1,223 @@
+"""Which pods kube-scheduler gets, and how others that only it could place are denied."""
+
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+
+from services.watcher.pod_parser import PodParser
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
+from services.webhook.handover import SchedulerChoice
+from services.webhook.settings import WebhookSettings
+from shared.dialects.dialect import Rules
+from shared.kubernetes.types import ApiPod
+from shared.model.errors import RequestError
+from shared.placing.pod_fields import FIELDS, Effect
+from tests.support.webhook.reviews import reviewed
+
+FULL, LABEL = "leasehold-full", "leasehold.dev/handed-over"
+INSTALLED = SchedulerChoice(served=frozenset({"leasehold", FULL}), handover=FULL)
+GPU = {"name": "main", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+HOST_PORT = [{"containerPort": 80, "hostPort": 80}]
+RULES = [{"action": "RestartAllContainers"}]
+SPREAD = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+DISKS = ["awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersistentDisk", "iscsi"]
+DISKS += ["portworxVolume", "rbd", "vsphereVolume", "ephemeral", "persistentVolumeClaim"]
+
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "spec.containers[].ports[].hostPort": (
+        {"containers": [{**GPU, "ports": HOST_PORT}]},
+        "spec.containers[0].ports[0].hostPort",
+        "host-ports",
+    ),
+    "spec.initContainers[].ports[].hostPort": (
+        {"initContainers": [{"name": "init", "ports": HOST_PORT}]},
+        "spec.initContainers[0].ports[0].hostPort",
+        "host-ports",
+    ),
+    "spec.containers[].restartPolicyRules[] (action: RestartAllContainers)": (
+        {"containers": [{**GPU, "restartPolicyRules": RULES}]},
+        "spec.containers[0].restartPolicyRules[0]",
+        "node-features",
+    ),
+    "spec.initContainers[].restartPolicyRules[] (action: RestartAllContainers)": (
+        {"initContainers": [{"name": "init", "restartPolicyRules": RULES}]},
+        "spec.initContainers[0].restartPolicyRules[0]",
+        "node-features",
+    ),
+    f"spec.affinity.podAffinity.{REQUIRED}[]": (
+        {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
+        f"spec.affinity.podAffinity.{REQUIRED}[0]",
+        "pod-affinity",
+    ),
+    f"spec.affinity.podAntiAffinity.{REQUIRED}[]": (
+        {"affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}},
+        f"spec.affinity.podAntiAffinity.{REQUIRED}[0]",
+        "pod-anti-affinity",
+    ),
+    "spec.topologySpreadConstraints[] (whenUnsatisfiable: DoNotSchedule)": (
+        {"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}, SPREAD]},
+        "spec.topologySpreadConstraints[1]",
+        "topology-spread",
+    ),
+    "spec.hostUsers (hostUsers: false, hostNetwork: true)": (
+        {"hostUsers": False, "hostNetwork": True},
+        "spec.hostUsers",
+        "node-features",
+    ),
+    "spec.resourceClaims[]": (
+        {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]},
+        "spec.resourceClaims[0]",
+        "resource-claims",
+    ),
+    "spec.schedulingGroup": (
+        {"schedulingGroup": {"podGroupName": "g"}},
+        "spec.schedulingGroup",
+        "scheduling-group",
+    ),
+    **{
+        f"spec.volumes[].{name}": (
+            {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "data", name: {"x": "y"}}]},
+            f"spec.volumes[1].{name}",
+            "volumes",
+        )
+        for name in DISKS
+    },
+}
+HARMLESS: tuple[dict[str, Any], ...] = (
+    {},
+    {"hostUsers": False, "hostNetwork": False},
+    {"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}]},
+    {"affinity": {"podAntiAffinity": {REQUIRED: []}}},
+    {"containers": [{**GPU, "ports": [{"containerPort": 80}]}]},
+    {"containers": [{**GPU, "restartPolicyRules": [{"action": "Restart"}]}]},
+    {
+        "volumes": [
+            {"name": "v", "configMap": {"name": "c"}},
+            {"name": "h", "hostPath": {"path": "/d"}},
+        ]
+    },
+    {"resourceClaims": []},
+)
+
+
+def pod(spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "pod", **metadata}, "spec": {"containers": [GPU], **spec}}
+
+
+def decided(obj: dict[str, Any], choice: SchedulerChoice) -> AdmissionDecision:
+    return decide(reviewed(obj, "team-a"), AdmissionPolicy(schedulers=choice), lambda _: None)
+
+
+def patched(obj: dict[str, Any], choice: SchedulerChoice) -> Any:
+    decision = decided(obj, choice)
+    assert decision.allowed, decision.message
+    return jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))
+
+
+def test_every_field_that_is_handed_over_has_a_case() -> None:
+    assert set(CASES) == {row.text for row in FIELDS if row.effect is Effect.HANDED_OVER}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_extender_the_pod_is_denied_and_the_field_named(name: str) -> None:
+    spec, path, _ = CASES[name]
+
+    decision = decided(pod(spec), SchedulerChoice())
+
+    assert (decision.allowed, decision.code) == (False, 403)
+    assert decision.message == (
+        f"{path}: only kube-scheduler supports it, and the scheduler extender is not installed: "
+        "remove the field, or have an administrator install the extender"
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("scheduler", ["", "default-scheduler", "leasehold"])
+def test_with_the_extender_the_pod_is_handed_over(name: str, scheduler: str) -> None:
+    spec, _, reason = CASES[name]
+
+    given = patched(pod({**spec, "schedulerName": scheduler}, labels={"app": "x"}), INSTALLED)
+
+    assert given["spec"]["schedulerName"] == FULL
+    assert given["metadata"]["labels"] == {"app": "x", LABEL: reason}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_watcher_finds_the_field_in_pods_that_no_webhook_has_seen(name: str) -> None:
+    spec, path, _ = CASES[name]
+    raw = msgspec.json.encode(pod({**spec, "schedulerName": "leasehold"}))
+
+    request = PodParser(frozenset({"leasehold"}), Rules()).parse(
+        msgspec.json.decode(raw, type=ApiPod)
+    ).request  # fmt: skip
+
+    assert request is not None
+    assert request.node_requirements.unsupported == (path,)
+
+
+@pytest.mark.parametrize("spec", HARMLESS)
+@pytest.mark.parametrize("choice", [SchedulerChoice(), INSTALLED])
+def test_other_pods_go_to_the_placer(spec: dict[str, Any], choice: SchedulerChoice) -> None:
+    given = patched(pod(spec), choice)
+
+    assert given["spec"]["schedulerName"] == "leasehold"
+    assert "labels" not in given["metadata"]
+
+
+def test_a_pod_whose_author_chose_kube_scheduler_with_the_extender_stays_as_it_is() -> None:
+    spec, _, _ = CASES["spec.schedulingGroup"]
+
+    given = patched(pod({**spec, "schedulerName": FULL}), INSTALLED)
+
+    assert given["spec"]["schedulerName"] == FULL
+    assert "labels" not in given["metadata"]
+
+
+@pytest.mark.parametrize("choice", [SchedulerChoice(), INSTALLED])
+def test_a_pod_of_another_scheduler_stays_with_it(choice: SchedulerChoice) -> None:
+    spec, _, _ = CASES["spec.schedulingGroup"]
+
+    decision = decided(pod({**spec, "schedulerName": "other"}), choice)
+
+    assert decision.allowed
+    assert not decision.patches
+    assert "does not schedule the pod" in decision.warnings[0]
+
+
+NO_GPU = {"containers": [{"name": "main"}], "volumes": [{"name": "v", "ephemeral": {"x": "y"}}]}
+
+
+def test_a_pod_without_gpus_is_denied_or_handed_over_if_it_names_our_scheduler() -> None:
+    ours, others = {**NO_GPU, "schedulerName": "leasehold"}, {**NO_GPU, "schedulerName": "other"}
+
+    assert not decided(pod(ours), SchedulerChoice()).allowed
+    assert patched(pod(ours), INSTALLED)["spec"]["schedulerName"] == FULL
+    for spec in (NO_GPU, others):
+        assert decided(pod(spec), SchedulerChoice()) == AdmissionDecision(allowed=True)
+        assert decided(pod(spec), INSTALLED) == AdmissionDecision(allowed=True)
+
+
+def test_kube_scheduler_gets_all_pods_where_that_is_set() -> None:
+    settings = WebhookSettings(handover_scheduler=FULL, all_pods_by="kube-scheduler")
+
+    given = patched(pod({"schedulerName": "volcano"}), settings.policy.schedulers)
+
+    assert given["spec"]["schedulerName"] == FULL
+    assert given["metadata"]["labels"] == {LABEL: "all-pods"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"all_pods_by": "kube-scheduler"}, "needs --handover-scheduler"),
+        ({"all_pods_by": "volcano"}, "is placer or kube-scheduler"),
+    ],
+)
+def test_settings_that_would_leave_pods_without_a_scheduler_are_refused(
+    settings: dict[str, str], text: str
+) -> None:
+    with pytest.raises(RequestError, match=text):
+        _ = WebhookSettings(**settings).policy  # type: ignore[arg-type]
