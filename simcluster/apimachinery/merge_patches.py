@@ -43,6 +43,7 @@ _MERGE_KEYS: Mapping[str, str] = {
     "webhooks": "name",
 }
 _PORT_KEYS = ("containerPort", "port")  # a container's, a service's
+_CLAIM_DEVICE_KEYS = ("driver", "device", "pool", "shareID")  # `shareID` is optional
 _PRIMITIVE_LISTS = ("finalizers",)
 _DIRECTIVES = ("$patch", "$retainKeys")
 _ORDER = "$setElementOrder/"
@@ -86,36 +87,50 @@ def _merged_field(key: str, old: JsonValue, new: JsonValue) -> JsonValue:
         return apply_strategic_merge_patch(old if isinstance(old, dict) else {}, new)
     if not isinstance(new, list):
         return new
-    merge_key = _merge_key(key, [*new, *(old if isinstance(old, list) else ())])
-    if merge_key is not None:
-        return _merged_list(merge_key, old if isinstance(old, list) else [], new)
+    merge_keys = _merge_keys(key, [*new, *(old if isinstance(old, list) else ())])
+    if merge_keys:
+        return _merged_list(merge_keys, old if isinstance(old, list) else [], new)
     if key in _PRIMITIVE_LISTS:
         return [*(old or ()), *(each for each in new if each not in (old or ()))]
     return new
 
 
-def _merge_key(field: str, items: list[JsonValue]) -> str | None:
+def _merge_keys(field: str, items: list[JsonValue]) -> tuple[str, ...]:
+    """Return the keys that identify an item, the first of which is required; none: no list."""
     if field == "ports":
-        return next((key for key in _PORT_KEYS if any(key in each for each in items)), None)
-    return _MERGE_KEYS.get(field)
+        found = next((key for key in _PORT_KEYS if any(key in each for each in items)), None)
+    elif field == "devices" and any("driver" in each for each in items):
+        return _CLAIM_DEVICE_KEYS
+    else:
+        found = _MERGE_KEYS.get(field)
+    return (found,) if found else ()
 
 
-def _merged_list(merge_key: str, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
+def _identity(keys: tuple[str, ...], item: Json) -> tuple[JsonValue, ...]:
+    return tuple(item.get(key) for key in keys)
+
+
+def _merged_list(
+    merge_keys: tuple[str, ...], old: list[JsonValue], new: list[JsonValue]
+) -> list[JsonValue]:
     if any(item.get("$patch") == "replace" for item in new):
         return [item for item in new if "$patch" not in item]
     result = list(old)
     for item in new:
-        if merge_key not in item:
+        if merge_keys[0] not in item:
             raise ApiError.bad_request(
-                f"map: {item} does not contain declared merge key: {merge_key}"
+                f"map: {item} does not contain declared merge key: {merge_keys[0]}"
             )
-        result = _merged_item(merge_key, result, item)
+        result = _merged_item(merge_keys, result, item)
     return result
 
 
-def _merged_item(merge_key: str, items: list[JsonValue], patch: Json) -> list[JsonValue]:
-    """Merge a patch into the item of its key; append it if there is none."""
-    places = [at for at, each in enumerate(items) if each.get(merge_key) == patch[merge_key]]
+def _merged_item(
+    merge_keys: tuple[str, ...], items: list[JsonValue], patch: Json
+) -> list[JsonValue]:
+    """Merge a patch into the item of its keys; append it if there is none."""
+    own = _identity(merge_keys, patch)
+    places = [at for at, each in enumerate(items) if _identity(merge_keys, each) == own]
     if patch.get("$patch") == "delete":
         return [each for at, each in enumerate(items) if at not in places]
     if not places:
@@ -127,12 +142,15 @@ def _merged_item(merge_key: str, items: list[JsonValue], patch: Json) -> list[Js
 
 def _ordered(field: str, items: list[JsonValue], order: list[JsonValue]) -> list[JsonValue]:
     """Sort the items named in `order` into that order; others stay behind their predecessor."""
-    merge_key = _merge_key(field, [each for each in items if isinstance(each, dict)])
+    merge_keys = _merge_keys(field, [each for each in items if isinstance(each, dict)])
+
+    def identity(item: JsonValue) -> JsonValue:
+        return _identity(merge_keys, item) if merge_keys and isinstance(item, dict) else item
 
     def rank(item: JsonValue) -> int:
-        wanted = item.get(merge_key) if merge_key and isinstance(item, dict) else item
+        wanted = identity(item)
         for at, each in enumerate(order):
-            if (each.get(merge_key) if merge_key and isinstance(each, dict) else each) == wanted:
+            if identity(each) == wanted:
                 return at
         return -1
 

@@ -14,6 +14,11 @@ from simcluster.apiserver.crd.custom_object_strategy import CustomObjectStrategy
 from simcluster.apiserver.crd.definition_controller import serve_definitions
 from simcluster.apiserver.crd.definition_strategy import DefinitionStrategy
 from simcluster.apiserver.kinds.builtin_resources import BUILTIN
+from simcluster.apiserver.kinds.resource_claims import (
+    ResourceClaimStrategy,
+    ResourceClaimTemplateStrategy,
+    ResourceSliceStrategy,
+)
 from simcluster.apiserver.kinds.strategies import (
     DisruptionBudgetStrategy,
     NamespaceStrategy,
@@ -37,6 +42,9 @@ _STRATEGIES: Mapping[str, KindStrategy] = {
     "priorityclasses": PriorityClassStrategy(),
     "poddisruptionbudgets": DisruptionBudgetStrategy(),
     "resourcequotas": ResourceQuotaStrategy(),
+    "resourceclaims": ResourceClaimStrategy(),
+    "resourceclaimtemplates": ResourceClaimTemplateStrategy(),
+    "resourceslices": ResourceSliceStrategy(),
     "customresourcedefinitions": DefinitionStrategy(),
     "validatingadmissionpolicies": AdmissionPolicyStrategy(),
     "validatingadmissionpolicybindings": PolicyBindingStrategy(),

@@ -17,6 +17,8 @@ import msgspec
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json
 from simcluster.credentials import api_server_certificates, load_secret
+from simcluster.kubelet.claims.claim_manager import ClaimManager
+from simcluster.kubelet.claims.drivers import ClaimDrivers
 from simcluster.kubelet.containers.container_state import PodState
 from simcluster.kubelet.devices.checkpoint import FILE_NAME
 from simcluster.kubelet.devices.device_manager import DeviceManager
@@ -132,6 +134,7 @@ class SimKubelet:
             stale_stream_race=self.settings.stale_stream_race,
             changed=self._node_changed.set,
         )
+        drivers = ClaimDrivers(self.name, self.files.plugins_registry, self._store)
         self._register_node(no_checkpoint=no_checkpoint)
         self._write_node(devices)
         pods = self._pods = PodManager(
@@ -139,6 +142,9 @@ class SimKubelet:
             self.settings,
             self._store,
             devices=devices,
+            claims=ClaimManager(
+                self.files.root, self.files.cdi, drivers=drivers, store=self._store
+            ),
             state_directory=self.files.pods,
             node_facts=lambda: self._node_facts(devices),
             free_pod_ip=self._free_pod_ip,
@@ -156,6 +162,7 @@ class SimKubelet:
             )
             socket = self.files.pod_resources_socket
             stack.push_async_callback(_stop_server, await serve_pod_resources(socket, service))
+            group.create_task(drivers.run())
             group.create_task(pods.run())
             group.create_task(self._report_node(devices))
             group.create_task(self._renew_lease())

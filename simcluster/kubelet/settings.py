@@ -20,6 +20,8 @@ class NodeSettings:
     """How long a resource stays listed after its plugin has gone, in seconds."""
     retry_s: float = 10.0
     """Pause between attempts to start a container that a plugin refused."""
+    claim_retry_s: float = 60.0
+    """Pause between attempts to prepare a claim that a DRA driver refused."""
     back_off_s: float = 10.0
     """First pause between restarts of a crashing container; doubles up to 300 s."""
     plugin_dial_s: float = 10.0
@@ -49,6 +51,16 @@ class NodeFiles:
     def pod_resources_socket(self) -> Path:
         """The PodResources socket."""
         return self.root / "pod-resources" / "kubelet.sock"
+
+    @property
+    def plugins_registry(self) -> Path:
+        """The registration sockets of DRA drivers."""
+        return self.root / "plugins_registry"
+
+    @property
+    def cdi(self) -> Path:
+        """The container runtime's CDI specifications."""
+        return self.root / "cdi"
 
     @property
     def pods(self) -> Path:

@@ -165,6 +165,8 @@ class SliceWriter:
                 return await self._create(wanted)
             except KubernetesConflictError:  # of an earlier run of the agent
                 found = await self.client.read(self.path, StoredSlice)
+                if is_current(wanted["spec"], found.spec):
+                    return found
                 wanted["spec"]["pool"]["generation"] = found.spec["pool"]["generation"] + 1
         changes = {"metadata": wanted["metadata"], "spec": wanted["spec"]}
         try:

@@ -74,6 +74,14 @@ BUILTIN = (
              categories=("all",), has_status=True),
     Resource(plural="jobs", kind="Job", group="batch", categories=("all",), has_status=True,
              selectable=("status.successful",)),
+    Resource(plural="resourceclaims", kind="ResourceClaim", group="resource.k8s.io",
+             has_status=True),
+    Resource(plural="resourceclaimtemplates", kind="ResourceClaimTemplate",
+             group="resource.k8s.io"),
+    Resource(plural="resourceslices", kind="ResourceSlice", group="resource.k8s.io",
+             namespaced=False, selectable=("spec.driver", "spec.nodeName")),
+    Resource(plural="deviceclasses", kind="DeviceClass", group="resource.k8s.io",
+             namespaced=False),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 RESOURCES = {row.table: row for row in BUILTIN if not row.stored_as}

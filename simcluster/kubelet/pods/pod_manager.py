@@ -10,6 +10,7 @@ import msgspec
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
@@ -66,6 +67,7 @@ class PodManager:
         store: ClusterStore,
         *,
         devices: DeviceManager,
+        claims: ClaimManager,
         state_directory: Path,
         node_facts: Callable[[], KubeletNodeFacts],
         free_pod_ip: Callable[[set[str]], str],
@@ -77,6 +79,7 @@ class PodManager:
         self._node = node
         self._store = store
         self._devices = devices
+        self._claims = claims
         self._files = PodStateFiles(state_directory)
         self._node_facts = node_facts
         self._free_pod_ip = free_pod_ip
@@ -92,7 +95,9 @@ class PodManager:
         """Watch the pods of the node until cancelled."""
         await asyncio.sleep(self.settings.admits_after_s)
         async with asyncio.TaskGroup() as group:
+            self._group = group
             group.create_task(self.statuses.run())
+            group.create_task(self._release_deleted())
             while True:
                 watch = self._store.watch("pods", fields=f"spec.nodeName={self._node}")
                 self._drop_deleted()
@@ -218,10 +223,18 @@ class PodManager:
         self.changed(worker, started=False)
         group.create_task(self._run_worker(worker))
 
+    async def _release_deleted(self) -> None:
+        """Release the claims of pods that were deleted while the kubelet was away."""
+        fields = f"spec.nodeName={self._node}"
+        present = {obj["metadata"]["uid"] for obj in self._store.list("pods", fields=fields)}
+        for uid in {uid for claim in self._claims.claims.values() for uid in claim.pods} - present:
+            await self._claims.release(uid)
+
     async def _run_worker(self, worker: PodWorker) -> None:
         """Run a pod to its end, write its last status, free its devices, delete it."""
         await worker.run()
         uid = worker.pod.uid
+        await self._claims.release(uid)
         self.statuses.flush()
         self._remove(worker.pod)
         self.workers.pop(uid, None)
@@ -251,20 +264,25 @@ class PodManager:
             self._unsaved.discard(pod.uid)
         else:
             self._unsaved.add(pod.uid)
+        if worker.is_final and pod.obj["spec"].get("resourceClaims"):
+            self._group.create_task(self._claims.release(pod.uid))
         previous = self.statuses.get(pod.uid) or pod.obj.get("status") or {}
         self.statuses.set(
             pod, pod_status(worker.pod, worker.state, previous, self.settings.host, time.time())
         )
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Call the device plugins; AllocationError if one refuses."""
+        """Prepare claims and call the device plugins; AllocationError if one refuses."""
+        await self._claims.prepare(pod)
         await self._devices.pre_start(pod, container)
 
     def allocate_responses(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return the plugins' stored Allocate responses."""
-        return self._devices.allocate_responses(pod.uid, container.name)
+        """Return the plugins' stored Allocate responses, and what claims add."""
+        responses = self._devices.allocate_responses(pod.uid, container.name)
+        claimed = self._claims.response(pod, container)
+        return responses if claimed is None else [*responses, claimed]
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
         """Write an event about the pod."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from proto.deviceplugin import api_pb2
+from simcluster.kubelet.claims.claim_manager import ClaimError
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import environment, mount_points
 from simcluster.kubelet.containers.container_spec import (
@@ -161,6 +162,10 @@ class PodWorker:
                 async with self._starting:
                     await self._host.before_start(self.pod, spec)
                     self._set_running(spec, state)
+            except ClaimError as error:
+                text = str(error)
+                self._host.event(self.pod, "Warning", "FailedPrepareDynamicResources", text, "")
+                await asyncio.sleep(self._host.settings.claim_retry_s)
             except AllocationError as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)

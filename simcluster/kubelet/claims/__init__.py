@@ -1,0 +1,1 @@
+"""Dynamic resource allocation: drivers, prepared ResourceClaims, and what they give containers."""

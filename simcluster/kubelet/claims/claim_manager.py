@@ -1,0 +1,172 @@
+"""The claims of a node's pods: prepared once each, released after the last pod's containers.
+
+A prepared claim is kept in a checkpoint, `dra_manager_state`: a kubelet that restarts does not
+prepare it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from proto.deviceplugin import api_pb2
+from proto.dra import api_pb2 as dra
+from simcluster.apimachinery.objects import Json, at_path, list_at
+from simcluster.kubelet.claims.container_edits import container_edits
+from simcluster.kubelet.claims.drivers import ClaimDrivers
+from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
+from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.settings import replace_file
+from simcluster.ports import ClusterStore
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "dra_manager_state"
+RETRY_S = 0.5
+
+
+class ClaimError(AllocationError):
+    """A claim of the pod cannot be prepared yet."""
+
+
+@dataclass(slots=True)
+class PreparedClaim:
+    """A claim that drivers have prepared."""
+
+    uid: str
+    namespace: str
+    name: str
+    pods: set[str] = field(default_factory=set)
+    cdi_names: dict[str, list[str]] = field(default_factory=dict)
+    """CDI names of the devices, by request."""
+    drivers: list[str] = field(default_factory=list)
+
+
+class ClaimManager:
+    """The prepared claims of one kubelet, from one start to the next."""
+
+    def __init__(
+        self, directory: Path, cdi: Path, *, drivers: ClaimDrivers, store: ClusterStore
+    ) -> None:
+        self._path = directory / CHECKPOINT
+        self._cdi = cdi
+        self._drivers = drivers
+        self._store = store
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.claims: dict[str, PreparedClaim] = {}
+        if self._path.exists():
+            known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, PreparedClaim])
+            self.claims = known
+
+    async def prepare(self, pod: PodSpec) -> None:
+        """Prepare the claims of a pod; ClaimError with the reason if one cannot be."""
+        for _, claim in self._claims_of(pod):
+            await self._prepare(pod, claim)
+
+    async def release(self, pod: str) -> None:
+        """Release the claims of a pod, by uid, whose containers have ended; retries until done."""
+        while held := [claim for claim in self.claims.values() if pod in claim.pods]:
+            for claim in held:
+                try:
+                    await self._release(pod, claim)
+                except AllocationError as error:
+                    log.info("claim %s/%s: %s", claim.namespace, claim.name, error)
+            if any(pod in claim.pods for claim in self.claims.values()):
+                await asyncio.sleep(RETRY_S)
+
+    def response(
+        self, pod: PodSpec, container: ContainerSpec
+    ) -> api_pb2.ContainerAllocateResponse | None:
+        """Return what the claims of a container add to it, in the form of a plugin's response."""
+        names = [
+            cdi_name
+            for name, claim in self._claims_of(pod)
+            if (uses := _uses(pod.obj, container.name))
+            for request in uses.get(name, ())
+            for cdi_name in self._cdi_names(claim, request)
+        ]
+        return container_edits(self._cdi, names)
+
+    def _cdi_names(self, claim: Json, request: str) -> Iterator[str]:
+        prepared = self.claims.get(claim["metadata"]["uid"])
+        for own, names in (prepared.cdi_names if prepared else {}).items():
+            if request in {"", own}:
+                yield from names
+
+    def _claims_of(self, pod: PodSpec) -> Iterator[tuple[str, Json]]:
+        """Yield the pod's claims by their name in the pod."""
+        entries = list_at(pod.obj, "spec.resourceClaims")
+        if not entries:
+            return
+        generated: Mapping[str, str] = {
+            status["name"]: status.get("resourceClaimName", "")
+            for status in list_at(
+                self._store.read("pods", pod.namespace, pod.name), "status.resourceClaimStatuses"
+            )
+        }
+        for entry in entries:
+            name = entry.get("resourceClaimName") or generated.get(entry["name"], "")
+            found = self._store.find("resourceclaims", pod.namespace, name) if name else None
+            if found is None:
+                raise ClaimError(f"ResourceClaim {name or entry['name']} does not exist")
+            yield entry["name"], found.obj
+
+    async def _prepare(self, pod: PodSpec, claim: Json) -> None:
+        meta = claim["metadata"]
+        reserved = {each.get("uid") for each in list_at(claim, "status.reservedFor")}
+        if pod.uid not in reserved:
+            raise ClaimError(f"ResourceClaim {meta['name']} is not reserved for the pod")
+        async with self._locks.setdefault(meta["uid"], asyncio.Lock()):
+            prepared = self.claims.get(meta["uid"])
+            if prepared is None:
+                prepared = PreparedClaim(meta["uid"], meta["namespace"], meta["name"])
+                results = list_at(claim, "status.allocation.devices.results")
+                for driver in sorted({str(result["driver"]) for result in results}):
+                    await self._call(prepared, driver)
+                self.claims[prepared.uid] = prepared
+            prepared.pods.add(pod.uid)
+            self._save()
+
+    async def _call(self, claim: PreparedClaim, driver: str) -> None:
+        try:
+            devices = await self._drivers.prepare(driver, _reference(claim))
+        except AllocationError as error:
+            raise ClaimError(str(error)) from error
+        claim.drivers.append(driver)
+        for device in devices:
+            for request in device.request_names:
+                names = claim.cdi_names.setdefault(request, [])
+                names += device.cdi_device_ids
+
+    async def _release(self, pod: str, claim: PreparedClaim) -> None:
+        async with self._locks.setdefault(claim.uid, asyncio.Lock()):
+            if claim.pods == {pod}:
+                for driver in claim.drivers:
+                    await self._drivers.unprepare(driver, _reference(claim))
+                self.claims.pop(claim.uid, None)
+                self._locks.pop(claim.uid, None)
+            claim.pods.discard(pod)
+            self._save()
+
+    def _save(self) -> None:
+        replace_file(self._path, msgspec.json.encode(self.claims))
+
+
+def _reference(claim: PreparedClaim) -> dra.Claim:
+    return dra.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
+
+
+def _uses(pod: Json, container: str) -> dict[str, list[str]]:
+    """Return the requests that a container uses, by claim; an empty one is all of them."""
+    spec = next(
+        each
+        for each in [*list_at(pod, "spec.initContainers"), *list_at(pod, "spec.containers")]
+        if each["name"] == container
+    )
+    uses: dict[str, list[str]] = {}
+    for entry in at_path(spec, "resources.claims") or ():
+        uses.setdefault(entry["name"], []).append(entry.get("request", ""))
+    return uses

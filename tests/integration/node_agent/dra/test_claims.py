@@ -1,0 +1,170 @@
+"""Claims are prepared with the limits of their lease, kept over restarts, and released."""
+
+import pytest
+
+from services.node_agent.kubelet.claim_plugin import ClaimReference
+from shared.model.claim import DRIVER
+from shared.model.errors import RequestError
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.request_reply import SlicesRequest, TerminationRequest
+from shared.model.lease import ClaimAllocation
+from shared.model.names import Namespace, NodeName, PodUid
+from simcluster.apimachinery.objects import Json
+from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
+from tests.support.node_agent.claims import (
+    claim_lease,
+    cluster_with_claims,
+    create_claim,
+    pod_with_claim,
+    registered,
+    result,
+)
+from tests.support.simcluster.kubelet import NODE
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.servers
+
+
+def events(cluster: OneNodeCluster, reason: str) -> list[str]:
+    return [e["message"] for e in cluster.api.store.list("events") if e["reason"] == reason]
+
+
+def pod_and_claim(cluster: OneNodeCluster, *results: Json) -> tuple[Json, Json]:
+    pod = cluster.node.create(pod_with_claim("one", "shares"))
+    return pod, create_claim(cluster, "shares", *(results or (result(),)), pods=(pod,))
+
+
+async def test_a_container_gets_the_limits_of_its_claims_lease() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        own = share(container="gpu", memory_mib=3000, cores_percent=30, share_id="share-gpu-0")
+        lease = cluster.ledger.grant(claim_lease(claim, own))
+
+        await cluster.node.phase("one", "Running")
+
+        env = cluster.env("one")
+        assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+        assert env["CUDA_DEVICE_SM_LIMIT"] == "30"
+        mounts = {mount.container_path for mount in cluster.node.container("one").mounts}
+        assert {"/etc/ld.so.preload", "/tmp/vgpu"} <= mounts
+        activated = [event.allocation for event in cluster.activated]
+        assert [(a.pod, a.container, a.resource) for a in activated] == [(lease.pod, "gpu", DRIVER)]
+
+
+async def test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_without_one() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+
+        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
+        [message, *_] = events(cluster, "FailedPrepareDynamicResources")
+        cluster.ledger.grant(claim_lease(claim))
+        await cluster.node.phase("one", "Running")
+
+        assert "ResourceClaim default/shares has no lease on node node-0 after 1 s" in message
+        assert not cluster.refused
+
+
+async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        cluster.ledger.grant(claim_lease(claim, claim=ClaimAllocation(generation="earlier")))
+
+        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
+
+        assert not cluster.activated
+
+
+async def test_all_devices_of_a_request_are_named_by_its_first_in_order_of_their_index() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster, result(0), result(1))
+        shares = [
+            share(index, 1000 + index, container="gpu", share_id=f"share-gpu-{index}")
+            for index in (0, 1)
+        ]
+        cluster.ledger.grant(claim_lease(claim, *shares))
+
+        await cluster.node.phase("one", "Running")
+
+        env = cluster.env("one")
+        limits = [env[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] for number in (0, 1)]
+        assert limits == ["1000m", "1001m"]
+
+
+async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> None:
+    async with cluster_with_claims() as cluster:
+        async with cluster.running():
+            await registered(cluster)
+            _, claim = pod_and_claim(cluster)
+            lease = cluster.ledger.grant(claim_lease(claim))
+            await cluster.node.phase("one", "Running")
+            await cluster.node.kubelet.restart()
+        async with cluster.running() as agent:
+            await registered(cluster)
+            await agent.lease_sync.sync()
+            await agent.reconciler.remove_ended(agent.state.get_snapshot())
+            assert agent.checkpoint.claims == {lease.pod}
+            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
+            assert not (await agent.report_terminated(request)).terminated
+
+            cluster.api.store.delete("pods", "default", "one", grace_s=0)
+            await until(lambda: not agent.checkpoint.claims)
+            await until(lambda: not last_report(cluster).allocations)
+
+            assert not list(cluster.node.kubelet.files.cdi.glob("*claim*"))
+
+
+def last_report(cluster: OneNodeCluster) -> DeviceReported:
+    return cluster.reported[-1]
+
+
+async def test_a_claim_of_the_same_name_with_another_uid_is_refused() -> None:
+    async with cluster_with_claims() as cluster, cluster.running() as agent:
+        await registered(cluster)
+        assert agent.claims is not None
+        claim = create_claim(cluster, "shares", result())
+        cluster.ledger.grant(claim_lease(claim))
+        other = ClaimReference(uid=PodUid("another"), namespace=Namespace("default"), name="shares")
+
+        with pytest.raises(RequestError, match="with uid another was deleted: the one of that"):
+            await agent.claims.preparation.prepare(other)
+
+
+async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        other = create_claim(cluster, "other", result())
+        cluster.ledger.grant(claim_lease(claim, share(container="gpu", memory_mib=10_000)))
+        await cluster.node.phase("one", "Running")
+
+        pod = cluster.node.create(pod_with_claim("two", "other"))
+        reserved = [{"resource": "pods", "name": "two", "uid": pod["metadata"]["uid"]}]
+        cluster.api.store.patch(
+            "resourceclaims",
+            "default",
+            "other",
+            {"status": {"reservedFor": reserved}},
+            subresource="status",
+        )
+        second = share(container="gpu", memory_mib=10_000, slot=1, fence=2)
+        cluster.ledger.grant(claim_lease(other, second))
+
+        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
+        [message, *_] = events(cluster, "FailedPrepareDynamicResources")
+        assert "would be over-committed: it has 15360 MiB, and 20000 would be given out" in message
+
+
+async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:
+    async with cluster_with_claims() as cluster, cluster.running() as agent:
+        await registered(cluster)
+        cluster.ledger.grant(lease_of("a-pod", share(memory_mib=1000)))
+
+        reply = await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
+
+        assert reply.written
+        [device, _] = cluster.api.store.list("resourceslices")[0]["spec"]["devices"]
+        assert device["capacity"]["memory"]["value"] == "14360Mi"

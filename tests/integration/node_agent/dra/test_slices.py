@@ -1,0 +1,121 @@
+"""The node's ResourceSlice says what pods leave for claims; it is written again when it is lost."""
+
+import json
+
+import pytest
+
+from services.node_agent.dra.slice_writer import COLLECTION
+from shared.model.lease import LeaseState
+from simcluster.apimachinery.objects import Json
+from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
+from tests.support.node_agent.claims import cluster_with_claims, registered, slices_of
+from tests.support.simcluster.kubelet import NODE
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.servers
+
+
+def devices(cluster: OneNodeCluster) -> list[Json]:
+    return [device for found in slices_of(cluster) for device in found["spec"]["devices"]]
+
+
+def memory(cluster: OneNodeCluster) -> list[str]:
+    return [device["capacity"]["memory"]["value"] for device in devices(cluster)]
+
+
+async def test_devices_are_offered_with_what_leases_of_pods_leave() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        assert memory(cluster) == ["15Gi", "15Gi"]
+
+        lease = cluster.ledger.grant(lease_of("a-pod", share(memory_mib=5000)))
+        await cluster.push_lease(lease)
+        await until(lambda: memory(cluster) == ["10360Mi", "15Gi"])
+        [found] = slices_of(cluster)
+        assert found["spec"]["pool"]["name"] == found["spec"]["nodeName"] == NODE
+
+        ended = lease_of("a-pod", share(), state=LeaseState.RELEASED, version=3)
+        await cluster.push_lease(ended)
+        await until(lambda: memory(cluster) == ["15Gi", "15Gi"])
+
+
+async def test_a_deleted_slice_is_written_again_and_a_changed_one_too() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        [first] = slices_of(cluster)
+        name = first["metadata"]["name"]
+
+        cluster.api.store.delete("resourceslices", None, name)
+        await until(lambda: len(devices(cluster)) == 2)
+        cluster.api.store.patch("resourceslices", None, name, {"spec": {"devices": []}})
+        await until(lambda: len(devices(cluster)) == 2)
+
+        [found] = slices_of(cluster)
+        assert found["metadata"]["uid"] != first["metadata"]["uid"]
+        assert (
+            found["metadata"]["ownerReferences"][0]["uid"] == cluster.node.node()["metadata"]["uid"]
+        )
+
+
+async def test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        [first] = slices_of(cluster)
+
+        await cluster.node.kubelet.restart()
+        await until(
+            lambda: (
+                (found := slices_of(cluster))
+                and found[0]["metadata"]["uid"] != first["metadata"]["uid"]
+            )
+        )
+
+        await registered(cluster)
+        assert len(devices(cluster)) == 2
+
+
+async def test_an_unhealthy_device_is_tainted_until_it_is_healthy() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+
+        cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
+        await until(lambda: devices(cluster)[0].get("taints"))
+
+        [taint] = devices(cluster)[0]["taints"]
+        assert taint["key"] == "leasehold.dev/unhealthy"
+        assert taint["effect"] == "NoSchedule"
+        assert "taints" not in devices(cluster)[1]
+
+
+@pytest.mark.parametrize("field", ["bindingConditions", "allowMultipleAllocations"])
+async def test_slices_whose_fields_the_api_server_drops_are_deleted(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server of an older version stores them without a word."""
+    async with cluster_with_claims() as cluster:
+        create = cluster.api.store.create
+
+        def without_field(resource: str, obj: Json, **more: object) -> Json:
+            if resource == "resourceslices":
+                for device in obj["spec"]["devices"]:
+                    device.pop(field)
+            return create(resource, obj, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(cluster.api.store, "create", without_field)
+        async with cluster.running() as agent:
+            await until(lambda: "has dropped" in (agent.probes["dra"]() or ""))
+
+            reason = agent.probes["dra"]()
+            assert reason is not None
+            assert field in reason
+            assert not slices_of(cluster)
+
+
+async def test_a_cluster_without_resource_claims_is_named_as_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "services.node_agent.dra.slice_writer.COLLECTION", COLLECTION.replace("v1", "v0")
+    )
+    async with cluster_with_claims() as cluster, cluster.running() as agent:
+        await until(lambda: "does not serve resource.k8s.io/v1" in (agent.probes["dra"]() or ""))

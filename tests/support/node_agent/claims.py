@@ -1,0 +1,109 @@
+"""ResourceClaims with an allocation on the test's node, and their leases."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.gpus.simulated.gpus import uuid_of
+from shared.model.claim import DRIVER, DraMode, device_name, generation_of
+from shared.model.lease import ClaimAllocation, Lease, Share
+from shared.model.names import NodeName
+from simcluster.apimachinery.objects import Json
+from tests.support.node_agent.agent import OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.simcluster.kubelet import FAST, NODE
+from tests.support.waiting import until
+
+ALLOCATED_AT = "2026-11-23T02:42:03Z"
+
+
+FAST_CLAIMS = replace(FAST, claim_retry_s=0.2)
+TIMING = replace(DEFAULT_TIMING, claim_wait_s=1.0, cleanup_s=0.1)
+
+
+@asynccontextmanager
+async def cluster_with_claims(timing: AgentTiming = TIMING) -> AsyncIterator[OneNodeCluster]:
+    """Start a cluster whose agent serves claims."""
+    facts = {"dra": DraMode.CONDITIONS}
+    async with one_node_cluster(settings=FAST_CLAIMS, timing=timing, **facts) as cluster:
+        cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
+        yield cluster
+
+
+async def registered(cluster: OneNodeCluster) -> None:
+    """Wait until the kubelet has registered the driver, and the slices are written."""
+
+    def is_ready() -> bool:
+        assert cluster.agent is not None
+        return cluster.agent.probes["dra"]() is None
+
+    await until(is_ready)
+
+
+def result(index: int = 0, *, request: str = "gpu", **more: Any) -> Json:
+    """Return an allocation result for the node's GPU with this index."""
+    return {
+        "request": request,
+        "driver": DRIVER,
+        "pool": NODE,
+        "device": device_name(uuid_of(NodeName(NODE), index)),
+        "shareID": f"share-{request}-{index}",
+        **more,
+    }
+
+
+def create_claim(
+    cluster: OneNodeCluster, name: str, *results: Json, pods: tuple[Json, ...] = ()
+) -> Json:
+    """Create a claim with these results, reserved for pods."""
+    store = cluster.api.store
+    requests = [
+        {"name": each["request"], "exactly": {"deviceClassName": "gpu"}} for each in results
+    ]
+    metadata = {"name": name, "namespace": "default"}
+    spec = {"devices": {"requests": requests}}
+    store.create("resourceclaims", {"metadata": metadata, "spec": spec})
+    allocation = {"devices": {"results": list(results)}, "allocationTimestamp": ALLOCATED_AT}
+    reserved = [
+        {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        for pod in pods
+    ]
+    status = {"status": {"allocation": allocation, "reservedFor": reserved}}
+    return store.patch("resourceclaims", "default", name, status, subresource="status")
+
+
+def pod_with_claim(name: str, claim: str, **spec: Any) -> Json:
+    """Return a pod on the node whose container uses a claim."""
+    main = {"name": "main", "image": "app", "resources": {"claims": [{"name": "gpu"}]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeName": NODE,
+            "containers": [main],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+            "terminationGracePeriodSeconds": 0,
+            **spec,
+        },
+    }
+
+
+def claim_lease(stored: Json, /, *shares: Share, **changes: Any) -> Lease:
+    """Return the lease of a claim's allocation, with one share for each of its results."""
+    results = stored["status"]["allocation"]["devices"]["results"]
+    keys = [(each["request"], each["device"], each.get("shareID", "")) for each in results]
+    meta = stored["metadata"]
+    allocation = ClaimAllocation(generation=generation_of(ALLOCATED_AT, keys))
+    own = shares or tuple(
+        share(container=each["request"], share_id=each.get("shareID", ""), slot=number)
+        for number, each in enumerate(results)
+    )
+    facts = {"name": meta["name"], "dialect": "", "claim": allocation, **changes}
+    return lease_of(meta["uid"], *own, **facts)
+
+
+def slices_of(cluster: OneNodeCluster) -> list[Json]:
+    """Return the stored ResourceSlices."""
+    return cluster.api.store.list("resourceslices")
