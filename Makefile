@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down test test-fast lint locks vulnerabilities dist release-dry-run release proto
+.PHONY: up down test test-fast lint locks vulnerabilities docs dist release-dry-run release proto
 
 # The versions of locks/development.txt, each of which must have one of the hashes there.
 $(STAMP): pyproject.toml locks/development.txt
@@ -49,6 +49,7 @@ locks:
 	$(UV) --constraint locks/development.txt --extra simulated pyproject.toml --output-file locks/simulated.txt
 	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
 	$(UV) --upgrade --group pyproject.toml:audit --output-file locks/audit.txt
+	$(UV) --upgrade --group pyproject.toml:docs --output-file locks/docs.txt
 
 # Fails if a package of the image has a known vulnerability, or if the service cannot say so.
 vulnerabilities:
@@ -56,6 +57,12 @@ vulnerabilities:
 	$(VENV)-audit/bin/python -m pip --quiet --disable-pip-version-check install --requirement locks/audit.txt
 	$(VENV)-audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service osv \
 	  --requirement locks/runtime.txt $(ARGS)
+
+# The site of the documentation, in dist/site; ARGS=serve shows it on http://127.0.0.1:8000 and follows changes.
+docs:
+	test -x $(VENV)-docs || python3 -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip --quiet --disable-pip-version-check install --requirement locks/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs $(or $(ARGS),build) --strict
 
 # The files of a release, in dist/.
 dist: $(STAMP)
