@@ -327,7 +327,6 @@ class Binder:
         while True:
             events = await self.sync.rebuild.step()
             if events:
-                self.sync.updater.reset()
                 await self.publish(events)
                 self.sync.rebuild.mark_published()
             await self.clock.sleep(REBUILD_S)

@@ -162,7 +162,6 @@ class BinderReplica(Service):
     async def _rebuild(self) -> None:
         events = await self.binder.sync.rebuild.step()
         if events:
-            self.binder.sync.updater.reset()
             self.world.publish(events)
             self.binder.sync.rebuild.mark_published()
 

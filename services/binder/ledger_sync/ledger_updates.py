@@ -36,6 +36,9 @@ class LedgerUpdater:
         self.lost_leases = lost_leases
         self.metrics = metrics
         self._activated: dict[NodeName, frozenset[PodUid]] = {}
+        """Pods whose leases were active in the ledger of `_generation`: no lease ends while its
+        pod's containers run, so they are not compared again."""
+        self._generation = ""
         self._shared_devices: dict[DeviceUuid, frozenset[NodeName]] = {}
         """Devices that two nodes reported, as logged."""
 
@@ -118,10 +121,6 @@ class LedgerUpdater:
         ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
         return lease_changes(ended)
 
-    def reset(self) -> None:
-        """Forget recorded activations: the ledger was rebuilt."""
-        self._activated.clear()
-
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
@@ -164,7 +163,16 @@ class LedgerUpdater:
         )
 
     async def _activate_reported(self, reports: Iterable[DeviceReported]) -> None:
-        """Activate the leases that agents report as active, whenever that set has changed."""
+        """Activate the leases that agents report as active, whenever that set has changed.
+
+        After a rebuild, by whichever binder, all of them.
+        """
+        status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
+        if status is None:  # the ledger is being rebuilt, which collects all reports again
+            return
+        if status.generation != self._generation:
+            self._activated.clear()
+            self._generation = status.generation
         new: list[Allocation] = []
         current: dict[NodeName, frozenset[PodUid]] = {}
         for report in reports:
@@ -173,7 +181,7 @@ class LedgerUpdater:
             new += [each for each in report.allocations if each.pod not in known]
         try:
             missing = await self._activate(new) if new else set()
-        except UnavailableError:  # the ledger is being rebuilt, which collects all reports again
+        except UnavailableError:
             return
         self._activated.update({node: pods - missing for node, pods in current.items()})
 

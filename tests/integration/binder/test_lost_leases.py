@@ -39,7 +39,8 @@ class Cluster:
     def __init__(self, leases: RedisLeases, path: Path) -> None:
         self.leases = leases
         self.pods, self.metrics = FakePods(), FakeMetrics()
-        clock, metrics = FakeClock(NOW), self.metrics
+        self.clock = clock = FakeClock(NOW)
+        metrics = self.metrics
         self.updater = LedgerUpdater(
             leases,
             VanishedPods(FakeAgents(), clock),
@@ -64,6 +65,8 @@ class Cluster:
         await self.checkpoint.save(entry, devices={GPU.uuid: GPU})
 
     async def report_devices(self) -> None:
+        """Report what the checkpoint has, 10 s after the last time."""
+        self.clock.advance(10)
         allocations = self.checkpoint.allocations
         await self.updater.save_devices(
             [
@@ -127,6 +130,17 @@ async def test_a_lost_lease_is_restored_by_the_next_report(cluster: Cluster) -> 
         [reservation("p2", share(NODE, mib=51_200))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, NoCapacity)
+
+
+async def test_a_lease_that_another_binder_s_rebuild_missed_is_restored(cluster: Cluster) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.report_devices()
+    await cluster.lose_all()
+
+    await cluster.report_devices()
+
+    assert (await cluster.leases.load([first.pod]))[0] is not None
 
 
 async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluster: Cluster) -> None:

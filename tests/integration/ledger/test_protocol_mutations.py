@@ -50,6 +50,18 @@ GANG_ENDS = (
     Step("restore_link", {"position": 0}),
 )
 """The last other pod of a gang ends after a placer has counted it."""
+PLACERS_READ_NUMBERS_TWICE = (
+    Step("redis", {"what": "save"}),
+    Step("create_pods", {"mib": (100, 100, 100)}),
+    Step("deliver", {"deliveries": ((0, 0, False),) * 3}),
+    Step("pass_time", {"seconds": 7.0}),
+    *(Step("disturb_link", {"number": n, "what": "delay", "spared_calls": 0}) for n in (2, 3)),
+    Step("redis", {"what": "roll back"}),
+    *(Step("delete_pod", {"position": 0, "force": True}),) * 3,
+    *(Step("cordon_or_uncordon", {"position": 1}), Step("flow", {})) * 5,
+    *(Step("restore_link", {"position": 0}),) * 2,
+)
+"""Placers have read of reservations that are lost; the feed's numbers are given again meanwhile."""
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
 
 
@@ -67,6 +79,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("agents give out anything", ROLLED_BACK + FILL, "S1"),
         ("agents give out anything", LATE_BINDING, "S1"),
         ("gangs begin short", GANG_ENDS, "P5"),
+        ("lost writes unseen", PLACERS_READ_NUMBERS_TWICE, "P4"),
     ],
 )
 def test_these_steps_find_the_mutation_and_nothing_else(
