@@ -15,7 +15,8 @@ class CommandParser(argparse.ArgumentParser):
         """The flags that locate the servers, which the help lists last."""
         if self._connection is None:
             self._connection = self.add_argument_group(
-                "connection", "required only without a stack of `leasehold up`"
+                "connection",
+                "the default is a stack of `leasehold up`, else the cluster of the kubeconfig",
             )
         return self._connection
 

@@ -71,7 +71,22 @@ def add_api_server(command: CommandParser) -> None:
     command.connection.add_argument(
         "--kubeconfig",
         default=os.environ.get("LEASEHOLD_KUBECONFIG", ""),
-        help="the API server [LEASEHOLD_KUBECONFIG; default: the one in DIR/state.json]",
+        help="the API server [LEASEHOLD_KUBECONFIG; default: the one in DIR/state.json, else as "
+        "kubectl finds it]",
+    )
+    command.connection.add_argument(
+        "--context", default="", help="of the kubeconfig, instead of a stack of `leasehold up`"
+    )
+
+
+def add_dashboard(command: CommandParser) -> None:
+    """Add the flag for the dashboard, through which a cluster is read without its secrets."""
+    command.connection.add_argument(
+        "--dashboard",
+        default=os.environ.get("LEASEHOLD_DASHBOARD", ""),
+        metavar="URL",
+        help="the dashboard that is read without --redis-url: its URL, or NAMESPACE/NAME of its "
+        "Service [LEASEHOLD_DASHBOARD; default: leasehold-system/dashboard]",
     )
 
 
@@ -150,6 +165,7 @@ def add_view(command: CommandParser, *more_outputs: str) -> None:
 def add_usage(command: CommandParser, *more_outputs: str) -> None:
     """Add the flags of a command that shows measured usage beside leases."""
     add_view(command, *more_outputs)
+    add_dashboard(command)
     add_nats(command, "the NATS of the node agents, which report measured usage")
     command.add_argument(
         "--idle-after",

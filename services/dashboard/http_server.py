@@ -24,7 +24,9 @@ from services.dashboard.api_responses import (
 )
 from services.dashboard.event_stream import encode, namespace_filter, stream
 from services.dashboard.service import Dashboard
+from services.dashboard.visible_cluster import visible_cluster
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
+from shared.credentials.tokens import VIEWER_COOKIE
 from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -32,7 +34,6 @@ from shared.model.lease_json import Json
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.telemetry import trace_id_of
 
-COOKIE = "leasehold_token"
 ENTRIES_PER_PAGE = 1000
 MAX_ENTRY_PAGES = 5
 """Upper limit of the charges that a budget's chart is made from."""
@@ -95,6 +96,8 @@ class DashboardServer:
         pages.router.add_post("/logout", self.sign_out)
         add("/api/v1/state", self.state)
         add("/api/v1/events", self.events)
+        add("/api/v1/cluster", self.cluster)
+        add("/api/v1/budgets", self.accounts)
         add("/api/v1/devices/{uuid}", self.device)
         add("/api/v1/leases/{pod}", self.lease)
         add("/api/v1/namespaces/{namespace}", self.namespace)
@@ -167,23 +170,33 @@ class DashboardServer:
         response = web.Response(status=303, headers={"Location": "/"})
         is_https = request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
         response.set_cookie(
-            COOKIE, token, httponly=True, samesite="Strict", secure=is_https, path="/"
+            VIEWER_COOKIE, token, httponly=True, samesite="Strict", secure=is_https, path="/"
         )
         return response
 
     async def sign_out(self, _: web.Request) -> web.StreamResponse:
         """Delete the cookie."""
         response = web.Response(status=303, headers={"Location": "/login"})
-        response.del_cookie(COOKIE, path="/")
+        response.del_cookie(VIEWER_COOKIE, path="/")
         return response
 
     # /api/v1
 
+    async def cluster(self, request: web.Request) -> web.StreamResponse:
+        """Return everything as the `ClusterView` of the commands."""
+        scope = await self._require_ready_scope(request)
+        projection, now = self.dashboard.projection, self.dashboard.clock.now()
+        return _json(visible_cluster(projection, self.dashboard.missing, scope.visible, now=now))
+
+    async def accounts(self, request: web.Request) -> web.StreamResponse:
+        """Return the budget accounts of visible namespaces as the `Accounts` of the commands."""
+        scope = await self._require_scope(request)
+        names = filter(scope.visible, sorted(await self.budgets.revisions()))
+        return _json(await self.budgets.all_accounts(list(names)))
+
     async def state(self, request: web.Request) -> web.StreamResponse:
         """Return everything, and the position from which /api/v1/events continues."""
-        scope = await self._require_scope(request)
-        if reason := self.dashboard.unready_reason():
-            raise UnavailableError(f"{reason}; retry in a second")
+        scope = await self._require_ready_scope(request)
         state = state_json(
             self.dashboard.projection,
             self.dashboard.missing,
@@ -290,6 +303,12 @@ class DashboardServer:
         visible = await viewer.visible(self.dashboard.projection.known_namespaces())
         return ViewerScope(viewer, namespace_filter(visible))
 
+    async def _require_ready_scope(self, request: web.Request) -> ViewerScope:
+        scope = await self._require_scope(request)
+        if reason := self.dashboard.unready_reason():
+            raise UnavailableError(f"{reason}; retry in a second")
+        return scope
+
     async def _require_scope(self, request: web.Request) -> ViewerScope:
         scope = await self._scope(request)
         if scope is None:
@@ -299,7 +318,7 @@ class DashboardServer:
 
 def _token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(VIEWER_COOKIE, "")
 
 
 def _load_file(name: str) -> tuple[bytes, str]:

@@ -77,7 +77,7 @@ def metric_families(projection: Projection) -> Iterator[Metric]:
     devices = {uuid: _device(view) for uuid, view in projection.devices.items()}
     for of_devices in _DEVICES:
         yield _family(of_devices, devices.values())
-    leases = [lease for of_node in projection.leases.values() for lease in of_node]
+    leases = [lease for totals in projection.totals.values() for lease in totals.leases]
     pods = [share for lease in leases for share in _of_pod(lease, devices)]
     containers = [share for lease in leases for share in _of_containers(lease, devices, projection)]
     for of_shares, shares in (

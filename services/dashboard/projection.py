@@ -125,7 +125,7 @@ class Projection:
     def __init__(self) -> None:
         self.nodes: dict[NodeName, NodeView] = {}
         self.devices: dict[DeviceUuid, DeviceView] = {}
-        self.leases: dict[NodeName, tuple[Lease, ...]] = {}
+        self.totals: dict[NodeName, NodeTotals] = {}
         self.waiting: dict[PodUid, WaitingPod] = {}
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.events = RecentEvents()
@@ -172,8 +172,9 @@ class Projection:
             if self.devices.get(view.device.uuid) != view:
                 self.devices[view.device.uuid] = view
                 changed.add(("device", view.device.uuid))
-        if self.leases.get(name, ()) != totals.leases:
-            self.leases[name] = totals.leases
+        known = self.totals.get(name)
+        self.totals[name] = totals
+        if (known.leases if known else ()) != totals.leases:
             self._usage[name] = _usage_by_namespace(totals.leases)
             changed.add(NAMESPACES)
         return changed
@@ -182,7 +183,7 @@ class Projection:
         node = self.nodes.pop(name, None)
         if node is None:
             return set()
-        self.leases.pop(name, None)
+        self.totals.pop(name, None)
         self._usage.pop(name, None)
         self._measured.pop(name, None)
         return {("node", name), NAMESPACES, *self._remove_devices(node.devices)}
@@ -193,7 +194,11 @@ class Projection:
 
     def leased_nodes(self) -> list[NodeName]:
         """Return the nodes with leases."""
-        return sorted(name for name, leases in self.leases.items() if leases)
+        return sorted(name for name, totals in self.totals.items() if totals.leases)
+
+    def unmeasured_nodes(self) -> list[NodeName]:
+        """Return the nodes with leases whose agents did not report their usage."""
+        return [name for name in self.leased_nodes() if name not in self._measured]
 
     def update_measured(
         self,
@@ -206,7 +211,11 @@ class Projection:
         """Replace the usage of a node's shares; None: its agent did not report it."""
         usage = {one.key: one for one in measured or ()}
         idle = {key for key, one in usage.items() if one.is_idle(now, after_s=idle_after_s)}
-        self._measured[name] = found = _MeasuredShares(shares=usage, idle=frozenset(idle))
+        found = _MeasuredShares(shares=usage, idle=frozenset(idle))
+        if measured is None:
+            self._measured.pop(name, None)
+        else:
+            self._measured[name] = found
         changed: set[ChangeKey] = set()
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
@@ -247,10 +256,11 @@ class Projection:
     def queue(self) -> list[WaitingPod]:
         """Return the waiting pods, in the order in which freed capacity is offered."""
         by_pod = {each.queued.pod: each for each in self.waiting.values()}
-        order = fair_order((each.queued for each in self.waiting.values()), self._fair_share())
+        order = fair_order((each.queued for each in self.waiting.values()), self.fair_share())
         return [by_pod[queued.pod] for queued in order]
 
-    def _fair_share(self) -> FairShare:
+    def fair_share(self) -> FairShare:
+        """Return the usage that orders the waiting pods."""
         healthy = [view.device for view in self.devices.values() if view.device.healthy]
         used: dict[Namespace, GpuAmount] = {}
         for usage_on_node in self._usage.values():
@@ -314,8 +324,8 @@ class Projection:
 
     def lease_of(self, pod: PodUid) -> Lease | None:
         """Return a pod's live lease."""
-        found = (lease for leases in self.leases.values() for lease in leases if lease.pod == pod)
-        return next(found, None)
+        leases = (lease for totals in self.totals.values() for lease in totals.leases)
+        return next((lease for lease in leases if lease.pod == pod), None)
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from shared.model.errors import RequestError
 
 EVERYTHING = "*"
+VIEWER_COOKIE = "leasehold_token"
+"""The cookie with a viewer's token, for where no Authorization header arrives."""
 
 
 class AccessDeniedError(RequestError):

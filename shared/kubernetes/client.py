@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -21,7 +22,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from shared.kubernetes.auth import BearerToken, tls_context
+from shared.kubernetes.auth import RequestAuthentication, tls_context
+from shared.kubernetes.binding import Binding, BindingMetadata, BindingTarget
 from shared.kubernetes.errors import (
     UnexpectedResponseError,
     UnreachableError,
@@ -53,33 +55,6 @@ class Page(msgspec.Struct, frozen=True):
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
-
-
-class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Metadata that the API server merges into the pod, and the UID precondition."""
-
-    name: str
-    namespace: str
-    uid: str
-    annotations: Mapping[str, str] = {}
-    labels: Mapping[str, str] = {}
-
-
-class BindingTarget(msgspec.Struct, frozen=True, rename="camel"):
-    """The target node."""
-
-    name: str
-    kind: str = "Node"
-    api_version: str = "v1"
-
-
-class Binding(msgspec.Struct, frozen=True, rename="camel"):
-    """`v1 Binding`."""
-
-    metadata: BindingMetadata
-    target: BindingTarget
-    kind: str = "Binding"
-    api_version: str = "v1"
 
 
 class WatchStream:
@@ -117,7 +92,7 @@ class KubernetesClient:
         self.credentials = credentials
         self._timeout_s = timeout_s
         self._clock = clock
-        self._token = BearerToken(credentials, clock=clock)
+        self._authentication = RequestAuthentication(credentials, clock=clock)
         self._tls: ssl.SSLContext | None = None
         self._encode = msgspec.json.Encoder().encode
         self._session: aiohttp.ClientSession | None = None
@@ -129,8 +104,26 @@ class KubernetesClient:
         """
         https = credentials.server.startswith("https:")
         self._tls = tls_context(credentials) if https else None
+        self._tls_certificate: tuple[str, str] | None = None
         self.credentials = credentials
-        self._token = BearerToken(credentials, clock=self._clock)
+        self._authentication = RequestAuthentication(credentials, clock=self._clock)
+
+    async def bearer_token(self) -> str | None:
+        """Return the token that the API server is sent; None: it is sent none.
+
+        Raises KubeconfigError or ExecPluginError.
+        """
+        return await self._authentication.token()
+
+    def _use_certificate(self, certificate: tuple[str, str] | None) -> None:
+        """Use the client certificate of a credential plugin from now on."""
+        if certificate is None or certificate == self._tls_certificate or self._tls is None:
+            return
+        cert_pem, key_pem = certificate
+        self._tls = tls_context(
+            replace(self.credentials, client_cert_pem=cert_pem, client_key_pem=key_pem)
+        )
+        self._tls_certificate = certificate
 
     async def __aenter__(self) -> Self:
         self.use(self.credentials)
@@ -187,6 +180,19 @@ class KubernetesClient:
     async def read(self, path: str, kind: type[T] | None = None) -> T | bytes:
         """Return the object at `path`, decoded into `kind` if one is given."""
         return _as(kind, await self._send("GET", path))
+
+    async def read_service(self, service: str, path: str, *, cookie: str) -> bytes:
+        """Return what an HTTP service replies to a GET, through the API server's proxy.
+
+        `service` is `NAMESPACE/NAME` with a port `page`. The API server removes our Authorization
+        header, and passes the cookie on.
+        https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster-services/
+        """
+        namespace, _, name = service.partition("/")
+        proxy = f"{quote(namespace, safe='')}/services/http:{quote(name, safe='')}:page/proxy"
+        return await self._send(
+            "GET", f"/api/v1/namespaces/{proxy}{path}", extra={"Cookie": cookie}
+        )
 
     @overload
     async def create(self, path: str, body: object) -> bytes: ...
@@ -317,7 +323,8 @@ class KubernetesClient:
         url = URL(self.credentials.server + path, encoded=True)
         shown = path.partition("?")[0]
         for last in (False, True):
-            token = self._token.headers()
+            token = await self._authentication.headers()
+            self._use_certificate(self._authentication.certificate)
             response = await self._session.request(
                 method,
                 url,
@@ -331,7 +338,9 @@ class KubernetesClient:
             if response.status < 300:
                 return response
             answer = await response.read()
-            if last or response.status != 401 or self._token.headers_after_refusal() == token:
+            if last or response.status != 401:
+                break
+            if await self._authentication.headers_after_refusal() == token:
                 break
         after = response.headers.get("Retry-After")
         raise error_for(parse_error_response(method, shown, response.status, answer, after))

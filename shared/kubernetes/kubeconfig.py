@@ -3,17 +3,17 @@
 import base64
 import binascii
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
+from shared.kubernetes.exec_plugin import API_VERSIONS, ExecPlugin, resolve_command
 from shared.model.errors import RequestError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 UNSUPPORTED_USER_FIELDS: Mapping[str, str] = {
-    "exec": "an exec credential plugin",
     "auth-provider": "an auth-provider plugin",
     "username": "basic authentication",
     "as": "impersonation",
@@ -34,6 +34,8 @@ class ClusterCredentials:
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
     """Read again while running, since in-cluster tokens rotate."""
+    exec_plugin: ExecPlugin | None = field(default=None, repr=False)
+    """Used for what the fields above do not contain."""
     tls_server_name: str | None = None
     insecure_skip_tls_verify: bool = False
 
@@ -61,16 +63,21 @@ def load_credentials(
 ) -> ClusterCredentials:
     """Load credentials from the first source that applies, like kubectl.
 
-    In this order: `kubeconfig`; the first existing file of `$KUBECONFIG`; the pod's service
-    account; `~/.kube/config`. Raises KubeconfigError naming every place tried if none applies.
+    In this order: `kubeconfig`; the first existing file of `$KUBECONFIG` (that has the context, if
+    one is given); the pod's service account, without a context; `~/.kube/config`. Raises
+    KubeconfigError naming every place tried if none applies.
     """
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context=context)
     listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(":") if part]
-    for path in listed:
-        if path.exists():
-            return read_kubeconfig(path, context=context)
-    if "KUBERNETES_SERVICE_HOST" in environ and (service_account / "token").exists():
+    file = _file_with(context, listed)
+    if file is not None:
+        return read_kubeconfig(file, context=context)
+    if (
+        context is None
+        and "KUBERNETES_SERVICE_HOST" in environ
+        and (service_account / "token").exists()
+    ):
         return in_cluster(environ, service_account)
     standard = (home or Path.home()) / ".kube" / "config"
     if standard.exists():
@@ -82,6 +89,13 @@ def load_credentials(
         f"tried {'; '.join(tried)}",
         "Pass --kubeconfig PATH, set KUBECONFIG, or run `leasehold up`, which writes one",
     )
+
+
+def _file_with(context: str | None, listed: Sequence[Path]) -> Path | None:
+    """Return the first existing file that has the context, else the first existing one."""
+    existing = [path for path in listed if path.exists()]
+    named = (path for path in existing if context is not None and context in context_names(path))
+    return next(named, existing[0] if existing else None)
 
 
 def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
@@ -99,16 +113,12 @@ def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCred
 
 def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredentials:
     """Read a context of a file; relative paths are relative to the file."""
-    try:
-        document = yaml.safe_load(_text(path))
-    except yaml.YAMLError as error:
-        raise KubeconfigError(str(path), f"not valid YAML: {error}", "Correct the file") from error
-    config = _Section(path, "the file", _mapping(path, "the file", document))
+    config = _load(path)
     name = context or config.text("current-context")
     if not name:
         raise KubeconfigError(
             str(path),
-            f"no current-context is set (it has {config.names('contexts')})",
+            f"no current-context is set (it has {config.listed('contexts')})",
             "Choose one with `kubectl config use-context NAME`",
         )
     chosen = config.named("contexts", name, "context")
@@ -116,6 +126,19 @@ def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredent
     user_name = chosen.text("user")
     user = config.named("users", user_name, "user") if user_name else _Section(path, "user", {})
     return _credentials(cluster, user, namespace=chosen.text("namespace") or "default")
+
+
+def context_names(path: Path) -> list[str]:
+    """Return the contexts of a file."""
+    return _load(path).names("contexts")
+
+
+def _load(path: Path) -> "_Section":
+    try:
+        document = yaml.safe_load(_text(path))
+    except yaml.YAMLError as error:
+        raise KubeconfigError(str(path), f"not valid YAML: {error}", "Correct the file") from error
+    return _Section(path, "the file", _mapping(path, "the file", document))
 
 
 def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> ClusterCredentials:
@@ -142,9 +165,49 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
         client_key_pem=client_key,
         token=None if token_file else token,
         token_file=user.folder / token_file if token_file else None,
+        exec_plugin=_exec_plugin(cluster, user),
         tls_server_name=cluster.text("tls-server-name"),
         insecure_skip_tls_verify=cluster.fields.get("insecure-skip-tls-verify") is True,
     )
+
+
+def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
+    if user.fields.get("exec") is None:
+        return None
+    plugin = user.section("exec")
+    command, version = plugin.text("command"), plugin.text("apiVersion")
+    if not command or version not in API_VERSIONS:
+        raise plugin.error(
+            f"has apiVersion {version} and command {command}",
+            f"Set a command, and one of the versions {', '.join(API_VERSIONS)}",
+        )
+    arguments = plugin.fields.get("args") or []
+    variables = plugin.fields.get("env") or []
+    if not isinstance(arguments, list) or not isinstance(variables, list):
+        raise plugin.error("has args or env that are not lists", "Correct them")
+    provided = plugin.fields.get("provideClusterInfo") is True
+    return ExecPlugin(
+        command=resolve_command(command, user.folder),
+        args=tuple(map(str, arguments)),
+        env={str(each["name"]): str(each["value"]) for each in variables},
+        api_version=version,
+        install_hint=plugin.text("installHint") or "",
+        interactive_mode=plugin.text("interactiveMode") or "IfAvailable",
+        cluster=_cluster_info(cluster) if provided else None,
+    )
+
+
+def _cluster_info(cluster: "_Section") -> Mapping[str, object]:
+    """Return the cluster as plugins receive it: with the content of files."""
+    authority = cluster.pem("certificate-authority")
+    data = base64.b64encode(authority.encode()).decode() if authority else None
+    info = {
+        "server": cluster.text("server"),
+        "tls-server-name": cluster.text("tls-server-name"),
+        "insecure-skip-tls-verify": cluster.fields.get("insecure-skip-tls-verify"),
+        "certificate-authority-data": data,
+    }
+    return {key: value for key, value in info.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +231,10 @@ class _Section:
             raise self.error(f"has a {key} that is not text", f"Correct {key}")
         return value or None
 
+    def section(self, key: str) -> "_Section":
+        title = f"{self.title}, {key}:"
+        return _Section(self.path, title, _mapping(self.path, title, self.fields.get(key)))
+
     def pem(self, key: str) -> str | None:
         """Return `<key>-data` decoded, else the content of the file `<key>`, else None."""
         data = self.text(f"{key}-data")
@@ -181,8 +248,11 @@ class _Section:
         file = self.text(key)
         return None if file is None else _text(self.folder / file)
 
-    def names(self, key: str) -> str:
-        return ", ".join(str(entry.get("name")) for entry in self._entries(key)) or "none"
+    def names(self, key: str) -> list[str]:
+        return [str(entry.get("name")) for entry in self._entries(key)]
+
+    def listed(self, key: str) -> str:
+        return ", ".join(self.names(key)) or "none"
 
     def named(self, key: str, name: str, inner: str) -> "_Section":
         for entry in self._entries(key):
@@ -190,7 +260,7 @@ class _Section:
                 title = f"{inner} {name!r}"
                 return _Section(self.path, title, _mapping(self.path, title, entry.get(inner)))
         raise self.error(
-            f"has no {inner} {name!r} (it has {self.names(key)})",
+            f"has no {inner} {name!r} (it has {self.listed(key)})",
             "Correct the name, or write the file anew",
         )
 

@@ -27,11 +27,13 @@ from shared.ledger.rows.lease_rows import decode_lease
 from shared.model.budget import (
     Account,
     AccountChange,
+    Accounts,
     AccountUpdate,
     BudgetWindow,
     ChargeEntry,
     Journal,
     JournalEntry,
+    PolicyType,
 )
 from shared.model.names import Namespace
 
@@ -126,6 +128,20 @@ class Budgets:
             found = await self._connection.run("budget_load", self._prefix, batch, state="any")
             accounts += map(decode_account, found)
         return accounts
+
+    async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
+        """Return accounts with the windows that their balance needs: sliding ones need several."""
+        now_ms = await self.now_ms()
+        accounts = await self.load(dict.fromkeys(names))
+        sliding_since = {
+            each.namespace: now_ms - each.budget.policy.length_ms - each.budget.policy.bucket_ms
+            for each in accounts
+            if each.budget is not None and each.budget.policy.type is PolicyType.SLIDING
+        }
+        complete = {each.namespace: each for each in await self.load(sliding_since)}
+        return Accounts(
+            now_ms=now_ms, accounts=tuple(complete.get(each.namespace, each) for each in accounts)
+        )
 
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return until when tenures that ended during the last day are charged."""

@@ -219,6 +219,15 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Several accounts, and when they were read."""
+
+    now_ms: int
+    """By the server's clock."""
+    accounts: tuple[Account, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
     """One atomic update of an account, based on its revision; the store refuses a stale one."""
 

@@ -14,7 +14,6 @@ from tests.contract.test_pods_start import ours
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
 from tools.generate.network_policies import (
-    DASHBOARD,
     METRICS,
     NAMESPACE_NAME,
     PART_OF,
@@ -30,7 +29,8 @@ TENANT = {NAMESPACE_NAME: "team-a"}
 NATS = {("nats", "client")}
 RAFT = {("nats", "client"), ("nats", "cluster")}
 REDIS = {("redis", "redis")}
-FOR_ALL_PODS = {("webhook", "https"), ("timekeeper", "api"), ("timekeeper", "reports")}
+FOR_ANY_ADDRESS = {("webhook", "https"), ("dashboard", "page")}
+FOR_ALL_PODS = FOR_ANY_ADDRESS | {("timekeeper", "api"), ("timekeeper", "reports")}
 
 pytestmark = [
     pytest.mark.kubectl,
@@ -111,7 +111,7 @@ def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
     claims = {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
     assert reached(found, claims, TENANT) == FOR_ALL_PODS
     assert reached(found, claims, AGENTS) == FOR_ALL_PODS
-    assert reached(found, None, {}) == {("webhook", "https")}
+    assert reached(found, None, {}) == FOR_ANY_ADDRESS
 
 
 def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> None:
@@ -130,7 +130,7 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
         assert ports == FOR_ALL_PODS | NATS | (REDIS if name in with_redis else set()), name
 
 
-def test_prometheus_and_an_ingress_need_a_label_on_their_namespace() -> None:
+def test_prometheus_needs_a_label_on_its_namespace() -> None:
     found = built(K8S / "base")
     metrics = reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS
 
@@ -139,7 +139,6 @@ def test_prometheus_and_an_ingress_need_a_label_on_their_namespace() -> None:
         ("dashboard", "old-metrics"),
         ("node-agent", "usage"),
     }
-    assert reached(found, {}, {DASHBOARD: "true"}) - FOR_ALL_PODS == {("dashboard", "page")}
 
 
 def test_keda_reaches_the_metrics_of_watchers_only(tmp_path: Path) -> None:

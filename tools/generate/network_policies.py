@@ -19,8 +19,6 @@ Peers = Sequence[Json]
 
 METRICS = "leasehold.dev/allow-metrics"
 """Label of namespaces whose pods may read metrics: that of Prometheus."""
-DASHBOARD = "leasehold.dev/allow-dashboard"
-"""Label of namespaces whose pods may open the dashboard: that of an ingress controller."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """The label with a namespace's name, which the API server sets."""
 NAME, PART_OF = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
@@ -46,7 +44,6 @@ def redis_clients() -> list[str]:
 def policies() -> list[Json]:
     """Return all policies."""
     of_namespace = [{"namespaceSelector": {"matchLabels": {METRICS: "true"}}}]
-    page = [{"namespaceSelector": {"matchLabels": {DASHBOARD: "true"}}}]
     metrics = {"matchLabels": OURS}, [_rule(of_namespace, "http")]
     clients = [*_pods(nats_clients(per_node=False)), *_agents(nats_clients(per_node=True))]
     usage = _rule(of_namespace, "usage")
@@ -67,7 +64,8 @@ def policies() -> list[Json]:
         _policy(
             "dashboard",
             _named("dashboard"),
-            [_rule(page, "page"), _rule(of_namespace, "old-metrics")],
+            # Through the API server's proxy or an ingress controller; each client is authenticated.
+            [_rule(ANY_ADDRESS, "page"), _rule(of_namespace, "old-metrics")],
         ),
         _in_agents_namespace(_policy("agents-default-deny", {}, [])),
         _in_agents_namespace(_policy("agents-metrics", *metrics)),

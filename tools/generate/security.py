@@ -40,7 +40,8 @@ def rights() -> dict[str, list[str]]:
             role = binding["roleRef"]["kind"], binding["roleRef"]["name"]
             for subject in binding["subjects"]:
                 where = _where(binding, subject)
-                may[subject["name"]] += [_words(rule) + where for rule in roles[role]]
+                rights_of = may.setdefault(subject["name"], [])
+                rights_of += [_words(rule) + where for rule in roles[role]]
     return may
 
 
@@ -49,6 +50,8 @@ def _where(binding: dict[str, Any], subject: dict[str, Any]) -> str:
     if binding["kind"] == "ClusterRoleBinding":
         return ""
     namespace = binding["metadata"].get("namespace", SYSTEM_NAMESPACE)
+    if subject["kind"] == "Group":
+        return f" in `{namespace}`"
     return " in its namespace" if namespace == subject["namespace"] else f" in `{namespace}`"
 
 

@@ -51,6 +51,7 @@ def _add_budget(add: AddCommand) -> None:
     )
     budget.add_argument("--reason", default="", help="reason for the grant, stored in the ledger")
     flags.add_view(budget)
+    flags.add_dashboard(budget)
 
 
 def _add_report(add: AddCommand) -> None:

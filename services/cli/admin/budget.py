@@ -12,14 +12,14 @@ from uuid import uuid4
 
 from services.cli import terminal
 from services.cli.formats import timestamp
-from services.cli.snapshot.location import locate, redis_credentials_of
+from services.cli.snapshot.location import ClusterLocation, locate, locate_ledger
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.report.budget_reports import minutes
 from services.timekeeper.report.showback import GROUPS, EntryRange, ShowbackRow, add_up, as_csv
 from services.timekeeper.report.showback import row_json as row_shape
 from services.timekeeper.rest.grants import add_grant, parse_gpu_minutes
 from shared.ledger.budgets import Budgets
-from shared.model.budget import Account, Balance, Budget, PolicyType
+from shared.model.budget import Account, Accounts, Balance, Budget
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -40,7 +40,11 @@ def budget(flags: argparse.Namespace) -> int:
     async def read(store: Budgets) -> list[Balance]:
         return await _balances(store, namespace)
 
-    balances = _run(flags, read)
+    location = locate(flags)
+    if location.redis_url:
+        balances = _run(flags, read)
+    else:
+        balances = asyncio.run(_visible_balances(location, namespace))
     if namespace is not None and not balances:
         print(
             f"leasehold budget: namespace {namespace} has no budget and has used no GPU; "
@@ -102,19 +106,24 @@ def shape(balance: Balance) -> dict[str, Any]:
 
 
 async def _balances(store: Budgets, namespace: Namespace | None) -> list[Balance]:
-    """Return the balance of one namespace, or of all; a sliding window needs all its buckets."""
+    """Return the balance of one namespace, or of all."""
     names = [namespace] if namespace is not None else sorted(await store.revisions())
-    now_ms = await store.now_ms()
-    accounts = await store.load(dict.fromkeys(names))
-    sliding_since = {
-        each.namespace: now_ms - each.budget.policy.length_ms - each.budget.policy.bucket_ms
-        for each in accounts
-        if each.budget is not None and each.budget.policy.type is PolicyType.SLIDING
-    }
-    if sliding_since:
-        complete = {each.namespace: each for each in await store.load(sliding_since)}
-        accounts = [complete.get(each.namespace, each) for each in accounts]
-    return [_balance(each, now_ms) for each in accounts if each.windows]
+    return _balances_of(await store.all_accounts(names))
+
+
+def _balances_of(read: Accounts) -> list[Balance]:
+    return [_balance(each, read.now_ms) for each in read.accounts if each.windows]
+
+
+async def _visible_balances(
+    location: ClusterLocation, namespace: Namespace | None
+) -> list[Balance]:
+    """Return the balances of one namespace, or of all that the user may see."""
+    from services.cli.snapshot.dashboard_reader import open_dashboard_reader
+
+    async with open_dashboard_reader(location) as reader:
+        found = _balances_of(await reader.get("/api/v1/budgets", Accounts))
+    return [each for each in found if namespace in {None, each.namespace}]
 
 
 def _balance(account: Account, now_ms: int) -> Balance:
@@ -155,9 +164,7 @@ def _user_name() -> str:
 
 
 def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[T]]) -> T:
-    location = locate(
-        flags.state, redis_url=flags.redis_url, redis_credentials=redis_credentials_of(flags)
-    )
+    location = locate_ledger(flags)
 
     async def running() -> T:
         credentials = location.redis_credentials

@@ -5,9 +5,8 @@ import time
 
 from services.cli import terminal
 from services.cli.admin.idle_report import idle_shape, idle_table
-from services.cli.snapshot.flagged_reader import read_with_flags
+from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
 from services.cli.snapshot.snapshot import Snapshot
-from services.cli.snapshot.snapshot_reader import SnapshotReader
 from shared.model.errors import RequestError
 
 
@@ -24,7 +23,7 @@ def report_idle(flags: argparse.Namespace) -> int:
     if used:
         raise RequestError(f"--idle reports what is held now: omit {', '.join(used)}")
 
-    async def read(reader: SnapshotReader) -> Snapshot:
+    async def read(reader: ClusterReader) -> Snapshot:
         return await reader.with_usage(await reader.snapshot(now=time.time()))
 
     snapshot = read_with_flags(flags, read)

@@ -24,6 +24,7 @@ import yaml
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
+from shared.kubernetes.token_requests import IssuedToken, request_token
 from shared.model.errors import RequestError
 
 ACCOUNT = "node-agent"
@@ -34,15 +35,6 @@ API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
     "api-token", "nats-token", "nats-ca.crt", "kubeconfig"
 )  # fmt: skip
 DAY_S = 24 * 3600
-
-
-class _TokenStatus(msgspec.Struct, frozen=True, rename="camel"):
-    token: str
-    expiration_timestamp: datetime
-
-
-class _TokenRequest(msgspec.Struct, frozen=True):
-    status: _TokenStatus
 
 
 class _AuthorityConfigMap(msgspec.Struct, frozen=True):
@@ -88,14 +80,12 @@ async def _request_tokens(
     base = f"/api/v1/namespaces/{quote(namespace, safe='')}"
     async with KubernetesClient(credentials) as kubernetes:
 
-        async def token(audiences: list[str]) -> _TokenStatus:
+        async def token(audiences: list[str]) -> IssuedToken:
             bound = {"apiVersion": "v1", "kind": "Node", "name": node}
             spec: dict[str, Any] = {"boundObjectRef": bound, "expirationSeconds": life_s}
             if audiences:
                 spec["audiences"] = audiences
-            body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-            path = f"{base}/serviceaccounts/{ACCOUNT}/token"
-            return (await kubernetes.create(path, body, _TokenRequest)).status
+            return await request_token(kubernetes, namespace, ACCOUNT, spec)
 
         try:
             api, nats = await token([]), await token([NATS_AUDIENCE])

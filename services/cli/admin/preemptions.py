@@ -12,7 +12,7 @@ from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, pl
 from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
 from services.cli import terminal
 from services.cli.admin.preemption_render import DryRun, dry_run_shape, dry_run_text, shape, text
-from services.cli.snapshot.location import locate, redis_credentials_of
+from services.cli.snapshot.location import locate_ledger
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.ledger.preemptions import Preemptions
 from shared.model.ledger import WaitingPod
@@ -23,12 +23,7 @@ from shared.placing.node_fit import fit_on_node
 
 def preemptions(flags: argparse.Namespace) -> int:
     """Show the plan for a pod, or the preemptions in progress and the evictions of the last day."""
-    location = locate(
-        flags.state,
-        redis_url=flags.redis_url,
-        redis_credentials=redis_credentials_of(flags),
-        kubeconfig=flags.kubeconfig,
-    )
+    location = locate_ledger(flags)
 
     async def read() -> tuple[PreemptionState, DryRun | str | None]:
         async with (

@@ -20,7 +20,7 @@ from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
 from services.cli.flags import schedulers_of
-from services.cli.snapshot.location import ClusterLocation, locate, redis_credentials_of
+from services.cli.snapshot.location import ClusterLocation, locate_ledger
 from services.cli.snapshot.snapshot import Snapshot, WindowTotals
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.ledger.budgets import Budgets
@@ -32,13 +32,7 @@ RETRY_S = 1.0
 
 def audit(flags: argparse.Namespace) -> int:
     """Recompute every invariant; return 1 if one is violated."""
-    location = locate(
-        flags.state,
-        redis_url=flags.redis_url,
-        redis_credentials=redis_credentials_of(flags),
-        kubeconfig=flags.kubeconfig,
-        agents=flags.agents,
-    )
+    location = locate_ledger(flags)
     snapshot, lasting = asyncio.run(_audit(location, schedulers_of(flags), wait=not flags.now))
     if flags.output:
         terminal.print_document(shape(snapshot, lasting), flags.output)
@@ -70,7 +64,7 @@ async def read_audited(reader: SnapshotReader, now: float) -> Snapshot:
     snapshot = await reader.snapshot(now=now)
     not_checked = list(unread_checkpoints(snapshot))
     try:
-        snapshot = replace(snapshot, api_nodes=await reader.node_names())
+        snapshot = replace(snapshot, api_nodes=await reader.cluster_objects.node_names())
     except PermissionDeniedError:
         not_checked.append("nodes: this user may not list them at the API server")
     windows: tuple[WindowTotals, ...] = ()

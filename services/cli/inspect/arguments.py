@@ -33,6 +33,8 @@ def add_inspect_commands(add: AddCommand) -> None:
         "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      or the pod's uid",
     )
     flags.add_state(trace)
+    flags.add_api_server(trace)
+    flags.add_dashboard(trace)
     flags.add_pod(trace)
     trace.add_argument("--trace-dir", default="", help="where services write spans")
     flags.add_output(trace)

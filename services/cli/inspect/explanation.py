@@ -163,13 +163,18 @@ def _queue_position(
 ) -> tuple[tuple[str, str], dict[str, Any]]:
     """Return the pod's position among those that wait, and why another precedes it."""
     fair_share, namespace = snapshot.fair_share, waiting.queued.namespace
-    order = fair_order((each.queued for each in snapshot.waiting), fair_share)
-    position = 1 + [queued.pod for queued in order].index(waiting.queued.pod)
+    known = {each.queued.pod: each.queued for each in snapshot.waiting}
+    order = snapshot.queue
+    if order is None:
+        order = tuple(queued.pod for queued in fair_order(known.values(), fair_share))
+    position = 1 + order.index(waiting.queued.pod)
     before = ""
     if position > 1:
-        previous = order[position - 2]
-        reason = precedence_reason(previous, waiting.queued, fair_share)
-        before = f"; after {previous.namespace}/{previous.name}, {reason}"
+        previous = known.get(order[position - 2])
+        before = "; after a pod of another namespace"
+        if previous is not None:
+            reason = precedence_reason(previous, waiting.queued, fair_share)
+            before = f"; after {previous.namespace}/{previous.name}, {reason}"
     entitlement = fair_share.entitlement_of(namespace)
     dominant_share = fair_share.dominant_share(namespace)
     budget = "it has budget left" if entitlement.has_budget else "it has no budget left"

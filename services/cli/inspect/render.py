@@ -88,17 +88,27 @@ def _device_lines(totals: NodeTotals, width: int, usage: MeasuredUsage) -> list[
         line.append("." * free + "]" + tail, style=None if device.healthy else "red")
         lines.append(line)
         for lease, share in shares:
-            used_mib, used_cores = used_texts(usage.of(lease, share))
-            idle = _idle(usage.idle_since(lease, share), usage)
-            text = (
-                f"      {letter[lease.pod]} {lease.namespace}/{lease.name} {share.container}  "
-                f"{share.memory_mib} MiB  {_place(share)}  {lease.state}  "
-                f"in use: {used_mib} MiB, {used_cores}{idle}"
-            )
+            text = f"      {letter[lease.pod]} {_share_text(lease, share, usage)}"
             lines.append(Text(text, style=style[lease.pod]))
         if device.fault:
             lines.append(Text(f"      {device.fault}", style="red"))
     return lines
+
+
+def _share_text(lease: Lease, share: Share, usage: MeasuredUsage) -> str:
+    text = f"{_holder(lease, share)}  {share.memory_mib} MiB  {_place(share)}  {lease.state}"
+    if not lease.namespace:
+        return text
+    used_mib, used_cores = used_texts(usage.of(lease, share))
+    idle = _idle(usage.idle_since(lease, share), usage)
+    return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}"
+
+
+def _holder(lease: Lease, share: Share) -> str:
+    """Return pod and container; those of other namespaces may be hidden."""
+    if not lease.namespace:
+        return "in use by another namespace"
+    return f"{lease.namespace}/{lease.name} {share.container}"
 
 
 def _idle(since: float | None, usage: MeasuredUsage) -> str:

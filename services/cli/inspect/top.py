@@ -72,7 +72,10 @@ def top_rows(
         for totals in nodes
         for lease in totals.leases
         for share in lease.shares
-        if not share.init and namespace in ("", lease.namespace) and node in ("", lease.node)
+        if not share.init
+        and lease.namespace
+        and namespace in ("", lease.namespace)
+        and node in ("", lease.node)
     ]
     return sorted(rows, key=SORT_KEYS[sort])
 

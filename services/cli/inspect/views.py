@@ -6,15 +6,14 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
-from services.cli.snapshot.flagged_reader import read_with_flags
-from services.cli.snapshot.location import locate
+from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
+from services.cli.snapshot.location import ClusterLocation, locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
-from services.cli.snapshot.snapshot_reader import SnapshotReader
 from shared.model.errors import RequestError
 from shared.model.ledger import NodeTotals
 
@@ -39,7 +38,7 @@ def gpus(flags: argparse.Namespace) -> int:
 def ps(flags: argparse.Namespace) -> int:
     """Show leases and waiting pods."""
 
-    async def read(reader: SnapshotReader) -> Snapshot:
+    async def read(reader: ClusterReader) -> Snapshot:
         whole = await reader.snapshot(now=time.time(), pods=False)
         return await reader.with_usage(whole.of_pods(flags.namespace, flags.pod))
 
@@ -64,7 +63,7 @@ def top(flags: argparse.Namespace) -> int:
     if flags.interval <= 0:
         raise RequestError(f"--interval must be above 0, got {flags.interval:g}")
 
-    async def show(reader: SnapshotReader) -> None:
+    async def show(reader: ClusterReader) -> None:
         async def read() -> "tuple[list[TopRow], MeasuredUsage]":
             nodes, usage = await _nodes_and_usage(reader)
             selected = {"namespace": flags.namespace, "node": flags.node}
@@ -99,7 +98,7 @@ def explain(flags: argparse.Namespace) -> int:
 
         return explain_manifest(flags)
 
-    async def read(reader: SnapshotReader) -> tuple[PodSummary | None, Snapshot]:
+    async def read(reader: ClusterReader) -> tuple[PodSummary | None, Snapshot]:
         pod = await reader.pod(flags.namespace, flags.pod)
         return pod, await _snapshot_and_usage(reader)
 
@@ -125,7 +124,9 @@ def trace(flags: argparse.Namespace) -> int:
     """Show the spans of a pod."""
     from services.cli.inspect import traces
 
-    location = locate(flags.state, redis_url="-", trace_dir=flags.trace_dir)
+    location = locate(flags)
+    if location.traces is None:
+        return asyncio.run(_trace_in_cluster(flags, location))
     directory = location.traces or Path()
     spans = traces.read_spans(directory, namespace=flags.namespace, name=flags.pod)
     if not spans:
@@ -141,6 +142,24 @@ def trace(flags: argparse.Namespace) -> int:
     else:
         print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}")
         print("\n".join(traces.waterfall(spans, terminal.terminal_width())))
+    return 0
+
+
+async def _trace_in_cluster(flags: argparse.Namespace, location: ClusterLocation) -> int:
+    """Show where the spans of a pod of a cluster are."""
+    from services.cli.snapshot.dashboard_reader import open_dashboard_reader
+
+    async with open_dashboard_reader(location) as reader:
+        pod = await reader.pod(flags.namespace, flags.pod)
+        if pod is None:
+            raise RequestError(f"there is no pod {flags.namespace}/{flags.pod}")
+        found = await reader.get(f"/api/v1/leases/{pod.pod}", dict[str, Any])
+    trace = found["trace"]
+    if flags.output:
+        terminal.print_document({"trace": trace["id"], "url": trace["url"]}, flags.output)
+        return 0
+    where = trace["url"] or "the dashboard has no --trace-url; look where --otlp-endpoint is"
+    print(f"trace {trace['id']} of {flags.namespace}/{flags.pod}: {where}")
     return 0
 
 
@@ -164,10 +183,10 @@ def topology(flags: argparse.Namespace) -> int:
     return 0
 
 
-async def _nodes_and_usage(reader: SnapshotReader) -> tuple[tuple[NodeTotals, ...], MeasuredUsage]:
+async def _nodes_and_usage(reader: ClusterReader) -> tuple[tuple[NodeTotals, ...], MeasuredUsage]:
     nodes = await reader.nodes()
-    return nodes, await reader.usage.read(nodes)
+    return nodes, await reader.read_usage(nodes)
 
 
-async def _snapshot_and_usage(reader: SnapshotReader) -> Snapshot:
+async def _snapshot_and_usage(reader: ClusterReader) -> Snapshot:
     return await reader.with_usage(await reader.snapshot(now=time.time(), pods=False))

@@ -9,6 +9,9 @@ from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
+from shared.model.names import SYSTEM_NAMESPACE
+
+DASHBOARD_SERVICE = f"{SYSTEM_NAMESPACE}/dashboard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,59 +19,111 @@ class ClusterLocation:
     """The servers and directories of one Leasehold."""
 
     redis_url: str
+    """The ledger; empty: only the dashboard's API can be read, with the viewer's permissions."""
     kubeconfig: Path | None
+    context: str | None = None
+    """The kubeconfig's context; None: its current one."""
+    dashboard: str = ""
+    """The dashboard's URL, or namespace and name of its Service; see `DashboardReader`."""
     redis_credentials: ClientCredentials = NO_CREDENTIALS
     nats_url: str = ""
     """Empty: usage cannot be requested from the node agents."""
     nats_credentials: ClientCredentials = NO_CREDENTIALS
     traces: Path | None = None
     agents: Path | None = None
+    absent: str = ""
+    """Where no stack is, as text."""
     hint: str = ""
     """Advice for a server that does not respond."""
 
+    @property
+    def service_namespace(self) -> str:
+        """The namespace of the dashboard's Service."""
+        is_url = "://" in self.dashboard
+        return SYSTEM_NAMESPACE if is_url else self.dashboard.partition("/")[0]
 
-def locate(
-    state: str,
-    *,
-    redis_url: str = "",
-    redis_credentials: ClientCredentials = NO_CREDENTIALS,
-    nats_url: str = "",
-    nats_credentials: ClientCredentials | None = None,
-    kubeconfig: str = "",
-    trace_dir: str = "",
-    agents: str = "",
-) -> ClusterLocation:
+
+def locate(flags: argparse.Namespace) -> ClusterLocation:
     """Return the location that the flags name, else the one in the state directory.
 
-    Raises UnavailableError if neither names one.
+    Without either it is the cluster of the kubeconfig, through the dashboard. A flag that the
+    command does not have counts as not set.
     """
-    directory = StateDir.at(Path(state))
+    given = _GivenFlags(flags)
+    directory = StateDir.at(Path(flags.state))
     saved = load_state(directory)
-    if redis_url:
+    if given.text("redis_url"):
         return ClusterLocation(
-            redis_url=redis_url,
-            redis_credentials=redis_credentials,
-            nats_url=nats_url,
-            nats_credentials=nats_credentials or NO_CREDENTIALS,
-            kubeconfig=optional_path(kubeconfig),
-            traces=optional_path(trace_dir) or directory.traces,
-            agents=optional_path(agents),
+            redis_url=given.text("redis_url"),
+            redis_credentials=given.redis_credentials,
+            nats_url=given.text("nats_url"),
+            nats_credentials=given.nats_credentials or NO_CREDENTIALS,
+            kubeconfig=given.path("kubeconfig"),
+            context=given.text("context") or None,
+            traces=given.path("trace_dir") or directory.traces,
+            agents=given.path("agents"),
         )
-    if saved is None:
-        raise UnavailableError(
-            f"no stack in {directory.root}: run `leasehold up`, or set --state, or --redis-url "
-            "and --kubeconfig of a cluster"
+    if saved is None or given.text("context") or given.text("dashboard"):
+        return ClusterLocation(
+            redis_url="",
+            kubeconfig=given.path("kubeconfig"),
+            context=given.text("context") or None,
+            dashboard=given.text("dashboard") or DASHBOARD_SERVICE,
+            absent=f"no stack in {directory.root}",
+            traces=given.path("trace_dir"),
         )
-    runs = supervisor_pid(directory) is not None
+    return _in_state(directory, saved, given)
+
+
+class _GivenFlags:
+    """The flags of a command; empty for those that it does not have."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self.flags = flags
+
+    def text(self, name: str) -> str:
+        return getattr(self.flags, name, "") or ""
+
+    def path(self, name: str) -> Path | None:
+        return optional_path(self.text(name))
+
+    @property
+    def redis_credentials(self) -> ClientCredentials:
+        return redis_credentials_of(self.flags) if "redis_url" in self.flags else NO_CREDENTIALS
+
+    @property
+    def nats_credentials(self) -> ClientCredentials | None:
+        return nats_credentials_of(self.flags) if "nats_token_file" in self.flags else None
+
+
+def _in_state(directory: StateDir, saved: State, given: _GivenFlags) -> ClusterLocation:
+    """Return the location of a stack of `leasehold up`, with the servers that the flags name."""
+    hint = f"nothing runs in {directory.root} now: run `leasehold up`, or name a cluster with "
     return ClusterLocation(
         redis_url=saved.redis_url,
-        redis_credentials=_own_or_saved(redis_credentials, saved),
-        nats_url=nats_url or saved.nats_url,
-        nats_credentials=nats_credentials or saved.nats_client_credentials,
-        kubeconfig=optional_path(kubeconfig or saved.kubeconfig),
-        traces=optional_path(trace_dir) or directory.traces,
-        agents=optional_path(agents) or directory.root / "agents",
-        hint="" if runs else f"nothing runs in {directory.root} now: run `leasehold up`",
+        redis_credentials=_own_or_saved(given.redis_credentials, saved),
+        nats_url=given.text("nats_url") or saved.nats_url,
+        nats_credentials=given.nats_credentials or saved.nats_client_credentials,
+        kubeconfig=optional_path(given.text("kubeconfig") or saved.kubeconfig),
+        traces=given.path("trace_dir") or directory.traces,
+        agents=given.path("agents") or directory.root / "agents",
+        hint="" if supervisor_pid(directory) is not None else f"{hint}--context",
+    )
+
+
+def locate_ledger(flags: argparse.Namespace) -> ClusterLocation:
+    """Return the location for a command that reads the ledger itself.
+
+    Raises UnavailableError with what to do if neither flags nor the state directory name one.
+    """
+    location = locate(flags)
+    if location.redis_url:
+        return location
+    raise UnavailableError(
+        f"there is no stack in {StateDir.at(Path(flags.state)).root}, and this command reads the "
+        "ledger with an administrator's permissions: in a cluster, run `kubectl -n "
+        f"{SYSTEM_NAMESPACE} exec deploy/operator -- leasehold {flags.command}`; on one machine, "
+        "run `leasehold up` first, or set --state; --redis-url names another ledger"
     )
 
 

@@ -98,6 +98,8 @@ class Snapshot:
     read_at: float
     nodes: tuple[NodeTotals, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
+    queue: tuple[PodUid, ...] | None = None
+    """See `ClusterView`; None: all waiting pods are known, and their order follows."""
     pods: tuple[PodSummary, ...] = ()
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint is readable on this machine."""
@@ -131,10 +133,12 @@ class Snapshot:
         return list(dict.fromkeys((*(lease.name for lease in self.leases), *waiting)))
 
     def of_pods(self, namespace: str, name: str) -> "Snapshot":
-        """Return it with the leases and the waiting pods of a namespace and name; empty: of all."""
+        """Return it with the visible leases and waiting pods of a namespace and a name."""
 
         def is_selected(pod: Lease | PodQueued) -> bool:
-            return namespace in {"", pod.namespace} and name in {"", pod.name}
+            return (
+                pod.namespace != "" and namespace in {"", pod.namespace} and name in {"", pod.name}
+            )
 
         return replace(
             self,

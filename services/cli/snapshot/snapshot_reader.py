@@ -1,73 +1,27 @@
 """Reads a running Leasehold: the ledger, the API server, and the agents' checkpoints."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import msgspec
 
 from services.cli.snapshot.location import ClusterLocation
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
 from services.cli.snapshot.usage_reader import UsageReader
-from shared.kubernetes.errors import NotFoundError
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.ledger import NodeTotals
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import NodeName
 from shared.model.usage import IDLE_AFTER_S
 
 if TYPE_CHECKING:
+    from services.cli.snapshot.cluster_objects import ClusterObjects
     from shared.kubernetes.client import KubernetesClient
-
-PAGE = 500
-
-
-class _ListedOwner(msgspec.Struct, frozen=True):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-
-class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    creation_timestamp: datetime | None = None
-    annotations: dict[str, str] = {}
-    owner_references: tuple[_ListedOwner, ...] = ()
-
-
-class _ListedGate(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    scheduler_name: str = ""
-    scheduling_gates: tuple[_ListedGate, ...] = ()
-
-
-class _ListedCondition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class _ListedStatus(msgspec.Struct, frozen=True):
-    phase: str = ""
-    conditions: tuple[_ListedCondition, ...] = ()
-
-
-class _ListedPod(msgspec.Struct, frozen=True):
-    metadata: _ListedMetadata = _ListedMetadata()
-    spec: _ListedSpec = _ListedSpec()
-    status: _ListedStatus = _ListedStatus()
 
 
 class SnapshotReader:
@@ -97,46 +51,24 @@ class SnapshotReader:
         pages = [page async for page in self.ledger.totals.pages()]
         return tuple(totals for page in pages for totals in page)
 
-    async def pods(self) -> tuple[PodSummary, ...]:
-        """Return every pod of the cluster."""
-        pods: list[PodSummary] = []
-        token = ""
-        while True:
-            page = await self.kubernetes.list_page(
-                "/api/v1/pods", query={}, limit=PAGE, continue_token=token
-            )
-            pods += [
-                _summary(msgspec.json.decode(item, type=_ListedPod)) for item in page.items or ()
-            ]
-            token = page.metadata.continue_
-            if not token:
-                return tuple(pods)
+    @property
+    def cluster_objects(self) -> "ClusterObjects":
+        """The pods and nodes of the API server."""
+        from services.cli.snapshot.cluster_objects import ClusterObjects
 
-    async def node_names(self) -> frozenset[NodeName]:
-        """Return the names of the nodes that the API server has."""
-        names: set[NodeName] = set()
-        token = ""
-        while True:
-            page = await self.kubernetes.list_page(
-                "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
-            )
-            found = (msgspec.json.decode(item, type=_ListedPod) for item in page.items or ())
-            names |= {NodeName(node.metadata.name) for node in found}
-            token = page.metadata.continue_
-            if not token:
-                return frozenset(names)
+        return ClusterObjects(self.kubernetes)
 
     async def pod(self, namespace: str, name: str) -> PodSummary | None:
         """Return one pod, or None."""
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
-        try:
-            return _summary(await self.kubernetes.read(path, _ListedPod))
-        except NotFoundError:
-            return None
+        return await self.cluster_objects.pod(namespace, name)
+
+    async def read_usage(self, nodes: Iterable[NodeTotals]) -> MeasuredUsage:
+        """Return the usage that the agents of the nodes with leases measure now."""
+        return await self.usage.read(nodes)
 
     async def snapshot(self, *, now: float, pods: bool = True) -> Snapshot:
         """Read everything; pods before leases, since a pod is bound only after it has one."""
-        pod_summaries = await self.pods() if pods else ()
+        pod_summaries = await self.cluster_objects.pods() if pods else ()
         allocations = read_checkpoints(self.location.agents)
         return Snapshot(
             read_at=now,
@@ -183,7 +115,7 @@ def _client(location: ClusterLocation) -> "KubernetesClient":
     from shared.kubernetes.client import KubernetesClient
     from shared.kubernetes.kubeconfig import load_credentials
 
-    return KubernetesClient(load_credentials(location.kubeconfig))
+    return KubernetesClient(load_credentials(location.kubeconfig, context=location.context))
 
 
 def read_checkpoints(agents: Path | None) -> Mapping[NodeName, tuple[Allocation, ...]]:
@@ -203,30 +135,3 @@ def _checkpoint(path: Path) -> tuple[NodeName, tuple[Allocation, ...]]:
         return NodeName(content["node"]), msgspec.convert(entries, tuple[Allocation, ...])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{path} is not a checkpoint of a node agent: {error!r}") from error
-
-
-def _summary(pod: _ListedPod) -> PodSummary:
-    created = pod.metadata.creation_timestamp
-    return PodSummary(
-        pod=PodUid(pod.metadata.uid),
-        namespace=Namespace(pod.metadata.namespace),
-        name=pod.metadata.name,
-        node=pod.spec.node_name,
-        phase=pod.status.phase,
-        scheduler=pod.spec.scheduler_name,
-        created_at=created.timestamp() if created else 0.0,
-        owner=next(
-            (f"{one.kind}/{one.name}" for one in pod.metadata.owner_references if one.controller),
-            "",
-        ),
-        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
-        annotations=pod.metadata.annotations,
-        unschedulable_message=next(
-            (
-                condition.message
-                for condition in pod.status.conditions
-                if condition.type == "PodScheduled" and condition.status == "False"
-            ),
-            "",
-        ),
-    )

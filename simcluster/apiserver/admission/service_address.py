@@ -34,15 +34,19 @@ def resolve_address(config: Json, store: ObjectStore) -> WebhookAddress:
         raise LookupError(f'service "{name}" not found')
     host = f"{name}.{namespace}.svc"
     path = "/" + str(wanted.get("path") or "").lstrip("/")
-    endpoint = _endpoint(store, found.obj, port)
+    endpoint = endpoint_of_port(store, found.obj, str(port))
     return WebhookAddress(f"https://{host}:{port}{path}", f"https://{endpoint}{path}", host, host)
 
 
-def _endpoint(store: ObjectStore, service: Json, port: int) -> str:
-    """Return host and port of one endpoint of a service; `LookupError` if there is none."""
+def endpoint_of_port(store: ObjectStore, service: Json, port: str) -> str:
+    """Return host and port of one endpoint of a service; `LookupError` if there is none.
+
+    `port` is the number or name of a port of the service; empty: its first one.
+    """
     name = name_of(service)
     ports = at_path(service, "spec.ports") or ()
-    chosen = next((each for each in ports if each.get("port") == port), None)
+    matching = (each for each in ports if port in {"", str(each.get("port")), each.get("name")})
+    chosen = next(matching, None)
     if chosen is None:
         raise LookupError(f'no service port {port} found for service "{name}"')
     if at_path(service, "spec.type") == "ExternalName":

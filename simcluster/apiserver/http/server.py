@@ -30,6 +30,7 @@ from simcluster.apiserver.http.messages import (
 )
 from simcluster.apiserver.http.pod_access import serve_log
 from simcluster.apiserver.http.representations import ObjectView, negotiate_view
+from simcluster.apiserver.http.service_proxy import parse_proxied, serve_proxied
 from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_response
 from simcluster.apiserver.http.watches import WatchRequest, serve_watch
 from simcluster.apiserver.kinds.binding import bind
@@ -43,6 +44,7 @@ from simcluster.apiserver.requests.authorization import (
     ResourceAttributes,
     attributes_of,
     authorize,
+    review_access,
 )
 from simcluster.apiserver.requests.object_writes import (
     ObjectWriter,
@@ -59,6 +61,8 @@ from simcluster.ports import ContainerRuntime
 log = logging.getLogger(__name__)
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _CREATE_REVIEW = ResourceAttributes("create", "authentication.k8s.io", "tokenreviews")
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/"
+_CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _STOP_S = 1.0
 
@@ -170,12 +174,9 @@ class ApiServer:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
             return await self._debug.respond(request)
-        static = static_response(request, self.store.kinds)
-        if static is not None:
-            return static
-        if path == _REVIEWS and request.method == "POST":
-            authorize(self.store, user, _CREATE_REVIEW)
-            return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
+        response = await self._respond_without_object(request, user)
+        if response is not None:
+            return response
         target = parse_target(path, self.store.kinds)
         labels.resource, labels.subresource = target.kind.table, target.subresource
         watch = is_set(request.query, "watch")
@@ -186,6 +187,27 @@ class ApiServer:
             return await self._read(request, target, labels)
         labels.key = target.key if target.name else ""
         return await self._write(request, target, user)
+
+    async def _respond_without_object(
+        self, request: web.BaseRequest, user: Json
+    ) -> web.StreamResponse | None:
+        """Respond to discovery, reviews and proxied requests; None for all others."""
+        path = request.path
+        static = static_response(request, self.store.kinds)
+        if static is not None:
+            return static
+        if path == _REVIEWS and request.method == "POST":
+            authorize(self.store, user, _CREATE_REVIEW)
+            return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
+        if path.startswith(_ACCESS_REVIEWS) and request.method == "POST":
+            if path.endswith("/subjectaccessreviews"):
+                authorize(self.store, user, _CREATE_ACCESS_REVIEW)
+            review = review_access(self.store, user, await read_body(request) or {})
+            return json_response(encode(review), 201)
+        if proxied := parse_proxied(path):
+            authorize(self.store, user, proxied.attributes)
+            return await serve_proxied(request, self.store, proxied)
+        return None
 
     async def _access_pod(
         self, request: web.BaseRequest, target: RequestTarget, user: Json

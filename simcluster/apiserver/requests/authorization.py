@@ -50,9 +50,7 @@ def attributes_of(method: str, target: RequestTarget, *, watch: bool) -> Resourc
 
 def authorize(store: ObjectStore, user: Json, request: ResourceAttributes) -> None:
     """Raise the 403 of Kubernetes unless a role of the user allows the request."""
-    if _ADMINISTRATORS in user.get("groups", ()):
-        return
-    if any(_allows(rule, request) for rule in _rules(store, user, request.namespace)):
+    if is_allowed(store, user, request):
         return
     where = f'in the namespace "{request.namespace}"' if request.namespace else (
         "at the cluster scope"
@@ -64,6 +62,31 @@ def authorize(store: ObjectStore, user: Json, request: ResourceAttributes) -> No
     plural = request.resource.partition("/")[0]
     qualified = f"{plural}.{request.group}" if request.group else plural
     raise ApiError.forbidden(qualified, request.name, text)
+
+
+def is_allowed(store: ObjectStore, user: Json, request: ResourceAttributes) -> bool:
+    """Return whether a role of the user allows the request."""
+    if _ADMINISTRATORS in user.get("groups", ()):
+        return True
+    return any(_allows(rule, request) for rule in _rules(store, user, request.namespace))
+
+
+def review_access(store: ObjectStore, user: Json, review: Json) -> Json:
+    """Return the completed SubjectAccessReview, or of `user` the SelfSubjectAccessReview."""
+    spec = review.get("spec") or {}
+    wanted = spec.get("resourceAttributes") or {}
+    of_user = {"username": spec.get("user"), "groups": spec.get("groups") or ()}
+    names = filter(None, (wanted.get("resource", ""), wanted.get("subresource", "")))
+    request = ResourceAttributes(
+        verb=wanted.get("verb", ""),
+        group=wanted.get("group", ""),
+        resource="/".join(names),
+        namespace=wanted.get("namespace", ""),
+        name=wanted.get("name", ""),
+    )
+    is_self = review.get("kind") == "SelfSubjectAccessReview"
+    allowed = is_allowed(store, user if is_self else of_user, request)
+    return {**review, "status": {"allowed": allowed}}
 
 
 def _rules(store: ObjectStore, user: Json, namespace: str) -> Iterator[Json]:

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.dashboard.http_server import COOKIE, DashboardServer
+from services.dashboard.http_server import DashboardServer
 from services.dashboard.legacy_metrics import legacy_metrics_application
 from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator, make_token
-from shared.credentials.tokens import load_access_tokens
+from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
 from shared.model.events.pod_events import (
     Heartbeat,
     LeaseChanged,
@@ -266,7 +266,7 @@ async def test_login_stores_the_token_where_scripts_cannot_read_it(tmp_path: Pat
         async with shown.client.post(
             f"{shown.url}/login", data={"token": "secret"}, allow_redirects=False
         ) as answer:
-            cookie = answer.cookies[COOKIE]
+            cookie = answer.cookies[VIEWER_COOKIE]
 
         assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
         assert "Devices" in (await shown.get("/"))[1]

@@ -142,7 +142,7 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
 
 
 def test_a_missing_trace_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of("trace", "unknown", "--state", str(tmp_path)) == 1
+    assert code_of("trace", "unknown", "--trace-dir", str(tmp_path)) == 1
     assert "no span of pod default/unknown" in capsys.readouterr().err
 
 

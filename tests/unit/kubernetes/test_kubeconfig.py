@@ -135,7 +135,7 @@ def test_tls_may_be_left_unverified_or_check_another_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("user", "message"),
     [
-        ({"exec": {"command": "aws"}}, "an exec credential plugin"),
+        ({"exec": {"command": "aws"}}, "has apiVersion None and command aws. Set"),
         ({"auth-provider": {"name": "gcp"}}, "an auth-provider plugin"),
         ({"username": "a", "password": "b"}, "basic authentication"),
         ({"as": "root"}, "impersonation"),

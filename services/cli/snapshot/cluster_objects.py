@@ -1,0 +1,125 @@
+"""The pods and nodes of an API server, as the commands read them."""
+
+from datetime import datetime
+from urllib.parse import quote
+
+import msgspec
+
+from services.cli.snapshot.snapshot import PodSummary
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import NotFoundError
+from shared.model.names import Namespace, NodeName, PodUid
+
+PAGE = 500
+ALL_PODS = "/api/v1/pods"
+
+
+class _ListedOwner(msgspec.Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: datetime | None = None
+    annotations: dict[str, str] = {}
+    owner_references: tuple[_ListedOwner, ...] = ()
+
+
+class _ListedGate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = ""
+    scheduling_gates: tuple[_ListedGate, ...] = ()
+
+
+class _ListedCondition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _ListedStatus(msgspec.Struct, frozen=True):
+    phase: str = ""
+    conditions: tuple[_ListedCondition, ...] = ()
+
+
+class _ListedPod(msgspec.Struct, frozen=True):
+    metadata: _ListedMetadata = _ListedMetadata()
+    spec: _ListedSpec = _ListedSpec()
+    status: _ListedStatus = _ListedStatus()
+
+
+class ClusterObjects:
+    """Reads with the permissions of the client."""
+
+    def __init__(self, kubernetes: KubernetesClient) -> None:
+        self.kubernetes = kubernetes
+
+    async def pods(self, namespace: str = "") -> tuple[PodSummary, ...]:
+        """Return every pod of a namespace, or of the cluster."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods" if namespace else ALL_PODS
+        pods: list[PodSummary] = []
+        token = ""
+        while True:
+            page = await self.kubernetes.list_page(path, query={}, limit=PAGE, continue_token=token)
+            pods += [
+                _summary(msgspec.json.decode(item, type=_ListedPod)) for item in page.items or ()
+            ]
+            token = page.metadata.continue_
+            if not token:
+                return tuple(pods)
+
+    async def node_names(self) -> frozenset[NodeName]:
+        """Return the names of the nodes that the API server has."""
+        names: set[NodeName] = set()
+        token = ""
+        while True:
+            page = await self.kubernetes.list_page(
+                "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
+            )
+            found = (msgspec.json.decode(item, type=_ListedPod) for item in page.items or ())
+            names |= {NodeName(node.metadata.name) for node in found}
+            token = page.metadata.continue_
+            if not token:
+                return frozenset(names)
+
+    async def pod(self, namespace: str, name: str) -> PodSummary | None:
+        """Return one pod, or None."""
+        try:
+            return _summary(await self.kubernetes.read(pod_path(namespace, name), _ListedPod))
+        except NotFoundError:
+            return None
+
+
+def _summary(pod: _ListedPod) -> PodSummary:
+    created = pod.metadata.creation_timestamp
+    return PodSummary(
+        pod=PodUid(pod.metadata.uid),
+        namespace=Namespace(pod.metadata.namespace),
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        phase=pod.status.phase,
+        scheduler=pod.spec.scheduler_name,
+        created_at=created.timestamp() if created else 0.0,
+        owner=next(
+            (f"{one.kind}/{one.name}" for one in pod.metadata.owner_references if one.controller),
+            "",
+        ),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        annotations=pod.metadata.annotations,
+        unschedulable_message=next(
+            (
+                condition.message
+                for condition in pod.status.conditions
+                if condition.type == "PodScheduled" and condition.status == "False"
+            ),
+            "",
+        ),
+    )

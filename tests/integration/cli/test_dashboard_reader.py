@@ -1,0 +1,208 @@
+"""The reading commands with nothing but a kubeconfig: through the API server to the dashboard."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from shared.credentials.authorization import KubernetesAuthenticator
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.model.names import Namespace
+from simcluster.credentials import kubeconfig
+from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
+from tests.support.placer.ledger import queued, verdict
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.installed import created
+from tests.support.stack import Done, run
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[3]
+SYSTEM = "leasehold-system"
+
+
+@dataclass
+class Cluster:
+    """A dashboard behind the proxy of a simulated API server."""
+
+    api: ApiUnderTest
+    shown: RunningDashboard
+    folder: Path
+
+    async def leasehold(self, *words: str, account: str = "member", **env: str) -> Done:
+        """Run a command with the kubeconfig of an account."""
+        config = self.folder / account
+        if not config.exists():
+            await self.write_kubeconfig(config, account)
+        return await run(
+            *(sys.executable, "-m", "services.cli", *words),
+            env={"PYTHONPATH": str(ROOT), "KUBECONFIG": str(config), "HOME": str(self.folder)}
+            | {"LEASEHOLD_STATE": str(self.folder / "none"), **env},
+        )
+
+    async def write_kubeconfig(self, path: Path, account: str) -> None:
+        """Write a kubeconfig whose token an exec plugin returns."""
+        async with self.api.client() as client:
+            issued = await created(
+                client,
+                f"/api/v1/namespaces/team/serviceaccounts/{account}/token",
+                {"spec": {}},
+            )
+        credential = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {"token": issued["status"]["token"]},
+        }
+        answer = path.with_suffix(".json")
+        answer.write_text(json.dumps(credential))
+        content = kubeconfig(self.api.url, self.api.ca.read_bytes(), "")
+        plugin = {"apiVersion": credential["apiVersion"], "command": "cat", "args": [str(answer)]}
+        content["users"][0]["user"] = {"exec": plugin}
+        path.write_text(yaml.safe_dump(content))
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    """Start everything; `member` may get pods in `default`, `stranger` nowhere."""
+    async with (
+        api_server() as api,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
+        dashboard(KubernetesAuthenticator(kube, SystemClock())) as shown,
+        api.client() as client,
+    ):
+        await install(client, port=int(shown.url.rpartition(":")[2]))
+        yield Cluster(api, shown, folder)
+
+
+async def install(client: aiohttp.ClientSession, *, port: int) -> None:
+    """Create the accounts, and of `k8s/base/dashboard.yaml` what does not run."""
+    for name in (SYSTEM, "team"):
+        await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
+    for name in ("member", "stranger"):
+        await created(
+            client, "/api/v1/namespaces/team/serviceaccounts", {"metadata": {"name": name}}
+        )
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}"
+    manifests = (ROOT / "k8s" / "base" / "dashboard.yaml").read_text()
+    for manifest in yaml.safe_load_all(manifests):
+        if manifest["kind"] in {"Role", "RoleBinding"}:
+            await created(client, f"{rbac}/{manifest['kind'].lower()}s", manifest)
+        elif manifest["kind"] == "Service":
+            await created(client, f"/api/v1/namespaces/{SYSTEM}/services", manifest)
+    endpoints = {
+        "metadata": {"name": "dashboard"},
+        "subsets": [
+            {"addresses": [{"ip": "127.0.0.1"}], "ports": [{"name": "page", "port": port}]}
+        ],
+    }
+    await created(client, f"/api/v1/namespaces/{SYSTEM}/endpoints", endpoints)
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
+    inside = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    await created(client, f"{inside}/roles", {"metadata": {"name": "pods"}, "rules": rules})
+    await created(
+        client,
+        f"{inside}/rolebindings",
+        {
+            "metadata": {"name": "pods"},
+            "roleRef": {"kind": "Role", "name": "pods"},
+            "subjects": [{"kind": "ServiceAccount", "name": "member", "namespace": "team"}],
+        },
+    )
+
+
+async def documents(at: Cluster, *words: str, account: str = "member") -> Any:
+    done = await at.leasehold(*words, "-o", "json", account=account)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+async def waiting_pod(at: Cluster, name: str, namespace: str = "default") -> Any:
+    """Create a pod, and have it wait."""
+    async with at.api.client() as client:
+        if namespace != "default":
+            await created(client, "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        pod = await created(
+            client,
+            f"/api/v1/namespaces/{namespace}/pods",
+            {
+                "metadata": {"name": name},
+                "spec": {
+                    "schedulerName": "leasehold",
+                    "containers": [{"name": "main", "image": "app"}],
+                },
+            },
+        )
+    waits = replace(
+        queued(pod["metadata"]["uid"], units=99_000), name=name, namespace=Namespace(namespace)
+    )
+    capacity = await at.shown.ledger.capacity()
+    await at.shown.ledger.waiting_pods.enqueue([verdict(waits, capacity)])
+    return waits
+
+
+async def test_engineers_read_what_their_kubeconfig_lets_them_get(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as at:
+        lease = await reserve_lease(at.shown)
+        at.shown.usage.measure(lease, memory_mib=77)
+        await waiting_pod(at, "hidden-pod", "other")
+        await waiting_pod(at, "mine")
+        await until(
+            lambda: documents(at, "ps"),
+            lambda found: found["waiting"] and found["leases"][0]["shares"][0]["measured"],
+        )
+
+        gpus, explained, top, wide = await asyncio.gather(
+            documents(at, "gpus"),
+            documents(at, "explain", "mine"),
+            documents(at, "top"),
+            at.leasehold("ps", "-o", "wide"),
+        )
+        foreign = await documents(at, "gpus", account="stranger")
+        text = await at.leasehold("gpus", account="stranger")
+        nothing = await documents(at, "ps", account="stranger")
+
+        (share,) = gpus["nodes"][0]["devices"][0]["shares"]
+        assert (share["namespace"], share["measured"]["memory_mib"]) == ("default", 77)
+        assert top["shares"][0]["measured"]["memory_mib"] == 77
+        assert explained["verdict"] == "waiting"
+        assert explained["queue"]["of"] == 2
+        assert lease.name in wide.out
+        assert "hidden-pod" not in wide.out
+        (hidden,) = foreign["nodes"][0]["devices"][0]["shares"]
+        assert (hidden["namespace"], hidden["name"], hidden["container"]) == ("", "", "")
+        assert hidden["memory_mib"] == share["memory_mib"]
+        assert "in use by another namespace" in text.out
+        assert (nothing["leases"], nothing["waiting"]) == ([], [])
+
+
+async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as at:
+        audit = await at.leasehold("audit")
+        elsewhere = await at.leasehold("gpus", "--dashboard", "default/none")
+        pod = await at.leasehold("explain", "mine", account="stranger")
+        nowhere = await at.leasehold("gpus", KUBECONFIG="")
+        url = await documents(at, "gpus", "--dashboard", at.shown.url)
+        async with at.api.client() as client:
+            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
+            await client.delete(f"{path}/dashboard-reader")
+        denied = await at.leasehold("gpus")
+
+        assert audit.code == 3
+        assert "exec deploy/operator -- leasehold audit" in audit.err
+        assert elsewhere.code == 2
+        assert "may not read the dashboard through the API server" in elsewhere.err
+        assert (pod.code, "cannot get resource" in pod.err) == (2, True)
+        assert nowhere.code == 3
+        assert nowhere.err.startswith(
+            "leasehold gpus: there is nothing to read: run `leasehold up`"
+        )
+        assert url["nodes"]
+        assert (denied.code, "bind the Role dashboard-reader" in denied.err) == (2, True)
