@@ -10,6 +10,8 @@ from typing import Never
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.pod_binder import PodBinder
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
 from services.binder.ledger_sync.rebuild import LedgerRebuild
@@ -30,6 +32,7 @@ from services.binder.report.explanations import (
 )
 from services.binder.resize.resizer import Resizer
 from shared.model.clock import Clock
+from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -76,12 +79,14 @@ REBUILD_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bindings:
-    """The package `bind`."""
+    """The packages `bind` and `claims`."""
 
     pods: PodBinder
     sender: BindingSender
     presence: AgentPresence
     cordons: NodeCordons
+    claim_leaser: ClaimLeaser
+    claim_ender: ClaimEnder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +159,16 @@ class Binder:
         is known by then is published at once.
         """
         return await self.binding.pods.bind(events)
+
+    @handles(concurrency=4)
+    async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
+        """Lease what schedulers have allocated to ResourceClaims, and answer in their status."""
+        return await self.binding.claim_leaser.lease(events)
+
+    @handles
+    async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
+        """End the leases of claims that lost their allocation, unless they may be prepared."""
+        return await self.binding.claim_ender.end_deallocated(events)
 
     @loops
     async def send_bindings(self) -> None:
@@ -277,7 +292,7 @@ class Binder:
     @handles
     async def reconcile_listing(
         self, events: Sequence[PodsListed]
-    ) -> list[PodTerminated | PlacementChosen | LeaseChanged]:
+    ) -> list[PodTerminated | ClaimDeallocated | PlacementChosen | LeaseChanged]:
         """Compare the ledger with a complete listing of pods."""
         return await self.sync.reconciler.reconcile(events)
 

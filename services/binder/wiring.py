@@ -11,7 +11,12 @@ from services.binder.bind.deferred_pods import DeferredPods
 from services.binder.bind.gang_check import GangCheck
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
+from services.binder.claims.claim_answers import AnswerWriter
+from services.binder.claims.claim_client import ClaimClient
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
+from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.rebuild import LedgerRebuild
@@ -21,6 +26,7 @@ from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.claims import ClaimStatuses
 from services.binder.ports.kubernetes import BinderPods
 from services.binder.ports.ledger import BinderLedger, BinderStaging
 from services.binder.ports.nats import NodeAgents, Publish
@@ -54,6 +60,7 @@ class BinderPorts:
     staging: BinderStaging
     gated_pods: GatedPods
     pods: BinderPods
+    claims: ClaimStatuses
     agents: NodeAgents
     publish: Publish
     metrics: PrometheusMetrics
@@ -75,7 +82,8 @@ def build_binder(
     ledger, clock, metrics = ports.ledger, ports.clock, ports.metrics
     events = EventWriter(ports.pods, ports.host_clock, metrics, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
-    lost_leases = LostLeases(ledger, ports.pods, metrics=metrics, clock=clock)
+    holders = LeaseHolders(ports.pods, ports.claims)
+    lost_leases = LostLeases(ledger, holders, metrics=metrics, clock=clock)
     updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, metrics)
     conditions = ConditionWriter(ports.pods, ports.host_clock, metrics)
     reports = Reports(events=events, conditions=conditions)
@@ -100,13 +108,13 @@ def build_binder(
             reconciler=Reconciler(
                 ledger,
                 ports.staging,
-                ports.pods,
+                holders,
                 WaitingRecords(ledger, ports.gated_pods, ports.pods),
                 metrics=metrics,
                 publish=ports.publish,
                 clock=clock,
             ),
-            rebuild=_rebuild(ports, sender),
+            rebuild=_rebuild(ports, sender, holders),
             deleted_nodes=DeletedNodes(ledger, ports.pods, metrics),
             gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
         ),
@@ -117,12 +125,12 @@ def build_binder(
     )
 
 
-def _rebuild(ports: BinderPorts, sender: BindingSender) -> LedgerRebuild:
+def _rebuild(ports: BinderPorts, sender: BindingSender, holders: LeaseHolders) -> LedgerRebuild:
     return LedgerRebuild(
         ledger=ports.ledger,
         staging=ports.staging,
         publish=ports.publish,
-        pods=ports.pods,
+        holders=holders,
         clock=ports.clock,
         metrics=ports.metrics,
         bindings_in_flight=sender.in_flight,
@@ -158,7 +166,22 @@ def _binding(
         clock=clock,
     )
     cordons = NodeCordons(ledger, presence)
-    return Bindings(pods=pods, sender=sender, presence=presence, cordons=cordons)
+    ender = ClaimEnder(ledger, ports.agents, sweeper.capacity_freed)
+    leaser = ClaimLeaser(
+        ledger=ledger,
+        publish=ports.publish,
+        answers=AnswerWriter(ports.claims, ports.agents, ender),
+        ender=ender,
+        clock=clock,
+    )
+    return Bindings(
+        pods=pods,
+        sender=sender,
+        presence=presence,
+        cordons=cordons,
+        claim_leaser=leaser,
+        claim_ender=ender,
+    )
 
 
 def _unready_reason(*parts: LedgerPart) -> str | None:
@@ -205,6 +228,7 @@ async def serve_binder(settings: BinderSettings) -> None:
                 staging=staging,
                 gated_pods=gated_pods,
                 pods=PodClient(client),
+                claims=ClaimClient(client, SystemClock()),
                 agents=NodeAgentClient(bus),
                 publish=bus.publish,
                 metrics=metrics,

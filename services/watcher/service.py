@@ -5,11 +5,14 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 
+from services.watcher.claim_sources import ClaimReflector
+from services.watcher.claim_tracker import ClaimEvent, ClaimTracker
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodEvent, PodTracker
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
+from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -28,7 +31,16 @@ from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)
 
-Resync = PodsListed | NodesListed | NodeChanged | DeviceReported | QuotasUpdated | PodEvent
+Resync = (
+    PodsListed
+    | NodesListed
+    | NodeChanged
+    | DeviceReported
+    | QuotasUpdated
+    | PodEvent
+    | ClaimAllocated
+    | ClaimDeallocated
+)
 NODE_USAGE_S = 0.2
 """The interval at which changed usage of nodes is published."""
 REQUEUE_DELAY_S = 0.5
@@ -50,12 +62,15 @@ class Watcher:
         clock: Clock,
         *,
         quotas: QuotaReflectors,
+        claims: ClaimReflector,
         resync_s: float = 300.0,
     ) -> None:
         self.pod_source = pods
         self.node_source = nodes
         self.group_source = groups
         self.quota_source = quotas
+        self.claim_source = claims
+        self.claims = ClaimTracker()
         self.quotas: tuple[Quota, ...] | None = None
         self.lister = lister
         self.clock = clock
@@ -102,6 +117,16 @@ class Watcher:
             yield self._quotas_updated()
 
     @emits
+    async def watch_claims(self) -> AsyncIterator[Sequence[ClaimAllocated | ClaimDeallocated]]:
+        """Publish ResourceClaims that get or lose devices of our driver."""
+        async for batch in self.claim_source.batches():
+            events: list[ClaimEvent] = []
+            for claim, allocation in batch:
+                events += self.claims.update(claim, allocation)
+            if events:
+                yield events
+
+    @emits
     async def watch_nodes(self) -> AsyncIterator[Sequence[NodeChanged | DeviceReported]]:
         """Publish nodes, and the devices that another device plugin registered on them."""
         async for batch in self.node_source.batches():
@@ -136,6 +161,7 @@ class Watcher:
                 *self.devices.resync(now_s=self.clock.now()),
                 *self._quotas_updated(),
                 *(self.pods.resync(self._next_generation()) if requested else ()),
+                *self.claims.resync(),
             ]
             async for chunk in self._list_with_retries():
                 yield [chunk]
@@ -164,17 +190,23 @@ class Watcher:
         return requested
 
     @emits
-    async def resync_stale(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pods again that wait without a reason: their first event may be lost.
+    async def resync_stale(
+        self,
+    ) -> AsyncIterator[Sequence[PodEvent | ClaimAllocated | ClaimDeallocated]]:
+        """Publish pods again that wait without a reason, and claims without an answer.
+
+        Their first event may be lost.
 
         All other pending pods are published again every two minutes, so that no lost event leaves a
         pod waiting for ever.
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
-            events = self.pods.resync_unexplained(self._next_generation())
+            events: list[PodEvent | ClaimEvent] = []
+            events += self.pods.resync_unexplained(self._next_generation())
             if events:
                 logger.info("publishing %d pods again that wait without a reason", len(events))
+            events += self.claims.resync_unanswered()
             events += self.pods.resync_shard(self._next_generation(), shard)
             if events:
                 yield events

@@ -11,6 +11,7 @@ from itertools import zip_longest
 
 import msgspec
 
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.node_parser import NodeUpdate, foreign_devices, parse_node
 from services.watcher.observed_pod import TERMINAL, ObservedPod
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
@@ -23,6 +24,7 @@ from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiNode, ApiPod, PodGroup
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
@@ -38,6 +40,8 @@ CHUNK_BYTES = 256 * 1024
 """The most bytes of leases in one chunk of a list: a chunk must fit a message."""
 CHUNK_UIDS = 4096
 """The most unbound pods in one chunk."""
+CHUNK_CLAIMS = 100
+"""The most ResourceClaims in one chunk, each with a copy of at most 10 KiB."""
 LEASE_BYTES = 64 * 1024
 """A longer annotation is not a lease: the pod's owner may write anything there."""
 
@@ -210,6 +214,7 @@ class OurPodLister:
 
     client: KubernetesClient
     schedulers: frozenset[str]
+    claims: ClaimReflector
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
         """Yield one complete list in chunks, with the IDs of the requests that it answers."""
@@ -230,7 +235,7 @@ class OurPodLister:
             token = page.metadata.continue_
             if not token:
                 break
-        chunks = _chunks(bound, unbound)
+        chunks = _chunks(bound, unbound, await self.claims.list_all())
         for number, chunk in enumerate(chunks):
             yield PodsListed(
                 listing_id=list_id,
@@ -256,7 +261,9 @@ def _bound_pod(pod: ApiPod) -> BoundPod:
     )
 
 
-def _chunks(bound: Iterable[BoundPod], unbound: Sequence[PodUid]) -> list[ListedPods]:
+def _chunks(
+    bound: Iterable[BoundPod], unbound: Sequence[PodUid], claims: Sequence[AllocatedClaim]
+) -> list[ListedPods]:
     """Cut a list into chunks that fit a message each; there is at least one."""
     chunks: list[list[BoundPod]] = [[]]
     size = 0
@@ -269,7 +276,10 @@ def _chunks(bound: Iterable[BoundPod], unbound: Sequence[PodUid]) -> list[Listed
     parts = [
         tuple(unbound[first : first + CHUNK_UIDS]) for first in range(0, len(unbound), CHUNK_UIDS)
     ]
+    pieces = [
+        tuple(claims[first : first + CHUNK_CLAIMS]) for first in range(0, len(claims), CHUNK_CLAIMS)
+    ]
     return [
-        ListedPods(bound=tuple(pods), unbound=uids)
-        for pods, uids in zip_longest(chunks, parts, fillvalue=())
+        ListedPods(bound=tuple(pods), unbound=uids, claims=allocated)
+        for pods, uids, allocated in zip_longest(chunks, parts, pieces, fillvalue=())
     ]

@@ -1,5 +1,6 @@
 """Builds the watcher from real clients and serves it."""
 
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
@@ -7,6 +8,7 @@ from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.claim import DraMode
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import serve
@@ -26,13 +28,15 @@ async def serve_watcher(settings: WatcherSettings) -> None:
         ) as bus,
     ):
         pods, nodes = PodReflector(client, parser), NodeReflector(client)
+        claims = ClaimReflector(client, enabled=settings.dra is not DraMode.OFF)
         watcher = Watcher(
             pods,
             nodes,
             PodGroupReflectors(client),
-            OurPodLister(client, schedulers),
+            OurPodLister(client, schedulers, claims),
             SystemClock(),
             quotas=QuotaReflectors(client, file_quotas),
+            claims=claims,
         )
         probes = {
             "pods": lambda: None if pods.synced else "not listed yet",

@@ -41,6 +41,7 @@ JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -227,6 +228,11 @@ class KubernetesClient:
     ) -> T | bytes:
         """Apply a strategic merge patch (lists merge by key) and return the object as stored."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), STRATEGIC_PATCH))
+
+    async def apply(self, path: str, body: object, *, manager: str) -> bytes:
+        """Apply on the server the fields that `manager` owns, also those that another one has."""
+        target = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true'})}"
+        return await self._send("PATCH", target, self._encode(body), APPLY_PATCH)
 
     async def delete(
         self, path: str, *, uid: str | None = None, grace_s: int | None = None

@@ -20,6 +20,7 @@ from typing import Self
 from uuid import uuid4
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
+from shared.ledger.claim_leases import ClaimLeases
 from shared.ledger.connection import LedgerConnection, in_batches, unpack
 from shared.ledger.lease_resizes import LeaseResizes
 from shared.ledger.ledger_clock import LedgerClock
@@ -60,6 +61,7 @@ class RedisLeases(LedgerFeed):
         super().__init__(connection)
         self.waiting_pods = WaitingPods(connection)
         self.resizes = LeaseResizes(connection)
+        self.claims = ClaimLeases(connection)
         self.totals = LedgerTotals(connection)
         self.quotas = LedgerQuotas(connection)
 

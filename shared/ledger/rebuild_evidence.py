@@ -74,4 +74,5 @@ def _joined(texts: Sequence[str] | None) -> ListedPods | None:
     return ListedPods(
         bound=tuple(pod for chunk in chunks for pod in chunk.bound),
         unbound=tuple(pod for chunk in chunks for pod in chunk.unbound),
+        claims=tuple(claim for chunk in chunks for claim in chunk.claims),
     )

@@ -27,40 +27,42 @@ NUMBERS = 2**52
 
 
 def dump_lease(lease: Lease) -> str:
-    """Encode a lease as compact JSON, with shares as rows."""
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "pod": lease.pod,
-            "node": lease.node,
-            "dialect": lease.dialect,
-            "version": lease.version,
-            "at": lease.created_at,
-            "shares": [
-                [
-                    share.container,
-                    share.device,
-                    share.index,
-                    share.device_mib,
-                    share.device_model,
-                    share.memory_mib,
-                    share.cores_percent,
-                    share.unit_mib,
-                    share.whole,
-                    share.slotted,
-                    share.init,
-                    share.slot,
-                    share.fence,
-                ]
-                for share in lease.shares
-            ],
-            "resources": dict(lease.resources),
-            "anti_affinity_groups": list(lease.anti_affinity_groups),
-            "trace": lease.trace,
-            **_more(lease),
-        },
-        separators=(",", ":"),
-    )
+    """Encode a lease as compact JSON."""
+    return json.dumps(copy_of(lease), separators=(",", ":"))
+
+
+def copy_of(lease: Lease) -> dict[str, Any]:
+    """Return a copy of a lease as a JSON object, with shares as rows."""
+    return {
+        "format": FORMAT,
+        "pod": lease.pod,
+        "node": lease.node,
+        "dialect": lease.dialect,
+        "version": lease.version,
+        "at": lease.created_at,
+        "shares": [
+            [
+                share.container,
+                share.device,
+                share.index,
+                share.device_mib,
+                share.device_model,
+                share.memory_mib,
+                share.cores_percent,
+                share.unit_mib,
+                share.whole,
+                share.slotted,
+                share.init,
+                share.slot,
+                share.fence,
+            ]
+            for share in lease.shares
+        ],
+        "resources": dict(lease.resources),
+        "anti_affinity_groups": list(lease.anti_affinity_groups),
+        "trace": lease.trace,
+        **_more(lease),
+    }
 
 
 def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:

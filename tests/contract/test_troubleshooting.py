@@ -15,7 +15,7 @@ OPERATORS = {"DoesNotExist", "NotIn"}
 EFFECTS = {"NoExecute", "NoSchedule", "PreferNoSchedule"}
 POD_VALUES = {"DoNotSchedule", "RestartAllContainers", "ScheduleAnyway"}
 NO_CODES = OPERATORS | EFFECTS | POD_VALUES | {"MirroredNode", "TentativeReservation", "TooMany"}
-NO_REASONS = OPERATORS | {"PodScheduled", "TokenBucket"}
+NO_REASONS = OPERATORS | {"PodScheduled", "ResourceClaim", "TokenBucket"}
 
 
 def words(*patterns: str) -> Iterator[str]:

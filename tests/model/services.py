@@ -24,6 +24,7 @@ from shared.model.events.pod_events import (
 )
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
+from tests.support.binder.claims import FakeClaims
 from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
 from tests.support.build import dice
 from tests.support.placer.placers import FakePlacerMetrics
@@ -108,6 +109,7 @@ class BinderReplica(Service):
                 staging=LedgerStaging(LinkedConnection(self.link)),
                 gated_pods=FakeGates(),
                 pods=self.pods,
+                claims=FakeClaims(),
                 agents=self.agents,
                 publish=self._publish,
                 metrics=FakeMetrics(),

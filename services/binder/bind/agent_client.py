@@ -9,6 +9,8 @@ from shared.model.events.request_reply import (
     BindRequest,
     LimitsReply,
     LimitsRequest,
+    SlicesReply,
+    SlicesRequest,
     TerminationReply,
     TerminationRequest,
 )
@@ -19,6 +21,7 @@ from shared.nats.bus import Bus, NoRespondersError
 TERMINATION_TIMEOUT_S = 0.9
 LIMITS_TIMEOUT_S = 3.0
 """An agent writes its checkpoint and measures memory twice before it replies."""
+SLICES_TIMEOUT_S = 2.0
 BIND_TIMEOUT_S = 0.5
 """A batch of Bindings waits for the reply."""
 
@@ -54,6 +57,15 @@ class NodeAgentClient:
             if not self.bus.connected:
                 raise
             return NoReply(reason=str(error), has_responder=True)
+
+    async def write_slices(self, node: NodeName) -> str:
+        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        request = SlicesRequest(node=node)
+        try:
+            reply = await self.bus.request(request, SlicesReply, timeout_s=SLICES_TIMEOUT_S)
+        except UnavailableError as error:
+            return str(error)
+        return "" if reply.written else reply.reason
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
         """Enforce a lease, or a proposed one.

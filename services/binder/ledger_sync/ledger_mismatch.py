@@ -1,4 +1,4 @@
-"""Differences between the ledger and a complete listing of bound pods; pure.
+"""Differences between the ledger and a complete listing of bound pods and claims; pure.
 
 Kubernetes wins: a lease whose pod is gone ends. The reverse creates nothing: a pod with a lease in
 its annotation that is not in the ledger is reported.
@@ -38,10 +38,17 @@ def compare(leases: Iterable[Lease], pods: Sequence[BoundPod]) -> LedgerMismatch
         pod = listed.get(lease.pod)
         if pod is not None and pod.node != lease.node and lease.state is not LeaseState.RESERVED:
             moved.append((lease, pod))
-        if pod is None and lease.state is not LeaseState.RESERVED:
+        if not _holds(pod, lease) and lease.state is not LeaseState.RESERVED:
             orphans.append(lease)
     return LedgerMismatch(
         orphans=tuple(orphans),
         unleased=tuple(pod for pod in pods if pod.lease and pod.pod not in leased),
         moved=tuple(moved),
     )
+
+
+def _holds(holder: BoundPod | None, lease: Lease) -> bool:
+    """Return whether the holder of a lease is there, a claim with the same allocation."""
+    if holder is None:
+        return False
+    return lease.claim is None or lease.claim.generation == holder.generation

@@ -18,6 +18,7 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 logger = logging.getLogger(__name__)
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
+CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
@@ -115,10 +116,13 @@ class LedgerUpdater:
             return []
         vanished = await self.ledger.load_vanished() if status.vanished else []
         leases = await self.vanished_pods.find_terminated(vanished)
-        if not leases:
-            return []
-        pods = [lease.pod for lease in leases]
+        pods = [lease.pod for lease in leases if lease.claim is None]
         ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
+        for lease in leases:
+            if lease.claim is not None:  # its uid may have another lease by now
+                ended += await self.ledger.release(
+                    [lease.pod], reason=CLAIM_ENDED, version=lease.version
+                )
         return lease_changes(ended)
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
+from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseRestorer
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
@@ -31,10 +31,15 @@ class LostLeases:
     """Compares allocations without a lease with Kubernetes."""
 
     def __init__(
-        self, ledger: LeaseRestorer, pods: PodReader, *, metrics: PrometheusMetrics, clock: Clock
+        self,
+        ledger: LeaseRestorer,
+        holders: LeaseHolders,
+        *,
+        metrics: PrometheusMetrics,
+        clock: Clock,
     ) -> None:
         self.ledger = ledger
-        self.pods = pods
+        self.holders = holders
         self.metrics = metrics
         self.clock = clock
         self._reads = asyncio.Semaphore(MAX_READS)
@@ -73,7 +78,7 @@ class LostLeases:
         """Return whether the lease's pod is bound to its node and not terminated; None: unknown."""
         async with self._reads:
             try:
-                pod = await self.pods.get(lease.namespace, lease.name)
+                pod = await self.holders.get(lease)
             except LeaseholdError as error:
                 logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
                 return None

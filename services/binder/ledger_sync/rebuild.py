@@ -9,16 +9,21 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.binder.ledger_sync.lease_holders import (
+    HolderGone,
+    LeaseHolders,
+    gone_event,
+    holders_in,
+)
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import RebuildLedger, RebuildStaging
 from services.binder.ports.nats import Publish
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import LedgerRebuilt, PodTerminated, ResyncRequested
+from shared.model.events.pod_events import LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -49,7 +54,7 @@ class LedgerRebuild:
         ledger: RebuildLedger,
         staging: RebuildStaging,
         publish: Publish,
-        pods: PodReader,
+        holders: LeaseHolders,
         clock: Clock,
         metrics: PrometheusMetrics,
         bindings_in_flight: Callable[[], int],
@@ -58,19 +63,19 @@ class LedgerRebuild:
         self.ledger = ledger
         self.staging = staging
         self.publish = publish
-        self.pods = pods
+        self.holders = holders
         self.bindings_in_flight = bindings_in_flight
         self.clock = clock
         self.metrics = metrics
         self.timing = timing or RebuildTiming()
-        self._unpublished: list[LedgerRebuilt | PodTerminated] = []
+        self._unpublished: list[LedgerRebuilt | HolderGone] = []
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Stage reports while the ledger is being rebuilt."""
         if await self.ledger.status(now=self.clock.ticks()) is None:
             await self.staging.save_reports(reports)
 
-    async def step(self) -> list[LedgerRebuilt | PodTerminated]:
+    async def step(self) -> list[LedgerRebuilt | HolderGone]:
         """Rebuild the ledger if it needs it and no other replica does.
 
         Returns the events to publish, again and again until `mark_published` is called.
@@ -83,7 +88,7 @@ class LedgerRebuild:
         """Record that the events were published."""
         self._unpublished = []
 
-    async def _rebuild(self) -> list[LedgerRebuilt | PodTerminated]:
+    async def _rebuild(self) -> list[LedgerRebuilt | HolderGone]:
         if await self.ledger.status(now=self.clock.ticks()) is not None:
             return []
         lock_s = self.timing.lock_s
@@ -106,7 +111,7 @@ class LedgerRebuild:
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
         gone = [lease for lease in recovery.unlisted if await self._is_gone(lease)]
-        return [LedgerRebuilt(generation=token), *map(_vanished, gone)]
+        return [LedgerRebuilt(generation=token), *map(gone_event, gone)]
 
     async def _is_gone(self, lease: Lease) -> bool:
         """Return whether the lease's pod has ended; one that was bound after the listing has not.
@@ -114,7 +119,7 @@ class LedgerRebuild:
         A pod that cannot be read is compared again with the next listing.
         """
         try:
-            pod = await self.pods.get(lease.namespace, lease.name)
+            pod = await self.holders.get(lease)
         except LeaseholdError as error:
             logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
             return False
@@ -136,7 +141,7 @@ class LedgerRebuild:
                 requested_at = now
             pods = await self.staging.complete_listing(token)
             if pods is not None:
-                evidence = Evidence(pods=pods.bound, allocations=await self.staging.reports())
+                evidence = Evidence(pods=holders_in(pods), allocations=await self.staging.reports())
                 silent = silent_nodes(evidence)
                 if not silent:
                     return evidence
@@ -161,18 +166,6 @@ class LedgerRebuild:
         now, lock_s = self.clock.now(), self.timing.lock_s
         if not await self.staging.extend_rebuild(token, now=now, lock_s=lock_s):
             raise ConflictError("another replica has taken the rebuild over")
-
-
-def _vanished(lease: Lease) -> PodTerminated:
-    """Return the event for a pod that is gone; its own event came before the rebuild."""
-    return PodTerminated(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        node=lease.node,
-        phase="",
-        trace=lease.trace,
-    )
 
 
 def _misfit(lease: Lease, reason: str) -> str:

@@ -5,10 +5,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from services.binder.ledger_sync.lease_holders import (
+    HolderGone,
+    LeaseHolders,
+    gone_event,
+    holders_in,
+)
 from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.ledger import LeaseLedger, ListingStaging
 from services.binder.ports.nats import Publish
 from services.binder.ports.observations import PodSnapshot
@@ -20,7 +25,6 @@ from shared.model.events.pod_events import (
     LeaseChanged,
     PlacementChosen,
     PodsListed,
-    PodTerminated,
 )
 from shared.model.lease import Lease, LeaseState
 
@@ -30,7 +34,7 @@ MAX_READS = 16
 """Pods read from the API server at once."""
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
-Correction = PodTerminated | PlacementChosen | LeaseChanged
+Correction = HolderGone | PlacementChosen | LeaseChanged
 """What a difference leads to."""
 
 
@@ -41,7 +45,7 @@ class Reconciler:
         self,
         ledger: LeaseLedger,
         staging: ListingStaging,
-        pods: PodReader,
+        holders: LeaseHolders,
         waiting_records: WaitingRecords,
         *,
         metrics: PrometheusMetrics,
@@ -50,7 +54,7 @@ class Reconciler:
     ) -> None:
         self.ledger = ledger
         self.staging = staging
-        self.pods = pods
+        self.holders = holders
         self.waiting_records = waiting_records
         self.metrics = metrics
         self.publish = publish
@@ -69,7 +73,7 @@ class Reconciler:
             pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
             if pods is not None and ready:
                 now = self.clock.now()
-                corrections += await self._compare(pods.bound, now=now)
+                corrections += await self._compare(holders_in(pods), now=now)
                 corrections += await self.waiting_records.find_gone(pods.unbound)
         return corrections
 
@@ -82,7 +86,7 @@ class Reconciler:
         found = await asyncio.gather(*(self._check(lease, now) for lease in suspects))
         errors = [each for each in found if isinstance(each, LeaseholdError)]
         events: list[Correction] = [
-            each for each in found if isinstance(each, PodTerminated | PlacementChosen)
+            each for each in found if isinstance(each, HolderGone | PlacementChosen)
         ]
         for lease in found:
             if isinstance(lease, Lease):
@@ -94,10 +98,10 @@ class Reconciler:
 
     async def _check(
         self, lease: Lease, now: float
-    ) -> PodTerminated | PlacementChosen | Lease | LeaseholdError | None:
+    ) -> HolderGone | PlacementChosen | Lease | LeaseholdError | None:
         async with self._reads:
             try:
-                pod = await self.pods.get(lease.namespace, lease.name)
+                pod = await self.holders.get(lease)
             except LeaseholdError as error:
                 return error
         return correction_for(lease, pod, now=now)
@@ -129,12 +133,13 @@ class Reconciler:
 def _without_leases(chunk: PodsListed) -> PodsListed:
     """Drop the leases' texts, which only a rebuild reads."""
     bound = tuple(replace(pod, lease=pod.lease and "yes") for pod in chunk.pods.bound)
-    return replace(chunk, pods=replace(chunk.pods, bound=bound))
+    claims = tuple(replace(claim, lease=claim.lease and "yes") for claim in chunk.pods.claims)
+    return replace(chunk, pods=replace(chunk.pods, bound=bound, claims=claims))
 
 
 def correction_for(
     lease: Lease, pod: PodSnapshot | None, *, now: float
-) -> PodTerminated | PlacementChosen | Lease | None:
+) -> HolderGone | PlacementChosen | Lease | None:
     """Return the event for a lease whose pod was not listed, given the pod as it is now.
 
     A committed lease whose pod is not bound has lost its Binding, which must be sent again. A lease
@@ -149,14 +154,7 @@ def correction_for(
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
         return lease
     terminal = pod is not None and same_pod and pod.terminal
-    return PodTerminated(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        node=lease.node,
-        phase="Failed" if terminal else "",
-        trace=lease.trace,
-    )
+    return gone_event(lease, phase="Failed" if terminal else "")
 
 
 def _is_unsent(lease: Lease, now: float) -> bool:

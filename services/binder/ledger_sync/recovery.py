@@ -24,7 +24,7 @@ class Evidence:
     """The evidence that was collected since the rebuild began."""
 
     pods: tuple[BoundPod, ...]
-    """Of one complete listing."""
+    """Pods and claims of one complete listing."""
     allocations: Mapping[NodeName, tuple[Allocation, ...]]
     """Of every node that has reported."""
 
@@ -105,6 +105,7 @@ def _lease_of_pod(pod: BoundPod) -> Lease | str:
         lease = load_lease(pod.lease, namespace=pod.namespace, name=pod.name)
     except RequestError as error:
         return f"{subject}: {error}"
-    if (lease.pod, lease.node) != (pod.pod, pod.node):
+    generation = lease.claim.generation if lease.claim else ""
+    if (lease.pod, lease.node, generation) != (pod.pod, pod.node, pod.generation):
         return f"{subject} carries a lease of pod {lease.pod} on node {lease.node}"
     return lease

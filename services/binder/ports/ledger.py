@@ -10,7 +10,15 @@ from typing import Protocol
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import LedgerStatus, NoCapacity, NodeTotals, OfferedPods, WaitingPod
+from shared.model.ledger import (
+    LedgerStatus,
+    NoCapacity,
+    NodeTotals,
+    OfferedPods,
+    Reservation,
+    ReservationOutcome,
+    WaitingPod,
+)
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
@@ -225,6 +233,38 @@ class LeaseRestorer(Protocol):
         ...
 
 
+class ClaimLeaseStore(Protocol):
+    """Leases of claims, in what differs from those of pods."""
+
+    async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
+        """Mark leases to end once their claims are not prepared; False: it has changed since."""
+        ...
+
+    async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
+        """Replace the consumers of a claim's lease; None: it has changed since it was read."""
+        ...
+
+
+class ClaimLedger(LeaseLedger, LeaseRestorer, Protocol):
+    """The ledger, as claims use it."""
+
+    @property
+    def totals(self) -> NodeTotalsReader:
+        """Nodes with their leases."""
+        ...
+
+    @property
+    def claims(self) -> ClaimLeaseStore:
+        """Leases of claims."""
+        ...
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve what fits, until `now + ttl_s`."""
+        ...
+
+
 class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
     """The ledger, as a rebuild uses it."""
 
@@ -242,7 +282,7 @@ class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
         ...
 
 
-class BinderLedger(LeaseLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol):
+class BinderLedger(ClaimLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol):
     """Everything the binder does with the ledger, preemption aside."""
 
 

@@ -53,5 +53,13 @@ class ContainerLimits(Protocol):
         ...
 
 
-class NodeAgents(BindPermissions, Terminations, ContainerLimits, Protocol):
+class SliceWriters(Protocol):
+    """Node agents that write the ResourceSlices of their nodes."""
+
+    async def write_slices(self, node: NodeName) -> str:
+        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        ...
+
+
+class NodeAgents(BindPermissions, Terminations, ContainerLimits, SliceWriters, Protocol):
     """Every request of the binder to node agents."""

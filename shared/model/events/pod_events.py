@@ -124,7 +124,10 @@ class NodesListed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A running or starting pod on a node, with one of our scheduler names."""
+    """A running or starting pod on a node, with one of our scheduler names.
+
+    The binder represents an allocated ResourceClaim in the same way.
+    """
 
     pod: PodUid
     namespace: Namespace
@@ -132,6 +135,8 @@ class BoundPod:
     node: NodeName
     lease: str = ""
     """Value of the annotation `leasehold.dev/lease`, as found."""
+    generation: str = ""
+    """Of a claim's allocation; empty: it is a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from shared.model.request import Gang, GpuRequest, PodRequest
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
+from tests.support.binder.claims import FakeClaims
 from tests.support.binder.world import NoPreemptor, PermissiveAgents
 from tests.support.build import allocation_of, devices, facts
 from tests.support.servers.nats import nats_server
@@ -173,6 +174,7 @@ async def staged() -> AsyncIterator[Stage]:
                     staging=staging,
                     gated_pods=gates,
                     pods=PodClient(kube),
+                    claims=FakeClaims(),
                     agents=PermissiveAgents(bus),
                     publish=bus.publish,
                     metrics=PrometheusMetrics(),

@@ -29,6 +29,7 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
+from tests.support.binder.claims import holders
 from tests.support.binder.world import FakeAgents, FakeBus, FakeMetrics, FakePods
 from tests.support.clock import FakeClock
 from tests.support.placer.gangs import GANG, in_gang
@@ -60,13 +61,13 @@ class Binder:
         self.leases, self.staging, self.gated = leases, staging, gated
         self.pods, self.agents, self.bus = FakePods(), FakeAgents(), FakeBus()
         clock, metrics = FakeClock(NOW), FakeMetrics()
-        lost_leases = LostLeases(leases, self.pods, metrics=metrics, clock=clock)
+        lost_leases = LostLeases(leases, holders(self.pods), metrics=metrics, clock=clock)
         self.updater = LedgerUpdater(leases, VanishedPods(self.agents, clock), lost_leases, metrics)
         records = WaitingRecords(leases, gated, self.pods)
         self.reconciler = Reconciler(
             leases,
             staging,
-            self.pods,
+            holders(self.pods),
             records,
             metrics=metrics,
             publish=self.bus.publish,

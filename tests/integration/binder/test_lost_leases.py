@@ -20,6 +20,7 @@ from shared.model.events.pod_events import PodTerminated
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
+from tests.support.binder.claims import holders
 from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
 from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
@@ -44,7 +45,7 @@ class Cluster:
         self.updater = LedgerUpdater(
             leases,
             VanishedPods(FakeAgents(), clock),
-            LostLeases(leases, self.pods, metrics=metrics, clock=clock),
+            LostLeases(leases, holders(self.pods), metrics=metrics, clock=clock),
             metrics,
         )
         self.checkpoint = Checkpoint(path / "checkpoint.json", NODE)

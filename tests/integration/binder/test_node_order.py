@@ -13,6 +13,7 @@ from shared.model.events.pod_events import NodeChanged
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
+from tests.support.binder.claims import holders
 from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import facts, ledger
@@ -36,7 +37,7 @@ class Watch:
 
 def updater(leases: RedisLeases) -> LedgerUpdater:
     clock, metrics, pods = FakeClock(), FakeMetrics(), FakePods()
-    lost_leases = LostLeases(leases, pods, metrics=metrics, clock=clock)
+    lost_leases = LostLeases(leases, holders(pods), metrics=metrics, clock=clock)
     return LedgerUpdater(leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics)
 
 

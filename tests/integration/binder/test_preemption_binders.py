@@ -19,6 +19,7 @@ from shared.nats.bus import Bus
 from shared.placing.node_fit import fit_on_node
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
+from tests.support.binder.claims import FakeClaims
 from tests.support.binder.preemption import Scene, budget, scene
 from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
@@ -61,6 +62,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
                 staging=staging,
                 gated_pods=gates,
                 pods=PodClient(at.kube),
+                claims=FakeClaims(),
                 agents=PermissiveAgents(bus),
                 publish=bus.publish,
                 metrics=PrometheusMetrics(),

@@ -9,12 +9,14 @@ import pytest
 
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
 from services.binder.metrics import PrometheusMetrics
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.sources import OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.pod_events import LedgerRebuilt, PodsListed, ResyncRequested
+from tests.support.binder.claims import holders
 from tests.support.binder.world import FakePods
 from tests.support.placer.ledger import ledger
 
@@ -31,7 +33,8 @@ class NoPods:
 
 async def listing(*request_ids: str) -> list[PodsListed]:
     kube = cast("KubernetesClient", NoPods())
-    return [chunk async for chunk in OurPodLister(kube, frozenset()).chunks(request_ids)]
+    lister = OurPodLister(kube, frozenset(), ClaimReflector(kube, enabled=False))
+    return [chunk async for chunk in lister.chunks(request_ids)]
 
 
 async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[None]]) -> bool:
@@ -50,7 +53,7 @@ async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[Non
                 ledger=leases,
                 staging=staging,
                 publish=publish,
-                pods=FakePods(),
+                holders=holders(FakePods()),
                 clock=SystemClock(),
                 metrics=PrometheusMetrics(),
                 bindings_in_flight=lambda: 0,

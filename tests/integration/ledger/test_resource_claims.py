@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import NoCapacity, Reservation
@@ -73,3 +75,42 @@ async def test_a_claims_lease_is_restored_from_its_copy(server: ValkeyServer) ->
         assert restored
         assert restored.state is LeaseState.BOUND
         assert (restored.claim, restored.shares) == (bound.claim, bound.shares)
+
+
+async def test_the_consumers_of_a_lease_change_and_nothing_else(server: ValkeyServer) -> None:
+    await server.ready()
+    async with ledger(server.url) as leases:
+        [reserved] = await reserve(leases, claimed())
+        [bound] = await leases.bind([reserved])
+        assert isinstance(bound, Lease)
+
+        changed = await leases.claims.set_consumers(bound, [PodUid("p3")])
+
+        assert changed
+        assert changed.version > bound.version
+        expected = ClaimAllocation(generation="g1", consumers=(PodUid("p3"),))
+        assert changed == structs.replace(bound, version=changed.version, claim=expected)
+        assert await leases.load([PodUid("claim")]) == [changed]
+        assert await leases.claims.set_consumers(bound, [PodUid("p4")]) is None
+        await assert_sound(leases)
+
+
+async def test_a_deallocated_claims_lease_vanishes_only_as_it_was_read(
+    server: ValkeyServer,
+) -> None:
+    await server.ready()
+    async with ledger(server.url) as leases:
+        [reserved] = await reserve(leases, claimed())
+        [bound] = await leases.bind([reserved])
+        assert isinstance(bound, Lease)
+
+        assert await leases.claims.mark_deallocated([reserved]) == [False]
+        assert await leases.load_vanished() == []
+        assert await leases.claims.mark_deallocated([bound]) == [True]
+        assert await leases.load_vanished() == [bound]
+
+        await leases.release([bound.pod], reason="not prepared", version=bound.version)
+        [again] = await reserve(leases, claimed())
+        assert again.pod == bound.pod
+        assert await leases.load_vanished() == []
+        await assert_sound(leases)

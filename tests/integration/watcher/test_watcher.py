@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
@@ -58,13 +59,15 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         Bus.connect(nats.url, name="watcher") as bus,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
     ):
+        claims = ClaimReflector(kube, retry_s=0.5)
         watcher = Watcher(
             PodReflector(kube, PodParser(OURS, Rules())),
             NodeReflector(kube),
             PodGroupReflectors(kube, retry_s=0.5),
-            OurPodLister(kube, OURS),
+            OurPodLister(kube, OURS, claims),
             SystemClock(),
             quotas=QuotaReflectors(kube),
+            claims=claims,
         )
         started = asyncio.Event()
         task = asyncio.create_task(

@@ -16,6 +16,7 @@ from shared.model.ledger import LedgerStatus, OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
+from tests.support.binder.claims import NoReservations
 from tests.support.binder.resizing import FakeResizes
 
 
@@ -59,7 +60,7 @@ class FakeWaitingPods:
         return self.ledger.vanished.intersection(pods)
 
 
-class FakeLedger(FakeResizes):
+class FakeLedger(NoReservations, FakeResizes):
     """Leases in a dictionary, with the ledger's rules for moving on."""
 
     def __init__(self, *leases: Lease) -> None:

@@ -28,6 +28,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
+from tests.support.binder.claims import FakeClaims
 from tests.support.binder.fake_ledger import FakeLedger
 from tests.support.binder.resizing import FakeAnnotations, FakeLimits
 from tests.support.clock import FakeClock
@@ -164,11 +165,17 @@ class FakeAgents(FakeLimits):
         self.answers: dict[PodUid, bool] = {}
         self.requested_pods: list[PodUid] = []
         self.requests = 0
+        self.slices: list[NodeName] = []
+        """Nodes whose slices were requested."""
         self.replies: dict[NodeName, BindReply] = {}
         """Replies to bind requests by node; without one, all pods may be bound."""
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         return self.replies.get(node, BindReply())
+
+    async def write_slices(self, node: NodeName) -> str:
+        self.slices.append(node)
+        return ""
 
     async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         self.requests += 1
@@ -247,6 +254,7 @@ class World:
         self.clock = clock or FakeClock(NOW)
         self.ledger = FakeLedger(*leases)
         self.pods = FakePods()
+        self.claims = FakeClaims()
         self.bus = FakeBus()
         self.agents = FakeAgents()
         self.gates = FakeGates()
@@ -257,6 +265,7 @@ class World:
                 staging=self.ledger,
                 gated_pods=self.gates,
                 pods=self.pods,
+                claims=self.claims,
                 agents=self.agents,
                 publish=self.bus.publish,
                 metrics=self.metrics,

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
+from services.watcher.claim_sources import ClaimReflector
 from services.watcher.service import Watcher
 from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
@@ -37,7 +38,8 @@ def _pod(number: int, text: str) -> dict[str, Any]:
 
 async def chunks_of(texts: list[str]) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
-    return [chunk async for chunk in OurPodLister(kube, frozenset({"volcano"})).chunks()]
+    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube, enabled=False))
+    return [chunk async for chunk in lister.chunks()]
 
 
 async def test_a_list_is_cut_into_chunks_that_fit_a_message() -> None:
@@ -77,7 +79,7 @@ class FlakyLister(OurPodLister):
     """A lister that fails a few times."""
 
     def __init__(self, failures: int) -> None:
-        super().__init__(cast("Any", None), frozenset())
+        super().__init__(cast("Any", None), frozenset(), cast("Any", None))
         self.failures, self.attempts = failures, 0
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
@@ -91,7 +93,7 @@ class FlakyLister(OurPodLister):
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     lister = FlakyLister(failures=3)
     nothing = cast("Any", None)
-    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), quotas=nothing)
+    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), quotas=nothing, claims=nothing)
 
     await watcher.request_resync([ResyncRequested(reason="a test", request_id="t")])
     batches = watcher.resync()

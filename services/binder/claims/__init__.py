@@ -1,0 +1,1 @@
+"""ResourceClaims: leases of what schedulers have allocated, and the answers in their status."""

@@ -1,0 +1,87 @@
+"""Answers in the status of ResourceClaims: leased or refused, and who else has answered."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.ports.claims import ClaimAnswer, ClaimStatuses
+from services.binder.ports.nats import SliceWriters
+from shared.model.claim import LEASED, REFUSED
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.lease import Lease
+from shared.model.lease_copy import copy_of
+
+MAX_WRITES = 16
+"""Claims answered at once."""
+ATTEMPTS = 3
+"""Writes of one answer, while others change the claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerResult:
+    """What became of an answer."""
+
+    ended: tuple[Lease, ...] = ()
+    """The claim's lease, if the allocation is gone or another binder has refused it."""
+    unwritten: str = ""
+    """Why it is not written yet; empty: it is, or need not be any more."""
+
+
+DONE = AnswerResult()
+
+
+class AnswerWriter:
+    """Writes answers; the API server decides between binders by the claim's version."""
+
+    def __init__(self, claims: ClaimStatuses, agents: SliceWriters, ender: ClaimEnder) -> None:
+        self.claims = claims
+        self.agents = agents
+        self.ender = ender
+        self._writes = asyncio.Semaphore(MAX_WRITES)
+
+    async def confirm(self, claim: AllocatedClaim, lease: Lease) -> AnswerResult:
+        """Write that the claim is leased; end the lease if the allocation is gone."""
+        answer = ClaimAnswer(
+            condition=LEASED,
+            reason="Leased",
+            message=f"leased on node {lease.node} with version {lease.version}",
+            lease=copy_of(lease),
+        )
+        try:
+            found = await self._write(claim, answer)
+        except LeaseholdError as error:
+            return AnswerResult(unwritten=str(error))
+        if found is not None and found.answer == LEASED:
+            return DONE
+        return AnswerResult(ended=tuple(await self.ender.end(lease)))
+
+    async def refuse(self, claim: AllocatedClaim, text: str) -> AnswerResult:
+        """Let the node's slices follow the ledger, then write why the claim is refused."""
+        late = await self.agents.write_slices(claim.node)
+        note = f" (the node's ResourceSlices may be late: {late})" if late else ""
+        answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=text + note)
+        try:
+            await self._write(claim, answer)
+        except LeaseholdError as error:
+            return AnswerResult(unwritten=str(error))
+        return DONE
+
+    async def _write(self, claim: AllocatedClaim, answer: ClaimAnswer) -> AllocatedClaim | None:
+        """Return the claim with its answer, which may be another binder's; None: it is gone."""
+        now: AllocatedClaim | None = claim
+        refusal: LeaseholdError | None = None
+        for _ in range(ATTEMPTS):
+            if now is None or (now.claim, now.generation) != (claim.claim, claim.generation):
+                return None
+            if now.answer:
+                return now
+            try:
+                async with self._writes:
+                    await self.claims.answer(now, answer)
+            except (ConflictError, RequestError) as error:
+                refusal = error
+            else:
+                return replace(now, answer=answer.condition)
+            now = await self.claims.get_allocation(claim.namespace, claim.name)
+        raise UnavailableError(f"{claim.namespace}/{claim.name} is not answered: {refusal}")

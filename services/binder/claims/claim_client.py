@@ -1,0 +1,68 @@
+"""ResourceClaims at the API server, as the binder reads and answers them."""
+
+from services.binder.ports.claims import ClaimAnswer
+from services.binder.report.explanations import cut, stamp
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
+from shared.model.claim import DRIVER
+from shared.model.clock import Clock
+from shared.model.events.claim_events import AllocatedClaim
+
+FIELD_MANAGER = "leasehold"
+
+
+class ClaimClient:
+    """Translates between the API server's objects and the binder's values."""
+
+    def __init__(self, client: KubernetesClient, clock: Clock) -> None:
+        self.client = client
+        self.clock = clock
+
+    async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
+        """Return a claim's allocation of our devices as it is now; None: it has none."""
+        try:
+            claim = await self.client.read(claim_path(namespace, name), ApiResourceClaim)
+        except NotFoundError:
+            return None
+        return allocated_claim(claim)
+
+    async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
+        """Write the conditions of all devices in one server-side apply.
+
+        Only the entries of our driver are ours: those of others stay. Raises ConflictError if the
+        claim has changed since it was read, RequestError if it is gone.
+        """
+        condition = {
+            "type": answer.condition,
+            "status": "True",
+            "reason": answer.reason,
+            "message": cut(answer.message),
+            "lastTransitionTime": stamp(self.clock.now()),
+        }
+        devices = [
+            {
+                "driver": DRIVER,
+                "pool": claim.node,
+                "device": device.device,
+                **({"shareID": device.share_id} if device.share_id else {}),
+                "conditions": [condition],
+                **({"data": answer.lease} if answer.lease and number == 0 else {}),
+            }
+            for number, device in enumerate(claim.devices)
+        ]
+        await self.client.apply(
+            f"{claim_path(claim.namespace, claim.name)}/status",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {
+                    "name": claim.name,
+                    "namespace": claim.namespace,
+                    "uid": claim.claim,
+                    "resourceVersion": claim.resource_version,
+                },
+                "status": {"devices": devices},
+            },
+            manager=FIELD_MANAGER,
+        )

@@ -1,0 +1,57 @@
+"""Ends leases of ResourceClaims: when the claim is neither allocated nor prepared any more.
+
+The order differs: with a grace period the kubelet unprepares a claim before it is deallocated; a
+pod that is deleted by force loses its claim while its containers still run.
+"""
+
+from collections.abc import Callable, Sequence
+
+from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
+from services.binder.ports.ledger import ClaimLedger
+from services.binder.ports.nats import Terminations
+from shared.model.errors import UnavailableError
+from shared.model.events.claim_events import ClaimDeallocated
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.lease import Lease, LeaseState
+
+
+class ClaimEnder:
+    """Stateless: what must still end is in the ledger, for any binder."""
+
+    def __init__(
+        self, ledger: ClaimLedger, agents: Terminations, capacity_freed: Callable[[], None]
+    ) -> None:
+        self.ledger = ledger
+        self.agents = agents
+        self.capacity_freed = capacity_freed
+
+    async def end_deallocated(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
+        """End the leases of these allocations; those that are prepared, once they are not.
+
+        A lease of a later allocation stays.
+        """
+        generations = {event.claim: event.generation for event in events}
+        ended: list[Lease] = []
+        for lease in await self.ledger.load(list(generations)):
+            if lease and lease.claim and lease.claim.generation == generations[lease.pod]:
+                ended += await self.end(lease)
+        return lease_changes(ended)
+
+    async def end(self, lease: Lease) -> list[Lease]:
+        """End a lease whose allocation is gone; nothing if its claim may be prepared.
+
+        Then it ends when its node's agent confirms that the claim is not.
+        """
+        if lease.state is not LeaseState.RESERVED and not await self._is_unprepared(lease):
+            await self.ledger.claims.mark_deallocated([lease])
+            return []
+        ended = await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
+        if ended:
+            self.capacity_freed()
+        return ended
+
+    async def _is_unprepared(self, lease: Lease) -> bool:
+        try:
+            return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
+        except UnavailableError:
+            return False

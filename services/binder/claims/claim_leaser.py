@@ -1,0 +1,208 @@
+"""Leases what schedulers have allocated to ResourceClaims, and answers them.
+
+A claim is answered in one write: all its devices are leased, or all are refused. Before a refusal
+the node's slices follow the ledger, or the scheduler would allocate the same share again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.binder.claims.claim_answers import AnswerWriter
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_shares import refusal_text, reservation_of
+from services.binder.ledger_sync.ledger_updates import lease_changes
+from services.binder.ports.ledger import ClaimLedger
+from services.binder.ports.nats import Publish
+from shared.model.claim import LEASED, REFUSED
+from shared.model.clock import Clock
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.lease import Lease
+from shared.model.lease_copy import load_lease
+from shared.model.ledger import AlreadyLeased, NoCapacity, NodeTotals, Reservation, Reserved
+from shared.model.names import NodeName, PodUid
+
+logger = logging.getLogger(__name__)
+
+RESERVATION_S = 30.0
+"""A binder that dies between reservation and commit leaves the reservation so long."""
+WAIT_S = 10.0
+"""So long a claim waits for a share that is about to be free, before it is refused."""
+
+
+@dataclass(slots=True)
+class _Decisions:
+    """What was decided about the claims of a batch."""
+
+    leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
+    refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
+    ended: list[Lease] = field(default_factory=list)
+    """Leases of earlier allocations."""
+    unresolved: list[str] = field(default_factory=list)
+    """Why other claims must be decided again."""
+
+
+class ClaimLeaser:
+    """Stateless but for the time since which claims wait; the ledger decides between binders."""
+
+    def __init__(
+        self,
+        *,
+        ledger: ClaimLedger,
+        publish: Publish,
+        answers: AnswerWriter,
+        ender: ClaimEnder,
+        clock: Clock,
+    ) -> None:
+        self.ledger = ledger
+        self.publish = publish
+        self.answers = answers
+        self.ender = ender
+        self.clock = clock
+        self._waiting_since: dict[PodUid, float] = {}
+
+    async def lease(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
+        """Lease each claim's allocation and write the answer; return leases that ended.
+
+        Raises UnavailableError if a claim has to be decided again; the others are answered.
+        """
+        newest = {event.claim.claim: event.claim for event in events}
+        # A refused claim is deallocated by its scheduler.
+        claims = [claim for claim in newest.values() if claim.answer != REFUSED]
+        if not claims:
+            return []
+        decisions = await self._decide(claims)
+        leased = await self._commit(decisions)
+        results = await asyncio.gather(
+            *(self.answers.confirm(claim, lease) for claim, lease in leased),
+            *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
+        )
+        for result in results:
+            decisions.ended += result.ended
+            decisions.unresolved += [result.unwritten] if result.unwritten else []
+        ended, unresolved = lease_changes(decisions.ended), decisions.unresolved
+        if unresolved:
+            await self.publish(ended)
+            raise UnavailableError(
+                f"{len(unresolved)} of {len(claims)} claims are not answered yet: {unresolved[0]}"
+            )
+        return ended
+
+    async def _decide(self, claims: Sequence[AllocatedClaim]) -> _Decisions:
+        """Reserve what was allocated, for claims that have no lease on it."""
+        decisions = _Decisions()
+        new: list[AllocatedClaim] = []
+        known = await self.ledger.load([claim.claim for claim in claims])
+        for claim, lease in zip(claims, known, strict=True):
+            if lease is not None and _covers(lease, claim):
+                decisions.leased.append((claim, lease))
+                continue
+            if lease is not None:
+                ended = await self.ender.end(lease)
+                decisions.ended += ended
+                if not ended:
+                    reason = f"an earlier lease of {_named(claim)} has not ended"
+                    decisions.unresolved.append(reason)
+                    continue
+            if claim.answer == LEASED:
+                await self._restore(claim)
+            else:
+                new.append(claim)
+        if new:
+            await self._reserve(new, decisions)
+        return decisions
+
+    async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: _Decisions) -> None:
+        names = sorted({claim.node for claim in claims})
+        totals = {each.node.facts.name: each for each in await self.ledger.totals.of_nodes(names)}
+        wanted: list[tuple[AllocatedClaim, Reservation]] = []
+        for claim in claims:
+            node = totals.get(claim.node)
+            request = reservation_of(claim, node.node if node else None)
+            if isinstance(request, Reservation):
+                wanted.append((claim, request))
+            else:
+                decisions.refused.append((claim, request))
+        outcomes = await self.ledger.reserve(
+            [request for _, request in wanted], now=self.clock.now(), ttl_s=RESERVATION_S
+        )
+        for (claim, request), outcome in zip(wanted, outcomes, strict=True):
+            match outcome:
+                case Reserved(lease=lease) | AlreadyLeased(lease=lease) if _covers(lease, claim):
+                    decisions.leased.append((claim, lease))
+                case NoCapacity():
+                    await self._refuse(claim, request, outcome, totals, decisions)
+                case _:
+                    decisions.unresolved.append(f"{_named(claim)} has another lease")
+
+    async def _refuse(
+        self,
+        claim: AllocatedClaim,
+        request: Reservation,
+        outcome: NoCapacity,
+        totals: dict[NodeName, NodeTotals],
+        decisions: _Decisions,
+    ) -> None:
+        """Refuse a claim, unless it fits as soon as what ends now has ended."""
+        if outcome.reserved_for_other or await self._is_ending(request):
+            since = self._waiting_since.setdefault(claim.claim, self.clock.ticks())
+            if self.clock.ticks() < since + WAIT_S:
+                decisions.unresolved.append(f"{_named(claim)} waits for a share that is ending")
+                return
+        self._waiting_since.pop(claim.claim, None)
+        text = refusal_text(request, outcome, totals.get(claim.node))
+        decisions.refused.append((claim, text))
+
+    async def _is_ending(self, request: Reservation) -> bool:
+        """Return whether a lease on one of the devices ends once its containers have terminated."""
+        devices = {share.device for share in request.candidates[0].shares}
+        ending = await self.ledger.load_vanished()
+        return any(share.device in devices for lease in ending for share in lease.shares)
+
+    async def _restore(self, claim: AllocatedClaim) -> None:
+        """Write the lease again of a claim that was answered: the ledger has lost it."""
+        try:
+            lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
+        except RequestError as error:
+            logger.error("the lease of %s is lost: %s", _named(claim), error)  # noqa: TRY400
+            return
+        if lease.pod != claim.claim or lease.node != claim.node or not _covers(lease, claim):
+            logger.error("the lease of %s is lost: its copy is of another claim", _named(claim))
+            return
+        misfits = await self.ledger.restore([lease], now=self.clock.now())
+        reason = f", which does not fit: {misfits[0][1]}" if misfits else ""
+        logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
+
+    async def _commit(self, decisions: _Decisions) -> list[tuple[AllocatedClaim, Lease]]:
+        """Bind reservations, update consumers, and publish what has changed."""
+        bound = await self.ledger.bind([lease for _, lease in decisions.leased])
+        committed: list[tuple[AllocatedClaim, Lease]] = []
+        changed: list[LeaseChanged] = []
+        for (claim, before), after in zip(decisions.leased, bound, strict=True):
+            lease = await self._with_consumers(claim, after) if isinstance(after, Lease) else None
+            if lease is None:
+                decisions.unresolved.append(f"the lease of {_named(claim)} has changed")
+                continue
+            self._waiting_since.pop(claim.claim, None)
+            committed.append((claim, lease))
+            if claim.answer != LEASED or lease.version != before.version:
+                changed.append(LeaseChanged(lease=lease))
+        await self.publish(changed)
+        return committed
+
+    async def _with_consumers(self, claim: AllocatedClaim, lease: Lease) -> Lease | None:
+        if lease.claim is None or lease.claim.consumers == claim.consumers:
+            return lease
+        return await self.ledger.claims.set_consumers(lease, claim.consumers)
+
+
+def _covers(lease: Lease, claim: AllocatedClaim) -> bool:
+    """Return whether a lease is for this allocation of the claim."""
+    return lease.claim is not None and lease.claim.generation == claim.generation
+
+
+def _named(claim: AllocatedClaim) -> str:
+    return f"ResourceClaim {claim.namespace}/{claim.name}"

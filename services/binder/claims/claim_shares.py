@@ -1,0 +1,108 @@
+"""The shares that a ResourceClaim's allocation needs, and why the ledger refuses them; pure.
+
+A scheduler has chosen the devices: nothing is chosen here, and the shares are exactly what was
+allocated.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from shared.model.claim import device_name
+from shared.model.device import Device
+from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
+from shared.model.lease import ClaimAllocation, Lease, Share, bookings
+from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
+from shared.model.names import DeviceUuid
+from shared.model.placement import Placement
+from shared.model.request import ALL_PERCENT, SharingPolicy
+from shared.placing.refusal.quota_refusals import over_quota
+
+SHOWN_HOLDERS = 3
+
+
+def reservation_of(claim: AllocatedClaim, node: LedgerNode | None) -> Reservation | str:
+    """Return the request for a lease on what was allocated, or why there can be none."""
+    known = {device_name(device.uuid): device for device, _ in node.devices} if node else {}
+    shares: list[Share] = []
+    for allocated in claim.devices:
+        device = known.get(allocated.device)
+        if device is None:
+            return f"node {claim.node} has no device {allocated.device}"
+        shares.append(share_of(allocated, device))
+    return Reservation(
+        pod=claim.claim,
+        namespace=claim.namespace,
+        name=claim.name,
+        candidates=(Placement(node=claim.node, shares=tuple(shares)),),
+        claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
+    )
+
+
+def share_of(allocated: AllocatedDevice, device: Device) -> Share:
+    """Return the share of a device that was allocated.
+
+    All memory of a device makes the share exclusive. A share without cores fits beside others that
+    have them all, as the scheduler's sum of capacities has it.
+    """
+    memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
+    whole = memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
+    sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
+    return Share(
+        container=allocated.request,
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=memory_mib,
+        cores_percent=ALL_PERCENT if whole else allocated.cores_percent,
+        whole=whole,
+        sharing=SharingPolicy.EXCLUSIVE if whole else sharing,
+        share_id=allocated.share_id,
+    )
+
+
+def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | None) -> str:
+    """Return the sentence of a refusal: what is missing, on which device, and who holds it."""
+    if refused.quotas:
+        return over_quota(wanted.namespace, refused.quotas, None).reason
+    [candidate] = wanted.candidates
+    devices = {device.uuid: device for device, _ in totals.node.devices} if totals else {}
+    named = [share for share in candidate.shares if refused.reason.endswith(share.device)]
+    share = (named or list(candidate.shares))[0]
+    device = devices.get(share.device)
+    if totals is None or device is None or not device.healthy:
+        fault = f": {device.fault}" if device and device.fault else ""
+        return f"GPU {share.index} ({share.device}) of {candidate.node} is not available{fault}"
+    return _full_text(candidate.shares, device, totals)
+
+
+def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> str:
+    leased = [
+        (lease, booking)
+        for lease in totals.leases
+        for booking in bookings(lease.shares)
+        if booking.device == device.uuid
+    ]
+    needs = next(booking for booking in bookings(shares) if booking.device == device.uuid)
+    free_mib = device.memory_mib - sum(booking.memory_mib for _, booking in leased)
+    free_cores = ALL_PERCENT - sum(booking.cores_percent for _, booking in leased)
+    free_slots = device.slots - sum(booking.shares for _, booking in leased)
+    held = holders(totals.leases, device.uuid)
+    return (
+        f"GPU {device.index} ({device.uuid}) of {totals.node.facts.name} has {free_mib} MiB, "
+        f"{free_cores} % of its cores and {free_slots} shares free, and the claim needs "
+        f"{needs.memory_mib} MiB, {needs.cores_percent} % and {needs.shares}; "
+        f"the ledger has leased it to {held}"
+    )
+
+
+def holders(leases: Iterable[Lease], device: DeviceUuid) -> str:
+    """Name who has leased a device, with the memory of each."""
+    texts = [
+        f"{'claim' if lease.claim else 'pod'} {lease.namespace}/{lease.name} "
+        f"({booking.memory_mib} MiB)"
+        for lease in leases
+        for booking in bookings(lease.shares)
+        if booking.device == device
+    ]
+    more = f" and {len(texts) - SHOWN_HOLDERS} more" if len(texts) > SHOWN_HOLDERS else ""
+    return (", ".join(texts[:SHOWN_HOLDERS]) or "nobody") + more

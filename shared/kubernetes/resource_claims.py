@@ -1,0 +1,150 @@
+"""ResourceClaims as the API server has them, and our driver's part of them; pure.
+
+`resource.k8s.io/v1`; see
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
+"""
+
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from msgspec import Raw, Struct, field
+
+from shared.kubernetes.types import Condition, ObjectMeta, Quantities
+from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
+from shared.model.errors import RequestError
+from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quantity import parse_count
+
+CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
+MIB = 1 << 20
+
+
+class DeviceRequestAllocationResult(Struct, frozen=True, rename="camel"):
+    """A device of a request."""
+
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+    share_id: str | None = field(name="shareID", default=None)
+    consumed_capacity: Quantities | None = None
+
+
+class DeviceAllocationResult(Struct, frozen=True):
+    """The results."""
+
+    results: tuple[DeviceRequestAllocationResult, ...] = ()
+
+
+class AllocationResult(Struct, frozen=True, rename="camel"):
+    """What a scheduler has allocated."""
+
+    devices: DeviceAllocationResult = DeviceAllocationResult()
+    allocation_timestamp: str | None = None
+
+
+class AllocatedDeviceStatus(Struct, frozen=True):
+    """The conditions of a device, and what its driver keeps there."""
+
+    driver: str = ""
+    conditions: tuple[Condition, ...] = ()
+    data: Raw = Raw(b"null")
+
+
+class ConsumerReference(Struct, frozen=True):
+    """Who may use the claim."""
+
+    resource: str = ""
+    uid: str = ""
+
+
+class ResourceClaimStatus(Struct, frozen=True, rename="camel"):
+    """The status that we read."""
+
+    allocation: AllocationResult | None = None
+    reserved_for: tuple[ConsumerReference, ...] = ()
+    devices: tuple[AllocatedDeviceStatus, ...] = ()
+
+
+class ApiResourceClaim(Struct, frozen=True):
+    """ResourceClaim, the fields that we read."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    status: ResourceClaimStatus = ResourceClaimStatus()
+
+
+def claim_path(namespace: str, name: str) -> str:
+    """Return the path of a ResourceClaim."""
+    collection = f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims"
+    return f"{collection}/{quote(name, safe='')}"
+
+
+def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
+    """Return the claim's allocation of our devices; None: there is none that takes anything.
+
+    Raises RequestError for an allocation that our slices cannot have led to.
+    """
+    allocation = claim.status.allocation
+    results = _our_results(allocation) if allocation else []
+    if allocation is None or not results:
+        return None
+    nodes = sorted({result.pool for result in results})
+    if len(nodes) > 1:
+        raise RequestError(
+            f"ResourceClaim {claim.metadata.namespace}/{claim.metadata.name} has devices of "
+            f"several nodes: {', '.join(nodes)}"
+        )
+    devices = tuple(_device(result) for result in results)
+    statuses = [each for each in claim.status.devices if each.driver == DRIVER]
+    copies = (bytes(each.data).decode() for each in statuses)
+    return AllocatedClaim(
+        claim=PodUid(claim.metadata.uid),
+        namespace=Namespace(claim.metadata.namespace),
+        name=claim.metadata.name,
+        node=NodeName(nodes[0]),
+        generation=_generation(allocation, devices),
+        devices=devices,
+        consumers=_consumers(claim.status.reserved_for),
+        resource_version=claim.metadata.resource_version,
+        answer=_answer(statuses, len(devices)),
+        lease=next((text for text in copies if text != "null"), ""),
+    )
+
+
+def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationResult]:
+    results = allocation.devices.results
+    return [each for each in results if each.driver == DRIVER and not each.admin_access]
+
+
+def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]) -> str:
+    results = ((each.request, each.device, each.share_id) for each in devices)
+    return generation_of(allocation.allocation_timestamp or "", results)
+
+
+def _consumers(reserved_for: Iterable[ConsumerReference]) -> tuple[PodUid, ...]:
+    return tuple(sorted(PodUid(each.uid) for each in reserved_for if each.resource == "pods"))
+
+
+def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:
+    consumed = result.consumed_capacity or {}
+    memory = consumed.get(MEMORY)
+    return AllocatedDevice(
+        request=result.request,
+        device=result.device,
+        share_id=result.share_id or "",
+        memory_mib=None if memory is None else -(-parse_count(memory) // MIB),
+        cores_percent=parse_count(consumed.get(CORES, 0)),
+    )
+
+
+def _answer(statuses: list[AllocatedDeviceStatus], devices: int) -> str:
+    """Return the condition that was written for all devices, or that refuses one."""
+    written = [
+        {each.type for each in status.conditions if each.status == "True"} for status in statuses
+    ]
+    if any(REFUSED in conditions for conditions in written):
+        return REFUSED
+    complete = len(written) >= devices and all(LEASED in conditions for conditions in written)
+    return LEASED if complete else ""

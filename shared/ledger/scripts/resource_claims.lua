@@ -1,0 +1,33 @@
+-- Leases of ResourceClaims. Unlike that of a pod, the uid of a claim may get a lease again. Arguments, by the
+-- first of them:
+--   'deallocated', rows of {claim, version read}
+--                 mark leases of these versions as those of vanished pods: they end once their node's agent
+--                 confirms that the claim is not prepared. Returns per row whether it is so
+--   'consumers', claim, version read
+--                 ARGV[5] is the lease with other consumers. Returns whether the lease had that version,
+--                 and then the lease
+local actions = {}
+
+function actions.deallocated(rows)
+  local claims_read, marked = {}, {}
+  for i, row in ipairs(rows) do claims_read[i] = row[1] end
+  fetch('leases', claims_read)
+  for i, row in ipairs(rows) do
+    local value = leases[row[1]]
+    marked[i] = value and header_of(value)[L_VERSION] == row[2] or false
+    if marked[i] then call('SADD', PREFIX .. 'vanished', row[1]) end
+  end
+  return {encode(marked)}
+end
+
+function actions.consumers(claim, version)
+  local value = lease_of(claim)
+  local header = value and header_of(value)
+  if not header or header[L_VERSION] ~= version then return {encode(false)} end
+  header[L_DESCRIPTION_BYTES], header[L_VERSION] = header_of(ARGV[5])[L_DESCRIPTION_BYTES], next_version()
+  value = put_header(claim, header, ARGV[5])
+  write_changes('consumers')
+  return {encode(true), value}
+end
+
+return actions[ARGS[1]](unpack(ARGS, 2))

@@ -1,0 +1,308 @@
+"""ResourceClaims are leased as allocated, answered once, and freed when nothing uses them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from services.binder.claims.claim_answers import AnswerWriter
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_leaser import WAIT_S, ClaimLeaser
+from shared.ledger.leases import RedisLeases
+from shared.model.claim import LEASED, REFUSED
+from shared.model.errors import UnavailableError
+from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.lease import Lease, LeaseState
+from shared.model.lease_copy import load_lease
+from shared.model.names import PodUid
+from tests.support.binder.claims import FakeClaims, allocated, on
+from tests.support.binder.world import FakeAgents, FakeBus
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    ledger,
+    reservation,
+    reserve,
+    share,
+    uuid,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+GPU = uuid("a", 0)
+
+
+class Binder:
+    """A binder's part for claims, on a real ledger."""
+
+    def __init__(self, leases: RedisLeases, claims: FakeClaims, agents: FakeAgents) -> None:
+        self.leases, self.claims, self.agents = leases, claims, agents
+        self.clock, self.bus = FakeClock(NOW), FakeBus()
+        self.ender = ClaimEnder(leases, agents, lambda: None)
+        self.leaser = ClaimLeaser(
+            ledger=leases,
+            publish=self.bus.publish,
+            answers=AnswerWriter(claims, agents, self.ender),
+            ender=self.ender,
+            clock=self.clock,
+        )
+
+    async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
+        return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
+
+    async def deallocate(self, claim: AllocatedClaim) -> list[LeaseChanged]:
+        self.claims.stored.pop(claim.name, None)
+        gone = ClaimDeallocated(
+            claim=claim.claim,
+            namespace=claim.namespace,
+            name=claim.name,
+            node=claim.node,
+            generation=claim.generation,
+        )
+        return await self.ender.end_deallocated([gone])
+
+    def answered(self, claim: AllocatedClaim) -> list[str]:
+        return [answer.condition for answer in self.claims.answers.get(claim.name, [])]
+
+    async def lease_of(self, claim: AllocatedClaim) -> Lease | None:
+        [lease] = await self.leases.load([claim.claim])
+        return lease
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
+    await server.ready()
+    async with ledger(server.url) as leases:
+        yield Binder(leases, FakeClaims(), FakeAgents())
+
+
+async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: Binder) -> None:
+    parts = (
+        on(GPU, 4_000, cores_percent=30, request="one", share_id="s1"),
+        on(GPU, 2_000, request="two", share_id="s2"),
+        on(uuid("a", 1), 1_000, request="two", share_id="s3"),
+    )
+    claim = binder.claims.put(replace(allocated("c", *parts), consumers=(PodUid("p"),)))
+
+    await binder.lease(claim)
+
+    lease = await binder.lease_of(claim)
+    assert lease
+    assert lease.claim
+    assert (lease.state, lease.claim.generation, lease.claim.consumers) == (
+        LeaseState.BOUND,
+        "g1",
+        ("p",),
+    )
+    assert [
+        (each.container, each.device, each.memory_mib, each.cores_percent, each.share_id)
+        for each in lease.shares
+    ] == [
+        ("one", GPU, 4_000, 30, "s1"),
+        ("two", GPU, 2_000, 0, "s2"),
+        ("two", uuid("a", 1), 1_000, 0, "s3"),
+    ]
+    [answer] = binder.claims.answers["c"]
+    assert answer.condition == LEASED
+    assert binder.bus.published == [LeaseChanged(lease=lease)]
+    await assert_sound(binder.leases)
+
+
+async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(binder: Binder) -> None:
+    claim = binder.claims.put(allocated("c", on(GPU)))
+    await binder.lease(claim)
+    lease = await binder.lease_of(claim)
+    [answer] = binder.claims.answers["c"]
+    assert lease
+    assert answer.lease
+
+    copy = json.dumps(answer.lease)
+
+    assert load_lease(copy, namespace=lease.namespace, name=lease.name) == lease
+    await binder.leases.release([lease.pod], reason="its write was lost")
+    await binder.lease(replace(binder.claims.stored["c"], lease=copy))
+    again = await binder.lease_of(claim)
+    assert again
+    assert again.shares == lease.shares
+    assert binder.answered(claim) == [LEASED]
+
+
+async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Binder) -> None:
+    await reserve(binder.leases, reservation("pod", share("a", 1, 14_000)))
+    claim = binder.claims.put(allocated("c", on(GPU), on(uuid("a", 1), 4_001, request="two")))
+
+    await binder.lease(claim)
+
+    [answer] = binder.claims.answers["c"]
+    assert answer.condition == REFUSED
+    assert "pod default/name-of-pod (14000 MiB)" in answer.message
+    assert "has 2000 MiB" in answer.message
+    assert "needs 4001 MiB" in answer.message
+    assert binder.agents.slices == ["a"]
+    assert await binder.lease_of(claim) is None
+    await binder.lease(binder.claims.stored["c"])
+    assert binder.answered(claim) == [REFUSED]
+    await assert_sound(binder.leases)
+
+
+async def test_a_device_that_is_not_there_is_refused(binder: Binder) -> None:
+    claim = binder.claims.put(allocated("c", on(uuid("elsewhere", 0))))
+
+    await binder.lease(claim)
+
+    [answer] = binder.claims.answers["c"]
+    assert answer.message == "node a has no device gpu-elsewhere-0"
+
+
+@pytest.mark.parametrize("shares", [(16_000, 1), (1, 16_000)])
+async def test_a_whole_device_is_exclusive(binder: Binder, shares: tuple[int, int]) -> None:
+    first, second = (allocated(f"c{mib}", on(GPU, mib)) for mib in shares)
+    for claim in (first, second):
+        binder.claims.put(claim)
+        await binder.lease(claim)
+
+    assert (binder.answered(first), binder.answered(second)) == ([LEASED], [REFUSED])
+
+
+async def test_a_share_without_cores_fits_beside_one_that_has_all(binder: Binder) -> None:
+    claims = [
+        allocated("all-cores", on(GPU, 4_000, cores_percent=100)),
+        allocated("none", on(GPU, 5_000)),
+    ]
+    for claim in claims:
+        binder.claims.put(claim)
+
+    await binder.lease(*claims)
+
+    assert [binder.answered(claim) for claim in claims] == [[LEASED], [LEASED]]
+
+
+async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: Binder) -> None:
+    other = Binder(binder.leases, binder.claims, binder.agents)
+    claims = [binder.claims.put(allocated(f"c{n}", on(GPU, 4_000))) for n in range(8)]
+
+    for _ in range(2):
+        await asyncio.gather(binder.lease(*claims), other.lease(*reversed(claims)))
+
+    assert all(len(binder.answered(claim)) == 1 for claim in claims)
+    answers = [binder.answered(claim)[0] for claim in claims]
+    assert answers.count(LEASED) == 4
+    for claim, answer in zip(claims, answers, strict=True):
+        assert (await binder.lease_of(claim) is not None) is (answer == LEASED)
+    await assert_sound(binder.leases)
+
+
+async def test_a_lease_ends_if_the_allocation_is_gone_when_it_is_answered(binder: Binder) -> None:
+    claim = allocated("c", on(GPU))
+    binder.agents.answers[claim.claim] = True
+
+    [changed] = await binder.lease(claim)
+
+    assert changed.lease.state is LeaseState.RELEASED
+    assert await binder.lease_of(claim) is None
+
+
+async def test_an_answer_that_could_not_be_written_is_written_later(binder: Binder) -> None:
+    claim = binder.claims.put(allocated("c", on(GPU)))
+    binder.claims.errors.append(UnavailableError("no answer"))
+
+    with pytest.raises(UnavailableError, match="1 of 1 claims"):
+        await binder.lease(claim)
+    assert binder.answered(claim) == []
+    await binder.lease(claim)
+
+    assert binder.answered(claim) == [LEASED]
+    assert len(await assert_sound(binder.leases)) == 1
+
+
+async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(binder: Binder) -> None:
+    claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
+    await binder.lease(claim)
+    await binder.leases.activate([claim.claim])
+    binder.agents.answers[claim.claim] = False
+
+    assert await binder.deallocate(claim) == []
+    [vanished] = await binder.leases.load_vanished()
+    assert vanished.pod == claim.claim
+    successor = binder.claims.put(allocated("d", on(GPU, 16_000)))
+    with pytest.raises(UnavailableError, match="waits for a share that is ending"):
+        await binder.lease(successor)
+    assert binder.answered(successor) == []
+
+    binder.agents.answers[claim.claim] = True
+    assert len(await binder.deallocate(claim)) == 1
+    await binder.lease(successor)
+    assert binder.answered(successor) == [LEASED]
+
+
+async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: Binder) -> None:
+    claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
+    await binder.lease(claim)
+    await binder.deallocate(claim)
+    successor = binder.claims.put(allocated("d", on(GPU, 16_000)))
+    with pytest.raises(UnavailableError):
+        await binder.lease(successor)
+
+    binder.clock.advance(WAIT_S)
+    await binder.lease(successor)
+
+    assert binder.answered(successor) == [REFUSED]
+
+
+async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
+    binder: Binder,
+) -> None:
+    first = binder.claims.put(allocated("c", on(GPU)))
+    await binder.lease(first)
+    binder.agents.answers[first.claim] = False
+    second = binder.claims.put(allocated("c", on(GPU, 5_000), generation="g2", version=7))
+
+    with pytest.raises(UnavailableError, match="earlier lease of ResourceClaim default/c"):
+        await binder.lease(second)
+    assert (
+        await binder.ender.end_deallocated(
+            [
+                ClaimDeallocated(
+                    claim=second.claim,
+                    namespace=second.namespace,
+                    name="c",
+                    node=second.node,
+                    generation="g2",
+                )
+            ]
+        )
+        == []
+    )
+    binder.agents.answers[first.claim] = True
+    await binder.lease(second)
+
+    lease = await binder.lease_of(second)
+    assert lease
+    assert lease.claim
+    assert (lease.claim.generation, lease.shares[0].memory_mib) == ("g2", 5_000)
+
+
+async def test_the_agent_learns_of_further_consumers(binder: Binder) -> None:
+    claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
+    await binder.lease(claim)
+    binder.bus.published.clear()
+    answered = binder.claims.stored["c"]
+
+    await binder.lease(answered)
+    assert binder.bus.published == []
+    await binder.lease(replace(answered, consumers=(PodUid("p1"), PodUid("p2"))))
+
+    [event] = binder.bus.published
+    assert isinstance(event, LeaseChanged)
+    assert event.lease.claim
+    assert event.lease.claim.consumers == ("p1", "p2")
+    assert binder.answered(claim) == [LEASED]
