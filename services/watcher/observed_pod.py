@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.watcher.pod_anti_affinity import PodAntiAffinity
 from shared.dialects.pod_groups import PodGroupReference
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
@@ -32,6 +33,10 @@ class ObservedPod:
     has_lease: bool = False
     """It has a copy of its lease: the ledger counts its usage."""
     created_at: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of a pod that is ours."""
+    repels: tuple[PodAntiAffinity, ...] = ()
+    """Its required anti-affinity."""
     resources: Mapping[str, int] = field(default_factory=dict)
     request: PodRequest | None = None
     """None if it is invalid, or if the pod is not ours."""

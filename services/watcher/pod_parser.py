@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.watcher.observed_pod import ObservedPod
+from services.watcher.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.dialects import LEDGER_RESOURCES, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -42,6 +43,7 @@ class _TemplateRequest:
     """The request of all pods of one template."""
 
     resources: Mapping[str, int]
+    repels: tuple[PodAntiAffinity, ...] = ()
     request: PodRequest | None = None
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
@@ -94,6 +96,8 @@ class PodParser:
             ),
             has_lease=ANNOTATION in meta.annotations,
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
+            labels=meta.labels if ours else {},
+            repels=template.repels,
             resources=template.resources,
             request=template.request,
             request_error=template.error,
@@ -134,15 +138,17 @@ class PodParser:
 
     def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         resources: Mapping[str, int] = {}
+        repels: tuple[PodAntiAffinity, ...] = ()
         try:
+            repels = parse_anti_affinity(pod)
             resources = pod_resources(pod)
             request = _request(pod, resources, self.rules) if ours else None
             if request and request.containers and EXEMPT not in pod.metadata.annotations:
                 check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
-            return _TemplateRequest(resources, error=str(error))
-        return _TemplateRequest(resources, request, group=group)
+            return _TemplateRequest(resources, repels, error=str(error))
+        return _TemplateRequest(resources, repels, request, group=group)
 
 
 def check_device_access(pod: ApiPod, *, allow_privileged: bool) -> None:

@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from services.watcher.claim_sources import ClaimReflector
 from services.watcher.claim_tracker import ClaimEvent, ClaimTracker
 from services.watcher.quota_sources import QuotaReflectors
-from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
+from services.watcher.sources import (
+    NamespaceReflector,
+    NodeReflector,
+    OurPodLister,
+    PodGroupReflectors,
+    PodReflector,
+)
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodEvent, PodTracker
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
@@ -27,7 +33,7 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.quota import Quota
-from shared.runtime.service import emits, handles
+from shared.runtime.service import emits, handles, loops
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +67,14 @@ class Watcher:
         lister: OurPodLister,
         clock: Clock,
         *,
+        namespaces: NamespaceReflector,
         quotas: QuotaReflectors,
         claims: ClaimReflector,
         resync_s: float = 300.0,
     ) -> None:
         self.pod_source = pods
         self.node_source = nodes
+        self.namespace_source = namespaces
         self.group_source = groups
         self.quota_source = quotas
         self.claim_source = claims
@@ -85,10 +93,14 @@ class Watcher:
         self.resync_requested.set()
 
     @emits
-    async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pods that wait and pods that have terminated."""
+    async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent | NodeChanged]]:
+        """Publish pods that wait, pods that have terminated, and nodes that repel other pods now.
+
+        What nodes repel is known once namespaces are known, too.
+        """
+        await self.namespace_source.synced.wait()
         async for batch in self.pod_source.batches():
-            events: list[PodEvent] = []
+            events: list[PodEvent | NodeChanged] = []
             absent = self.pods.groups.absent_kinds(now for now, _ in batch)
             for kind in await self.group_source.appeared(absent) if absent else ():
                 self.pods.groups.await_list(kind)
@@ -98,8 +110,16 @@ class Watcher:
                 elif before is not None:
                     events += self.pods.remove(before)
             self.pods.revision = self.pod_source.revision
+            if self.pods.has_urgent_changes:
+                events += self.nodes.update_usage()
             if events:
                 yield events
+
+    @loops
+    async def watch_namespaces(self) -> None:
+        """Follow the labels of namespaces."""
+        async for changes in self.namespace_source.batches():
+            self.pods.update_namespaces(changes)
 
     @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:

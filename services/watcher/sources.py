@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -21,7 +21,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated, as_number
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiNode, ApiPod, PodGroup
+from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, PodGroup
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim
@@ -126,6 +126,37 @@ class NodeReflector:
         except RequestError as error:
             logger.warning("node %s is ignored: %s", node.metadata.name, error)
             return []
+
+
+@dataclass(slots=True)
+class NamespaceReflector:
+    """Labels of the namespaces, by which pods' anti-affinity may select."""
+
+    client: KubernetesClient
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
+    """All were listed, or they cannot be read."""
+    retry_s: float = RETRY_S
+
+    async def batches(self) -> AsyncIterator[dict[Namespace, Mapping[str, str] | None]]:
+        """Yield the labels of changed namespaces, None of a deleted one."""
+        reflector = Reflector(self.client, "/api/v1/namespaces", ApiNamespace)
+        while True:
+            try:
+                async with aclosing(reflector.batches()) as batches:
+                    async for batch in batches:
+                        changes: dict[Namespace, Mapping[str, str] | None] = {}
+                        for change in batch:
+                            match change:
+                                case ObjectAdded(item=item) | ObjectUpdated(item=item):
+                                    changes[Namespace(item.metadata.name)] = item.metadata.labels
+                                case ObjectDeleted(item=item):
+                                    changes[Namespace(item.metadata.name)] = None
+                        yield changes
+                        self.synced.set()
+            except RequestError as error:
+                logger.warning("namespaces cannot be read: %s; retrying", error)
+            self.synced.set()
+            await asyncio.sleep(self.retry_s)
 
 
 @dataclass(slots=True)

@@ -4,8 +4,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from services.watcher.observed_pod import ObservedPod
+from services.watcher.pod_anti_affinity import PodAntiAffinity, resolve_all
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
@@ -16,9 +18,10 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 
+_Counted = TypeVar("_Counted", str, PodAntiAffinity)
 PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
 UNEXPLAINED_CALLS = 2
 RESYNC_SHARDS = 24
@@ -38,8 +41,14 @@ class PodTracker:
         self._grouped: dict[PodUid, ObservedPod] = {}
         """Pending pods that name a group, as observed: without their gang."""
         self.usage: dict[NodeName, Counter[str]] = {}
+        self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
+        """How many pods of each node have it."""
+        self.namespaces: dict[Namespace, Mapping[str, str]] = {}
+        """The labels of each namespace."""
         self.changed_nodes: set[NodeName] = set()
-        """Nodes whose usage changed since `NodeTracker.update_usage`."""
+        """Nodes whose usage, or pods' anti-affinity, changed since `NodeTracker.update_usage`."""
+        self.has_urgent_changes = False
+        """Nodes in `changed_nodes` now repel other pods than before."""
         self.revision = 0
         """Highest resource version of the observed pods; 0: unknown."""
 
@@ -63,6 +72,21 @@ class PodTracker:
         self._count(last, -1)
         self._remove_pending(last.pod)
         return [_terminated_event(last)] if last.ours and not last.is_terminated else []
+
+    def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
+        """Apply changed labels of namespaces, None of a deleted one."""
+        before = dict(self.namespaces)
+        for name, labels in changes.items():
+            if labels is None:
+                self.namespaces.pop(name, None)
+            else:
+                self.namespaces[name] = labels
+        if self.namespaces != before:
+            self.changed_nodes.update(
+                node
+                for node, terms in self.anti_affinity.items()
+                if any(term.namespace_selector for term in terms)
+            )
 
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
         """Apply changes of PodGroups; return the events for pending pods that name them.
@@ -121,6 +145,7 @@ class PodTracker:
         return replace(
             node,
             used_by_others={key: n for key, n in self.usage.get(node.name, {}).items() if n},
+            anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
         )
 
     def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
@@ -131,9 +156,10 @@ class PodTracker:
             return []
         known = self.pending.get(now.pod)
         self.pending[now.pod] = now
-        unchanged = known is not None and (known.request, known.request_error) == (
+        unchanged = known is not None and (known.request, known.request_error, known.labels) == (
             now.request,
             now.request_error,
+            now.labels,
         )
         return [] if unchanged else [pending_event(now, requeue_number=requeue_number)]
 
@@ -145,6 +171,12 @@ class PodTracker:
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:
             return
+        if pod.repels:
+            _add(
+                self.anti_affinity.setdefault(pod.node, Counter()), dict.fromkeys(pod.repels, sign)
+            )
+            self.changed_nodes.add(pod.node)
+            self.has_urgent_changes = True
         if pod.uses_unleased_resources:
             used = {key: sign * amount for key, amount in pod.resources.items()}
             _add(self.usage.setdefault(pod.node, Counter()), used)
@@ -182,6 +214,7 @@ class NodeTracker:
         """Return events for the nodes whose pods' usage has changed."""
         changed = [name for name in self.pods.changed_nodes if name in self.observed]
         self.pods.changed_nodes.clear()
+        self.pods.has_urgent_changes = False
         return self._publish_changed(changed)
 
     def resync(self) -> list[NodeChanged]:
@@ -256,6 +289,7 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
         created_at=pod.created_at,
         requeue_number=requeue_number,
         shown=pod.shown,
+        labels=pod.labels,
         admitted=pod.admission_span,
     )
 
@@ -286,7 +320,7 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
     )
 
 
-def _add(total: Counter[str], amounts: Mapping[str, int]) -> None:
+def _add(total: Counter[_Counted], amounts: Mapping[_Counted, int]) -> None:
     for key, amount in amounts.items():
         total[key] += amount
         if not total[key]:

@@ -5,7 +5,13 @@ from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
-from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
+from services.watcher.sources import (
+    NamespaceReflector,
+    NodeReflector,
+    OurPodLister,
+    PodGroupReflectors,
+    PodReflector,
+)
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.claim import DraMode
@@ -35,6 +41,7 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             PodGroupReflectors(client),
             OurPodLister(client, schedulers, claims),
             SystemClock(),
+            namespaces=NamespaceReflector(client),
             quotas=QuotaReflectors(client, file_quotas),
             claims=claims,
         )

@@ -225,6 +225,12 @@ class ApiPod(Struct, frozen=True, gc=False):
     status: PodStatus = PodStatus()
 
 
+class ApiNamespace(Struct, frozen=True, gc=False):
+    """`v1 Namespace`."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
 class ApiTaint(Struct, frozen=True, gc=False):
     """A taint."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName
 
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
@@ -47,6 +47,32 @@ class NodeRevision:
 UNKNOWN_REVISION = NodeRevision()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class LabelRequirement:
+    """One requirement on a pod's labels: `operator` is In, NotIn, Exists or DoesNotExist."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class AntiAffinityTerm:
+    """Required anti-affinity of a running pod: its topology domain repels these pods.
+
+    kube-scheduler obeys it for every pod that it places, whatever that pod itself requires.
+    https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
+    """
+
+    topology_key: str
+    """Label of nodes: those with one value are a domain."""
+    selector: tuple[LabelRequirement, ...] = ()
+    """All of them must hold; none: every pod is selected."""
+    namespaces: tuple[Namespace, ...] = ()
+    """Sorted; without effect with `all_namespaces`."""
+    all_namespaces: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """A node of the API server, and what pods without a lease take of it."""
@@ -63,3 +89,5 @@ class NodeFacts:
     """Indices of devices that annotations of the node exclude from new shares."""
     unserved_resources: tuple[str, ...] = ()
     """Resources with allocatable 0: the kubelet would refuse pods that request them."""
+    anti_affinity: tuple[AntiAffinityTerm, ...] = ()
+    """Required anti-affinity of all pods on the node, sorted."""

@@ -150,6 +150,10 @@ class Toleration:
     effect: str = ""
 
 
+RepelledFrom = tuple[tuple[str, frozenset[str]], ...]
+"""Labels of nodes, and the values of each where a pod must not run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequirements:
     """Requirements on the node besides devices. Equal values share one cached result."""
@@ -163,6 +167,8 @@ class NodeRequirements:
     tolerations: tuple[Toleration, ...] = ()
     unsupported: tuple[str, ...] = ()
     """Fields that placement does not support; the pod is refused with their paths."""
+    repelled_from: RepelledFrom = ()
+    """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
         check_supported(demands)
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
+        or check_anti_affinity(demands, facts)
     )
 
 
@@ -94,6 +95,16 @@ def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilt
     )
     text = "node(s) didn't match Pod's node affinity/selector"
     return NodeFilterFailure("NodeAffinity", text, next(labels, ""))
+
+
+def check_anti_affinity(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
+    """Refuse a node where required anti-affinity of a running pod forbids the pod."""
+    for key, values in demands.repelled_from:
+        value = facts.labels.get(key)
+        if value in values:
+            text = "node(s) didn't satisfy existing pods anti-affinity rules"
+            return NodeFilterFailure("ExistingAntiAffinity", text, f"{key}={value}")
+    return None
 
 
 def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
@@ -189,7 +200,13 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
     """Return whether only taints can exclude a node for pods with these requirements."""
-    return not (demands.selector or demands.required or demands.preferred or demands.unsupported)
+    return not (
+        demands.selector
+        or demands.required
+        or demands.preferred
+        or demands.unsupported
+        or demands.repelled_from
+    )
 
 
 def accepts_any_pod(facts: NodeFacts) -> bool:

@@ -135,8 +135,13 @@ _TERM = " ".join(
 )
 
 FIELDS = (
-    *_all(Effect.OBEYED, "metadata", "deletionTimestamp namespace"),
-    *_all(Effect.OBEYED, "metadata", "annotations labels", note="those of requests and pod groups"),
+    *_all(Effect.OBEYED, "metadata", "annotations deletionTimestamp"),
+    *_all(
+        Effect.OBEYED,
+        "metadata",
+        "labels namespace",
+        note="required anti-affinity of running pods selects by them",
+    ),
     *_all(
         Effect.NO_EFFECT,
         "metadata",

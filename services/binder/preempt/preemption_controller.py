@@ -32,6 +32,7 @@ from shared.model.ledger import WaitingPod, reservation_for
 from shared.model.names import PodUid
 from shared.model.placement import Placement
 from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
+from shared.placing.anti_affinity import repelled_request
 
 LEADERSHIP_S = 5.0
 IDLE_S = 5.0
@@ -185,7 +186,8 @@ class PreemptionController:
             now = self.clock.now()
             state = await self.store.state(now=now)
             given = plan_input(pending, cluster, state, self.rules, now=now, without=refused)
-            found = plan(waiting.queued.request, given, self.fit)
+            request = repelled_request(waiting.queued, (node.node.facts for node in given.nodes))
+            found = plan(request, given, self.fit)
             if isinstance(found, NoPlan):
                 return False
             read = await self._open(waiting, pending, found)

@@ -18,6 +18,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.ledger import WaitingPod
 from shared.model.names import PodUid
 from shared.model.preemption import PreemptionState
+from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_fit import fit_on_node
 
 
@@ -89,7 +90,11 @@ async def _dry_run(
     protected = _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
     return DryRun(
         pod=name,
-        found=plan(waiting[0].queued.request, planned_from, fit_on_node),
+        found=plan(
+            repelled_request(waiting[0].queued, (node.node.facts for node in cluster.nodes)),
+            planned_from,
+            fit_on_node,
+        ),
         protected=tuple(sorted(protected)),
     )
 

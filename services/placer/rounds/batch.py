@@ -62,8 +62,9 @@ class DecisionContext:
         """Place the pod, and count the first candidate as used in the mirror."""
         if event.request.node_order is NodeOrder.FRAGMENTATION and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
+        restricted = self.index.repelled_pods.restricted
         result = self.quotas.place_within(
-            event, lambda request: place(request, self.index, self.rng)
+            event, lambda request: place(restricted(event, request), self.index, self.rng)
         )
         if not isinstance(result, Refusal):
             request = event.request

@@ -1,7 +1,8 @@
 """Events about pods, their leases and budgets; pure."""
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shared.model.events.claim_events import AllocatedClaim
@@ -39,6 +40,8 @@ class PodQueued(Event):
     again; negative: the number of the resync."""
     shown: int = 0
     """In a resync: the digest of the reason in the pod's condition; 0: it has none."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the pod; required anti-affinity of running pods selects by them."""
     admitted: str = ""
     """The span of the admission review, which the pod's first span links to."""
 

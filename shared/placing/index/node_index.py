@@ -10,6 +10,7 @@ from shared.placing.index.eligibility import NodeEligibility
 from shared.placing.index.node_rank import RequestKind, ranking_for
 from shared.placing.index.node_sets import NodeSets, device_key
 from shared.placing.index.ranked_nodes import RankedNodes
+from shared.placing.index.repelled_pods import RepelledPods
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 CACHED_KINDS = 64
@@ -39,6 +40,7 @@ class NodeIndex:
         self.mirror = mirror
         self.eligibility = NodeEligibility(mirror)
         self.sets = NodeSets(mirror, self.eligibility)
+        self.repelled_pods = RepelledPods(mirror)
         self.fragmentation = Fragmentation(mirror)
         self.refusals: dict[Hashable, RefusalMemo] = {}
         """The latest refusals, by `placement_key`."""

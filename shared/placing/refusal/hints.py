@@ -155,6 +155,10 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     ),
     "UntoleratedTaint": _fixed_hint("tolerate the taint of node {node}, or remove it"),
     "NodeUnschedulable": _fixed_hint("uncordon node {node}"),
+    "ExistingAntiAffinity": _fixed_hint(
+        "wait for the pods in that domain of node {node} whose required anti-affinity selects the "
+        "pod to end, or change the pod's labels"
+    ),
     "NodeAffinity": _fixed_hint("change the pod's node selector or affinity, or label node {node}"),
     "UnsupportedConstraint": _fixed_hint(
         "remove the fields, or create the pod again while the webhook runs, which hands it over to "

@@ -23,7 +23,13 @@ COMPARED_NODES = 32
 """Nodes per reason among which the nearest are found."""
 CACHED_REFUSALS = 1024
 
-_STAGES = ("UnsupportedConstraint", "NodeAffinity", "NodeUnschedulable", "UntoleratedTaint")
+_STAGES = (
+    "UnsupportedConstraint",
+    "NodeAffinity",
+    "NodeUnschedulable",
+    "UntoleratedTaint",
+    "ExistingAntiAffinity",
+)
 """Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
 
 

@@ -12,7 +12,13 @@ from services.watcher.claim_sources import ClaimReflector
 from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
-from services.watcher.sources import NodeReflector, OurPodLister, PodGroupReflectors, PodReflector
+from services.watcher.sources import (
+    NamespaceReflector,
+    NodeReflector,
+    OurPodLister,
+    PodGroupReflectors,
+    PodReflector,
+)
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -66,6 +72,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
             PodGroupReflectors(kube, retry_s=0.5),
             OurPodLister(kube, OURS, claims),
             SystemClock(),
+            namespaces=NamespaceReflector(kube),
             quotas=QuotaReflectors(kube),
             claims=claims,
         )

@@ -93,7 +93,8 @@ class FlakyLister(OurPodLister):
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     lister = FlakyLister(failures=3)
     nothing = cast("Any", None)
-    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), quotas=nothing, claims=nothing)
+    sources = {"namespaces": nothing, "quotas": nothing, "claims": nothing}
+    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), **sources)
 
     await watcher.request_resync([ResyncRequested(reason="a test", request_id="t")])
     batches = watcher.resync()

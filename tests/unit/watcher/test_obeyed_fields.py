@@ -167,9 +167,7 @@ OTHERS: dict[str, Callable[[], bool]] = {
     "metadata.deletionTimestamp": lambda: (
         not observed({}, deletionTimestamp="2030-01-01T00:00:00Z").is_pending
     ),
-    "metadata.labels": lambda: (
-        observed({}, labels={"pod-group.scheduling.sigs.k8s.io": "g"}).group is not None
-    ),
+    "metadata.labels": lambda: observed({}, labels={"app": "x"}).labels == {"app": "x"},
     "metadata.namespace": lambda: observed({}, namespace="team-a").namespace == "team-a",
     "spec.nodeName": lambda: not observed({"nodeName": "n1"}).is_pending,
     "spec.priority": lambda: observed({"priority": 7}).priority == 7,

@@ -1,0 +1,110 @@
+"""A pod's required anti-affinity, as written and as it concerns other pods; pure.
+
+The API server has merged `matchLabelKeys` and `mismatchLabelKeys` into the label selectors.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.kubernetes.types import ApiPod
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.node import AntiAffinityTerm, LabelRequirement
+from shared.placing.anti_affinity import matches_labels
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+Selector = tuple[LabelRequirement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAntiAffinity:
+    """One required term of a pod."""
+
+    topology_key: str
+    selector: Selector
+    namespaces: frozenset[Namespace]
+    """With the pod's own, where the term names none."""
+    namespace_selector: Selector | None = None
+    """Further namespaces, by their labels; empty: all."""
+
+
+class _Expression(msgspec.Struct, frozen=True):
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class _PodSelector(msgspec.Struct, frozen=True, rename="camel"):
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[_Expression, ...] | None = None
+
+
+class _Term(msgspec.Struct, frozen=True, rename="camel"):
+    topology_key: str = ""
+    label_selector: _PodSelector | None = None
+    namespaces: tuple[str, ...] | None = None
+    namespace_selector: _PodSelector | None = None
+
+
+def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
+    """Return the required terms; one without a label selector selects no pod.
+
+    Raises RequestError for what no API server stores.
+    """
+    affinity = pod.spec.affinity
+    required = (affinity.pod_anti_affinity or {}).get(REQUIRED) if affinity else None
+    try:
+        terms = msgspec.convert(required or (), tuple[_Term, ...])
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{REQUIRED} of podAntiAffinity: {error}") from error
+    own = Namespace(pod.metadata.namespace)
+    return tuple(_parse(term, term.label_selector, own) for term in terms if term.label_selector)
+
+
+def _parse(term: _Term, selector: _PodSelector, own: Namespace) -> PodAntiAffinity:
+    named = frozenset(map(Namespace, term.namespaces or ()))
+    by_label = term.namespace_selector
+    return PodAntiAffinity(
+        topology_key=term.topology_key,
+        selector=_requirements(selector),
+        namespaces=named if named or by_label is not None else frozenset({own}),
+        namespace_selector=None if by_label is None else _requirements(by_label),
+    )
+
+
+def _requirements(selector: _PodSelector) -> Selector:
+    equal = (
+        LabelRequirement(key, "In", (value,))
+        for key, value in (selector.match_labels or {}).items()
+    )
+    others = (
+        LabelRequirement(each.key, each.operator, each.values or ())
+        for each in selector.match_expressions or ()
+    )
+    return tuple(sorted((*equal, *others)))
+
+
+def resolve_all(
+    terms: Iterable[PodAntiAffinity], namespaces: Mapping[Namespace, Mapping[str, str]]
+) -> tuple[AntiAffinityTerm, ...]:
+    """Return the terms with the namespaces that they select by these labels, sorted."""
+    return tuple(sorted({_resolve(term, namespaces) for term in terms}))
+
+
+def _resolve(
+    term: PodAntiAffinity, namespaces: Mapping[Namespace, Mapping[str, str]]
+) -> AntiAffinityTerm:
+    selector, selected = term.namespace_selector, term.namespaces
+    if selector:
+        selected |= {
+            name for name, labels in namespaces.items() if matches_labels(selector, labels)
+        }
+    is_all = selector == ()
+    return AntiAffinityTerm(
+        topology_key=term.topology_key,
+        selector=term.selector,
+        namespaces=() if is_all else tuple(sorted(selected)),
+        all_namespaces=is_all,
+    )

@@ -1,0 +1,70 @@
+"""Where running pods' required anti-affinity lets a pod not run; pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import Namespace
+from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
+from shared.model.request import PodRequest, RepelledFrom
+
+Domain = tuple[AntiAffinityTerm, str]
+"""A term, and the value of its topology key on the node with the pod that has it."""
+
+
+def domains(facts: NodeFacts) -> Iterator[Domain]:
+    """Yield the domains that pods on a node repel others from."""
+    for term in facts.anti_affinity:
+        value = facts.labels.get(term.topology_key)
+        if value is not None:
+            yield term, value
+
+
+def selects(term: AntiAffinityTerm, namespace: Namespace, labels: Mapping[str, str]) -> bool:
+    """Return whether a term repels a pod with these labels."""
+    in_namespace = term.all_namespaces or namespace in term.namespaces
+    return in_namespace and matches_labels(term.selector, labels)
+
+
+def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, str]) -> bool:
+    """Return whether all requirements hold."""
+    return all(_holds(requirement, labels) for requirement in selector)
+
+
+def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
+    found = labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return found in requirement.values
+        case "NotIn":
+            return found not in requirement.values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+    return False
+
+
+def repelled_from(
+    found: Iterable[Domain], namespace: Namespace, labels: Mapping[str, str]
+) -> RepelledFrom:
+    """Return the values of node labels that a pod is repelled from, sorted by label."""
+    values: dict[str, set[str]] = {}
+    for term, value in found:
+        if selects(term, namespace, labels):
+            values.setdefault(term.topology_key, set()).add(value)
+    return tuple((key, frozenset(values[key])) for key in sorted(values))
+
+
+def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
+    """Return the request with these values."""
+    if not repelled:
+        return request
+    requirements = replace(request.node_requirements, repelled_from=repelled)
+    return replace(request, node_requirements=requirements)
+
+
+def repelled_request(queued: PodQueued, nodes: Iterable[NodeFacts]) -> PodRequest:
+    """Return a pod's request with what it is repelled from on any of the nodes."""
+    found = (domain for facts in nodes for domain in domains(facts))
+    return with_repelled(queued.request, repelled_from(found, queued.namespace, queued.labels))

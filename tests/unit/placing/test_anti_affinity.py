@@ -1,0 +1,203 @@
+"""Required anti-affinity of running pods keeps pods off their topology domains."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.placer.rounds.batch import DecisionContext
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import LedgerNode
+from shared.model.names import Namespace, NodeName
+from shared.model.node import AntiAffinityTerm, LabelRequirement
+from shared.model.placement import Refusal
+from shared.model.request import NodeRequirements, NodeTerm
+from shared.placing.anti_affinity import repelled_request, selects
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.node_fit import fit_on_node
+from shared.placing.refusal.quota_refusals import QuotaRefusals
+from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
+
+ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+TEAM_A = Namespace("team-a")
+
+
+def term(*selector: LabelRequirement, key: str = HOST, **fields: object) -> AntiAffinityTerm:
+    return AntiAffinityTerm(
+        topology_key=key,
+        selector=selector,
+        **({"namespaces": (TEAM_A,)} | fields),  # type: ignore[arg-type]
+    )
+
+
+def is_app(*values: str) -> LabelRequirement:
+    return LabelRequirement("app", "In", values)
+
+
+def node(name: str, *terms: AntiAffinityTerm, zone: str = "a") -> LedgerNode:
+    labels = {HOST: name, ZONE: zone}
+    return ledger_node(name, device(f"GPU-{name}"), labels=labels, anti_affinity=terms)
+
+
+def pod(app: str = "noisy", namespace: str = "team-a", **fields: object) -> PodQueued:
+    fields = {"labels": {"app": app}} | fields
+    return pod_queued("p", namespace=namespace, **fields)  # type: ignore[arg-type]
+
+
+class Choices:
+    """A placer's decisions on its mirror."""
+
+    def __init__(self, *nodes: LedgerNode) -> None:
+        self.mirror = ClusterMirror()
+        self.mirror.reset(nodes)
+        index = NodeIndex(self.mirror)
+        self.context = DecisionContext(self.mirror, index, QuotaRefusals(), dice(7))
+
+    def choose(self, event: PodQueued) -> Refusal | set[str]:
+        """Return the names of the candidates."""
+        answer = self.context.choose(event)
+        self.mirror.drop(event.pod)
+        if isinstance(answer, Refusal):
+            return answer
+        return {placement.node for placement in answer}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "selected"),
+    [
+        (is_app("noisy", "other"), True),
+        (is_app("other"), False),
+        (LabelRequirement("app", "NotIn", ("other",)), True),
+        (LabelRequirement("app", "NotIn", ("noisy",)), False),
+        (LabelRequirement("tier", "NotIn", ("x",)), True),
+        (LabelRequirement("app", "Exists"), True),
+        (LabelRequirement("tier", "Exists"), False),
+        (LabelRequirement("tier", "DoesNotExist"), True),
+        (LabelRequirement("app", "DoesNotExist"), False),
+        (LabelRequirement("tier", "In", ("x",)), False),
+        (LabelRequirement("app", "Near", ("noisy",)), False),
+    ],
+)
+def test_labels_are_selected_as_in_kubernetes(
+    requirement: LabelRequirement, selected: bool
+) -> None:
+    assert selects(term(requirement), TEAM_A, {"app": "noisy"}) == selected
+
+
+def test_a_term_without_requirements_selects_every_pod_of_its_namespaces() -> None:
+    everywhere = term(namespaces=(), all_namespaces=True)
+
+    assert selects(term(), TEAM_A, {})
+    assert not selects(term(), Namespace("other"), {})
+    assert selects(everywhere, Namespace("other"), {})
+
+
+def test_a_pod_is_placed_on_no_node_of_the_domain() -> None:
+    repelling = term(is_app("noisy"), key=ZONE)
+    choices = Choices(node("n1", repelling), node("n2"), node("n3", zone="b"))
+
+    assert choices.choose(pod()) == {"n3"}
+    assert choices.choose(pod("quiet")) == {"n1", "n2", "n3"}
+    assert choices.choose(pod(namespace="team-b")) == {"n1", "n2", "n3"}
+
+
+def test_a_pod_without_gpus_is_kept_away_too() -> None:
+    choices = Choices(node("n1", term(is_app("noisy"))), node("n2"))
+
+    assert choices.choose(pod(wanted=request())) == {"n2"}
+
+
+def test_the_refusal_has_the_words_of_kube_scheduler_and_names_the_domain() -> None:
+    refusal = Choices(node("n1", term(is_app("noisy"))), node("n2", zone="b")).choose(
+        pod(wanted=request(gpu(memory=1), node_requirements=at("n1")))
+    )
+
+    assert isinstance(refusal, Refusal)
+    assert not refusal.permanent
+    assert ("ExistingAntiAffinity", 1) in refusal.counts
+    assert "1 node(s) didn't satisfy existing pods anti-affinity rules" in refusal.reason
+
+
+def at(name: str) -> NodeRequirements:
+    return NodeRequirements(required=((NodeTerm(key=HOST, operator="In", values=(name,)),),))
+
+
+def test_a_verdict_follows_the_pods_that_come_and_go() -> None:
+    choices, repelling = Choices(node("n1"), node("n2")), term(is_app("noisy"))
+    assert choices.choose(pod()) == {"n1", "n2"}
+
+    choices.mirror.put_node(node("n1", repelling))
+    assert choices.choose(pod()) == {"n2"}
+    choices.mirror.put_node(node("n2", repelling))
+    refusal = choices.choose(pod())
+    assert isinstance(refusal, Refusal)
+    assert refusal.nearest_nodes[0].reason.endswith(f"anti-affinity rules ({HOST}=n1)")
+    choices.mirror.put_node(node("n1"))
+    assert choices.choose(pod()) == {"n1"}
+    choices.mirror.remove_node(NodeName("n2"))
+    choices.mirror.put_node(node("n2"))
+    assert choices.choose(pod()) == {"n1", "n2"}
+
+
+def test_a_node_without_the_label_is_in_no_domain() -> None:
+    bare = ledger_node("n1", device(), anti_affinity=(term(is_app("noisy"), key=ZONE),))
+
+    assert Choices(bare, node("n2")).choose(pod()) == {"n1", "n2"}
+
+
+def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:
+    nodes = [node("n1", term(is_app("noisy"))), node("n2")]
+
+    wanted = repelled_request(pod(), [each.facts for each in nodes])
+
+    assert [fit_on_node(wanted, each) is not None for each in nodes] == [False, True]
+
+
+APPS, ZONES = st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y", ""])
+TERMS = st.builds(
+    lambda apps, key, namespaces: term(is_app(*apps), key=key, namespaces=namespaces),
+    st.sets(APPS, min_size=1, max_size=2).map(sorted),
+    st.sampled_from([HOST, ZONE]),
+    st.sampled_from([(TEAM_A,), (Namespace("team-b"),)]),
+)
+STATES = st.lists(
+    st.tuples(st.integers(0, 3), st.booleans(), ZONES, st.lists(TERMS, max_size=2)), max_size=12
+)
+
+
+@given(STATES, APPS)
+def test_placements_are_those_of_a_look_at_all_pods(
+    states: Sequence[tuple[int, bool, str, list[AntiAffinityTerm]]], app: str
+) -> None:
+    choices = Choices()
+    nodes: dict[str, tuple[dict[str, str], list[AntiAffinityTerm]]] = {}
+    for number, exists, zone, terms in states:
+        name = f"n{number}"
+        labels = {HOST: name} | ({ZONE: zone} if zone else {})
+        if exists:
+            nodes[name] = labels, terms
+            choices.mirror.put_node(
+                ledger_node(name, device(f"GPU-{name}"), labels=labels, anti_affinity=tuple(terms))
+            )
+        else:
+            nodes.pop(name, None)
+            choices.mirror.remove_node(NodeName(name))
+        answer = choices.choose(pod(app))
+        allowed = {
+            other
+            for other, (there, _) in nodes.items()
+            if not any(
+                app in each.selector[0].values
+                and TEAM_A in each.namespaces
+                and each.topology_key in here
+                and there.get(each.topology_key) == here[each.topology_key]
+                for here, found in nodes.values()
+                for each in found
+            )
+        }
+
+        chosen = set() if isinstance(answer, Refusal) else answer
+        assert chosen <= allowed
+        assert bool(chosen) == bool(allowed)
