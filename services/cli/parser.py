@@ -10,6 +10,7 @@ from services.cli.command_parser import CommandParser
 from services.cli.doctor.arguments import add_doctor_command
 from services.cli.flags import Run
 from services.cli.inspect.arguments import add_inspect_commands
+from services.cli.plan.arguments import add_plan_commands
 from services.cli.up.arguments import add_up_commands
 
 EXIT_CODES = """\
@@ -72,6 +73,7 @@ def build_parser(program: str = "leasehold") -> CommandParser:
 
     add_up_commands(add)
     add_inspect_commands(add)
+    add_plan_commands(add)
     add_audit_command(add)
     add_doctor_command(add)
     add_admin_commands(add)

@@ -111,7 +111,9 @@ class EvictionClient:
         """Remove that annotation; False if the pod is gone."""
         return await self._annotate(victim, None)
 
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
+    async def evict(
+        self, victim: Victim | PodFacts, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
         """Evict the pod with exactly this uid, or check whether that is allowed.
 
         Returns the outcome and the reason for it. Raises UnavailableError if the API server does
@@ -150,7 +152,9 @@ class EvictionClient:
             return False
         return True
 
-    async def _raise_unless_gone(self, victim: Victim, error: KubernetesConflictError) -> None:
+    async def _raise_unless_gone(
+        self, victim: Victim | PodFacts, error: KubernetesConflictError
+    ) -> None:
         """Raise UnavailableError if the pod is there: the same write may succeed later."""
         found = await self.get_pod(victim.namespace, victim.name)
         if found is not None and found.pod == victim.pod:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +32,8 @@ class ManifestPod:
     origin: str
     """The object in the manifest that it comes from, such as `Deployment web`."""
     pod: ApiPod
+    replicas: int = 1
+    """How many such pods run at once."""
 
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
@@ -74,22 +76,34 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
         for item in items:
             yield from _pods_of(item, where)
         return
-    for origin, template in _templates(kind, _name(document, where), document):
-        yield _manifest_pod(origin, template, document, where)
+    for origin, template, scale in _templates(kind, _name(document, where), document):
+        yield replace(
+            _manifest_pod(origin, template, document, where), replicas=_replicas(scale, where)
+        )
 
 
-def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the pod templates of one object, each with its origin."""
+def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Return the pod templates of one object, each with its origin and what holds their number."""
     if kind == "Pod":
-        yield f"Pod {name}", document
+        yield f"Pod {name}", document, None
     elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job
         for task in document["spec"]["tasks"]:
-            yield f"Job {name}, task {task.get('name', '?')}", task.get("template")
+            yield f"Job {name}, task {task.get('name', '?')}", task.get("template"), task
     elif kind in TEMPLATES:
         template: Any = document
+        scale: Any = None
         for key in TEMPLATES[kind]:
-            template = template.get(key) if isinstance(template, dict) else None
-        yield f"{kind} {name}", template
+            scale, template = template, template.get(key) if isinstance(template, dict) else None
+        yield f"{kind} {name}", template, scale
+
+
+def _replicas(scale: Any, where: str) -> int:
+    """Return `replicas`, or of a Job `parallelism`, which are 1 unless they are set."""
+    values = scale if isinstance(scale, dict) else {}
+    count = values.get("replicas", values.get("parallelism", 1))
+    if not isinstance(count, int) or count < 0:
+        raise RequestError(f"{where}: replicas must be a number from 0 on, got {count!r}")
+    return count
 
 
 def _manifest_pod(origin: str, template: Any, owner: Any, where: str) -> ManifestPod:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from services.binder.ports.observations import PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from shared.kubernetes.client import KubernetesClient
@@ -39,7 +40,9 @@ class Mortal(EvictionClient):
         self._die(after=True)
         return done
 
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
+    async def evict(
+        self, victim: Victim | PodFacts, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
         self._die(after=False)
         done = await super().evict(victim, dry_run=dry_run)
         self._die(after=True)

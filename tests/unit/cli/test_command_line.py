@@ -40,7 +40,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert set(commands) == {
         *("up", "down", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
-        "help",
+        *("help", "what-if", "defrag"),
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]

@@ -1,0 +1,159 @@
+"""The commands what-if and defrag."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.rules import PreemptionRules, exclusion_reason
+from services.cli import terminal
+from services.cli.plan import render
+from services.cli.plan.leased_requests import read_requests
+from services.cli.plan.moves import MovePlan, plan_moves
+from services.cli.plan.what_if import TriedPod, forecast
+from services.cli.request.manifest_report import load_watcher_rules
+from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.cli.snapshot.location import locate_ledger
+from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
+from services.watcher.pod_parser import PodParser
+from shared.dialects.dialect import Rules
+from shared.ledger.preemptions import Preemptions
+from shared.model.errors import RequestError
+from shared.model.lease import Lease
+from shared.model.ledger import NodeTotals
+from shared.model.names import PodUid
+from shared.model.preemption import EvictionOutcome, PreemptionState
+
+
+def what_if(flags: argparse.Namespace) -> int:
+    """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
+    source, text = load(flags.file, sys.stdin)
+    rules = load_watcher_rules(flags.volcano_conf)
+    pods = [pod for each in pods_in(text, source) for pod in _tried_pods(each, rules)]
+
+    async def read() -> tuple[NodeTotals, ...]:
+        async with open_reader(locate_ledger(flags), pods=False) as reader:
+            return await reader.nodes()
+
+    found = forecast(pods, asyncio.run(read()), now=time.time())
+    if flags.output:
+        terminal.print_document(render.forecast_shape(found), flags.output)
+    else:
+        terminal.print_text(render.forecast_text(found))
+    return 1 if found.waiting else 0
+
+
+def _tried_pods(written: ManifestPod, rules: Rules) -> Iterator[TriedPod]:
+    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    if parsed.request_error:
+        raise RequestError(f"{written.origin}: {parsed.request_error}")
+    if parsed.request is None or not parsed.request.containers:
+        raise RequestError(f"{written.origin} requests no GPU in any known dialect")
+    name = f"{parsed.namespace}/{parsed.name}"
+    for _ in range(written.replicas):
+        yield TriedPod(origin=written.origin, name=name, request=parsed.request)
+
+
+def defrag(flags: argparse.Namespace) -> int:
+    """Show, or evict, the fewest pods to move for a waiting pod; return 1 if that is impossible."""
+    return asyncio.run(_defrag(flags))
+
+
+async def _defrag(flags: argparse.Namespace) -> int:
+    name, now = f"{flags.namespace}/{flags.pod}", time.time()
+    async with _opened(flags) as (reader, state):
+        pod = await reader.pod(flags.namespace, flags.pod)
+        if pod is None:
+            return _refuse(f"there is no pod {name}; `kubectl get pods -A` lists them")
+        waiting = await reader.ledger.waiting_pods.load([pod.pod])
+        if not waiting:
+            return _refuse(
+                f"pod {name} does not wait for devices; `leasehold explain` shows its state"
+            )
+        evictions = EvictionClient(reader.kubernetes)
+        pods, budgets = await evictions.list_pods()
+        rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
+        nodes, staying = await reader.nodes(), dict[PodUid, str]()
+        leases = {lease.pod: lease for totals in nodes for lease in totals.leases}
+        for lease in leases.values():
+            reason = _stays(lease, pods, budgets, state, rules, now)
+            if reason:
+                staying[lease.pod] = reason
+        watcher_rules = load_watcher_rules(flags.volcano_conf)
+        requests = await read_requests(reader, leases.keys() - staying.keys(), watcher_rules)
+        plan = plan_moves(waiting[0].queued.request, nodes, requests, now=now)
+        kept = [(leases[uid], reason) for uid, reason in staying.items()]
+        _print_moves(flags, name, plan, kept, now)
+        if plan is None:
+            return 1
+        return await _evict(plan, pods, evictions) if flags.evict else 0
+
+
+def _print_moves(
+    flags: argparse.Namespace,
+    name: str,
+    plan: MovePlan | None,
+    kept: Iterable[tuple[Lease, str]],
+    now: float,
+) -> None:
+    named = sorted((f"{lease.namespace}/{lease.name}", reason) for lease, reason in kept)
+    if flags.output:
+        terminal.print_document(render.moves_shape(name, plan, named, now), flags.output)
+    else:
+        terminal.print_text(render.moves_text(name, plan, named, now))
+
+
+@asynccontextmanager
+async def _opened(
+    flags: argparse.Namespace,
+) -> AsyncIterator[tuple[SnapshotReader, PreemptionState]]:
+    location = locate_ledger(flags)
+    async with (
+        open_reader(location, pods=True) as reader,
+        Preemptions.connect(location.redis_url, credentials=location.redis_credentials) as stored,
+    ):
+        yield reader, await stored.state(now=time.time())
+
+
+def _refuse(reason: str) -> int:
+    print(f"leasehold defrag: {reason}", file=sys.stderr)
+    return 1
+
+
+def _stays(  # noqa: PLR0917 - each is a different kind
+    lease: Lease,
+    pods: Mapping[PodUid, PodFacts],
+    budgets: Sequence[DisruptionBudget],
+    state: PreemptionState,
+    rules: PreemptionRules,
+    now: float,
+) -> str:
+    """Return why a pod is not moved; empty: it may be. The rules are those of preemption."""
+    if lease.claim is not None:
+        return "a ResourceClaim holds its devices"
+    pod = pods.get(lease.pod)
+    reason = exclusion_reason(lease, pod, state, rules, now)
+    if pod is None or reason:
+        return reason or "it is gone"
+    if not pod.owner:
+        return "no controller would replace it"
+    selecting = [budget for budget in budgets if lease.pod in budget.pods]
+    blocking = [budget.name for budget in selecting if budget.allowed < 1 or len(selecting) > 1]
+    return f"PodDisruptionBudget {blocking[0]} allows no eviction now" if blocking else ""
+
+
+async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodFacts], evictions: EvictionClient) -> int:
+    """Evict the pods of a plan: none of them if a dry run refuses one."""
+    moved = [pods[move.lease.pod] for move in plan.moves]
+    for dry_run in (True, False):
+        for pod in moved:
+            outcome, reason = await evictions.evict(pod, dry_run=dry_run)
+            if outcome is EvictionOutcome.BLOCKED:
+                return _refuse(f"{pod.namespace}/{pod.name} cannot be evicted: {reason}")
+            if not dry_run:
+                print(f"{pod.namespace}/{pod.name}: {outcome}", file=sys.stderr)
+    return 0

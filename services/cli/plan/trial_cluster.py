@@ -1,0 +1,45 @@
+"""A copy of the ledger's nodes, on which pods are placed as a placer would place them; pure."""
+
+from collections.abc import Iterable
+from itertools import count
+
+from services.placer.placement import place
+from shared.model.ledger import LedgerNode
+from shared.model.names import PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.request import PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+
+GOLDEN_RATIO = 0.6180339887
+"""Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""
+
+
+class TrialCluster:
+    """Nodes and the pods placed on them so far. The same calls lead to the same placements."""
+
+    def __init__(self, nodes: Iterable[LedgerNode] = ()) -> None:
+        self._mirror = ClusterMirror()
+        self._mirror.reset(nodes)
+        self._index = NodeIndex(self._mirror)
+        self._choices = (number * GOLDEN_RATIO % 1 for number in count())
+
+    def put_node(self, node: LedgerNode) -> None:
+        """Add a node, or replace it; what is reserved on it stays reserved."""
+        self._mirror.put_node(node)
+
+    def place(self, pod: PodUid, request: PodRequest) -> Placement | Refusal:
+        """Place a pod and count it as running, or return why it fits nowhere."""
+        found = place(request, self._index, self._choices.__next__)
+        if isinstance(found, Refusal):
+            return found
+        self.reserve(pod, request, found[0])
+        return found[0]
+
+    def reserve(self, pod: PodUid, request: PodRequest, placement: Placement) -> None:
+        """Count a pod as running at a place."""
+        self._mirror.reserve(pod, placement, request.resources, request.anti_affinity_groups)
+
+    def remove(self, pod: PodUid) -> None:
+        """Stop counting a pod."""
+        self._mirror.drop(pod)
