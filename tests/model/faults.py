@@ -107,6 +107,12 @@ class LeaseProtocol(Users):
         machine.was_silent = True
         self.count("agents cut off" if machine.silent else "agents reconnected")
 
+    @rule(node=nodes, weight=0.5)
+    def lose_limits_reply(self, node: NodeName) -> None:
+        """The node's next reply about limits is lost."""
+        self.count("replies about limits lost")
+        self.world.nodes[node].loses_reply = True
+
     @rule(what=any_of("save", "save", "flush", "roll back", "roll back unseen"))
     def redis(self, what: str) -> None:
         """Save the state of Redis, lose all of it, or return to what was saved.

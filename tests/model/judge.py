@@ -12,7 +12,7 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import NAMESPACE, Pod
-from tests.model.node import KubeletRecord, Node
+from tests.model.node import KubeletRecord, Node, limit_mib
 from tests.model.raw_ledger import RESERVED, RawLedger, decode
 from tests.model.world import DEVICE_MIB, SLOTS, World
 
@@ -128,6 +128,9 @@ class Judge:
         yield from _excess("S1: containers were given", (given for _, given in running))
         places = Counter(given.pod for _, given in running)
         yield from (f"S2: {pod} runs {n} times" for pod, n in places.items() if n > 1)
+        for _, record in _running(self.world):
+            if record.used_mib > limit_mib(record):
+                yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
 
     def _over_leased(self) -> Iterator[str]:
         """S1 of the ledger, and O2: its totals are the sums of its leases."""

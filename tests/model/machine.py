@@ -59,7 +59,7 @@ class Machine:
         for service in world.services:
             service.link.restore()
         for node in world.nodes.values():
-            node.silent = False
+            node.silent = node.loses_reply = False
             if node.name not in world.api.nodes:
                 world.api.add_node(node.name)
         while self.server.late_calls:

@@ -41,6 +41,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.node_agent.records.checkpoint.check_fits",
         lambda *_: None,
     ),
+    "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "lost leases stay lost": (
         "services.binder.ledger_sync.lost_leases.LostLeases.restore",
         _restore_nothing,

@@ -19,6 +19,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError
 from shared.model.events.event import Event
@@ -28,6 +29,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import NAMESPACE, ApiServer, Pod
+from tests.model.limits import ModelLimits
 from tests.model.virtual_time import ActorClock
 from tests.support.build import TRIGGER
 
@@ -42,7 +44,13 @@ class KubeletRecord:
     pod: Pod
     device_ids: tuple[str, ...] = ()
     given: Mapping[str, str] | None = None
-    """The environment of its container, which runs; None: it does not run."""
+    """The environment of its container, which runs, with its limits now; None: it does not run."""
+    used_mib: int = 0
+
+
+def limit_mib(record: KubeletRecord) -> int:
+    """Return what a running container may use at most."""
+    return int((record.given or {})[f"{MEMORY_LIMIT}_0"].removesuffix("m"))
 
 
 class _Span:
@@ -130,16 +138,20 @@ class Agent:
             clock=clock,
         )
 
+        self.limits = ModelLimits(node, self)
+
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
         unready = "its records are lost" if self.checkpoint.lost else None
         return self.window.admit_binds(leases, unready, unreadable_reason="")
 
     def observe(self, event: LeaseChanged) -> None:
         self.leases.observe([event.lease])
+        self.limits.wake()
 
     async def sync(self) -> None:
         """Request all leases, and write a lost checkpoint anew, as the agent's loop does."""
         await self.lease_sync.sync()
+        self.limits.wake()
         if self.checkpoint.lost:
             await self.reconciler.rebuild(self.node.snapshot())
 
@@ -266,6 +278,8 @@ class Node:
     silent: bool = False
     """The agent answers no request of binders, and they answer none of its."""
     was_silent: bool = False
+    loses_reply: bool = False
+    """To the next request about limits."""
     lost_records: bool = False
     """Its checkpoint was lost at least once."""
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -298,6 +312,7 @@ class Node:
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
+        self.tasks.append(asyncio.create_task(self.agent.limits.run()))
 
     def stop_agent(self) -> None:
         for task in self.tasks:

@@ -17,8 +17,22 @@ from shared.ledger.script_sources import script_source
 from tests.model.virtual_time import ActorClock
 
 PREFIX = "lh:"
-EDITS = [("call('TIME')", "({ARGV[7], ARGV[8]})")]
-"""What is replaced in scripts: they read the time of the model; mutations add to this."""
+LOCK = "call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms)"
+MODEL_LOCK = """
+    local lock = lock_key(pod)
+    if now_ms >= tonumber(call('GET', lock .. '.end') or 0) then call('DEL', lock) end
+    if not call('SET', lock, token, 'NX') then return {encode(false)} end
+    call('SET', lock .. '.end', now_ms + ttl_ms)
+    return {encode(true)}"""
+IS_LOCKED = "call('GET', lock_key(pod)) ~= token"
+MODEL_IS_LOCKED = f"({IS_LOCKED} or now_ms >= tonumber(call('GET', lock_key(pod) .. '.end')))"
+EDITS = [
+    ("call('TIME')", "({ARGV[7], ARGV[8]})"),
+    (f"return {{encode({LOCK} and true or false)}}", MODEL_LOCK),
+    (IS_LOCKED, MODEL_IS_LOCKED),
+]
+"""What is replaced in scripts: they read the time of the model, by which locks expire, too;
+mutations add to this."""
 FEED_WAIT_S = 4.0
 """A placer that the model does not have read the feed reads it after this, below its timeout."""
 

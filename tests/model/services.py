@@ -126,6 +126,7 @@ class BinderReplica(Service):
             "end vanished": self._end_vanished,
             "cordon": self.binder.binding.cordons.step,
             "rebuild": self._rebuild,
+            "resizes": self.binder.resizer.finish,
         }
         self.spawn(self.binder.send_bindings())
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
 from tests.model.machine import Machine, chosen
-from tests.model.node import Node
+from tests.model.node import Node, limit_mib
 from tests.model.rules import any_of, rule, several, together
 from tests.model.world import NODES, Message
 from tests.support.build import gpu, request
@@ -54,6 +54,26 @@ class Users(Machine):
         self.count("pods succeeded")
         node, pod = chosen(self.running(), position)
         node.kubelet.end(pod, "Succeeded")
+
+    @rule(
+        lambda self: self.running(),
+        weight=2.0,
+        position=positions,
+        mib=any_of(10, 30, 60, 100),
+        number=numbers,
+    )
+    def resize(self, position: int, mib: int, number: int) -> None:
+        """Request another size of a running pod; a smaller one needs its container's consent."""
+        self.count("resizes requested")
+        _, pod = chosen(self.running(), position)
+        self.world.resize(pod, mib, self.world.binders[number])
+
+    @rule(lambda self: self.running(), position=positions, percent=any_of(0, 50, 100))
+    def use_memory(self, position: int, percent: int) -> None:
+        """Let a container use this part of its limit."""
+        node, pod = chosen(self.running(), position)
+        record = node.kubelet.records[pod]
+        record.used_mib = limit_mib(record) * percent // 100
 
     def running(self) -> list[tuple[Node, PodUid]]:
         """Return the pods whose containers run, with their nodes."""

@@ -18,7 +18,14 @@ from shared.model.events.pod_events import (
     PodQueued,
     ResyncRequested,
 )
-from shared.model.events.request_reply import BindReply, LeasesReply, LeasesRequest
+from shared.model.events.request_reply import (
+    BindReply,
+    LeasesReply,
+    LeasesRequest,
+    LimitsReply,
+    LimitsRequest,
+    ResizeRequest,
+)
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer
@@ -213,6 +220,17 @@ class World:
             tried.add(ready[0])
             self.deliver(ready[0], replica=len(tried) % 2)
 
+    def resize(self, pod: PodUid, mib: int, binder: BinderReplica) -> None:
+        """Request a size of a binder, and forget the request."""
+        binder.spawn(self._resize(ResizeRequest(pod=pod, memory_mib=mib), binder))
+        self.loop.settle()
+
+    async def _resize(self, request: ResizeRequest, binder: BinderReplica) -> None:
+        reply = await binder.attempt(binder.binder.resize(request))
+        if reply is not None:
+            pod, mib = request.pod, request.memory_mib
+            self.note(f"{binder.name} on {pod} with {mib} MiB: {reply.outcome} {reply.reason}")
+
     # Actors
 
     def sync_kubelets(self) -> None:
@@ -226,8 +244,11 @@ class World:
 
     def clean_up_agent(self, node: Node) -> None:
         service = self.binders[0]
-        work = service.attempt(node.agent.reconciler.remove_ended(node.snapshot()))
-        node.tasks.append(service.loop.create_task(work))
+        for work in (
+            node.agent.reconciler.remove_ended(node.snapshot()),
+            node.agent.limits.restore_altered(),
+        ):
+            node.tasks.append(service.loop.create_task(service.attempt(work)))
 
     def restart(self, service: BinderReplica | PlacerReplica) -> None:
         service.stop()
@@ -271,6 +292,18 @@ class World:
         if machine.silent:
             return NoReply(reason="no reply", has_responder=True)
         return machine.agent.admit_binds(leases)
+
+    async def set_limits(self, request: LimitsRequest) -> LimitsReply:
+        machine = self.nodes[request.node]
+        if machine.silent:
+            raise UnavailableError("no reply")
+        work = asyncio.create_task(machine.agent.limits.apply_request(request))
+        machine.tasks.append(work)
+        await asyncio.wait([work])
+        if work.cancelled() or machine.loses_reply:
+            machine.loses_reply = False
+            raise UnavailableError("no reply")
+        return work.result()
 
     async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         machine = self.nodes[node]

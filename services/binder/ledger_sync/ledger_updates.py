@@ -215,10 +215,19 @@ class LedgerUpdater:
         """End leases of other slots than those that the pods' containers use; return the pods.
 
         A rebuild that missed a Binding in flight gives such leases. With another slot of the same
-        device, the ledger would have no room for the pod that really has it.
+        device, the ledger would have no room for the pod that really has it. So do leases of an
+        earlier size: the ledger was rolled back to before a resize, and nothing noticed.
         """
-        used = {allocation.pod: slots_of(allocation.lease) for allocation in allocations}
-        replaced = [lease for lease in leases if slots_of(lease) != used[lease.pod]]
+        used: dict[PodUid, Lease] = {}
+        for allocation in allocations:
+            known = used.get(allocation.pod)
+            if known is None or known.version < allocation.lease.version:
+                used[allocation.pod] = allocation.lease
+        replaced = [
+            lease
+            for lease in leases
+            if slots_of(lease) != slots_of(used[lease.pod]) or is_resized(lease, used[lease.pod])
+        ]
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return {lease.pod for lease in replaced}
 
@@ -226,6 +235,12 @@ class LedgerUpdater:
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
     """Return the slots of a lease, with their devices."""
     return frozenset((share.device, share.slot) for share in lease.shares)
+
+
+def is_resized(lease: Lease, used: Lease) -> bool:
+    """Return whether a lease in use has another size than the stored one, and a later one."""
+    is_later = used.version > lease.version or used.resized_at > lease.resized_at
+    return is_later and used.shares != lease.shares
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:

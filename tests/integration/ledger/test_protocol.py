@@ -27,3 +27,20 @@ def test_a_device_with_a_pod_of_which_no_record_is_left_takes_no_more_pods() -> 
     ]
     with model_on_server() as model:
         assert not model.repeat(steps).failure
+
+
+def test_a_resize_that_the_ledger_lost_unseen_is_restored_from_the_container() -> None:
+    steps = [
+        Step("create_pods", {"mib": (30, 30)}),
+        Step("work", {}),
+        Step("redis", {"what": "save"}),
+        Step("resize", {"position": 0, "mib": 60, "number": 0}),
+        Step("resize", {"position": 1, "mib": 10, "number": 0}),
+        Step("work", {}),
+        Step("redis", {"what": "roll back unseen"}),
+    ]
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert "  binder 0 on p0-3 with 60 MiB: resized " in run.story
