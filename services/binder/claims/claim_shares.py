@@ -76,6 +76,7 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
 
 
 def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> str:
+    """Return what is free, needed and leased; kube-scheduler takes a percent sign for a format."""
     leased = [
         (lease, booking)
         for lease in totals.leases
@@ -89,8 +90,8 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> s
     held = holders(totals.leases, device.uuid)
     return (
         f"GPU {device.index} ({device.uuid}) of {totals.node.facts.name} has {free_mib} MiB, "
-        f"{free_cores} % of its cores and {free_slots} shares free, and the claim needs "
-        f"{needs.memory_mib} MiB, {needs.cores_percent} % and {needs.shares}; "
+        f"{free_cores} percent of its cores and {free_slots} shares free, and the claim needs "
+        f"{needs.memory_mib} MiB, {needs.cores_percent} percent and {needs.shares}; "
         f"the ledger has leased it to {held}"
     )
 

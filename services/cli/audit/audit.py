@@ -67,6 +67,9 @@ async def read_audited(reader: SnapshotReader, now: float) -> Snapshot:
         snapshot = replace(snapshot, api_nodes=await reader.cluster_objects.node_names())
     except PermissionDeniedError:
         not_checked.append("nodes: this user may not list them at the API server")
+    snapshot = replace(snapshot, claims=await reader.cluster_objects.claims())
+    if snapshot.claims is None and any(lease.claim for lease in snapshot.leases):
+        not_checked.append("claims: this user may not list ResourceClaims at the API server")
     windows: tuple[WindowTotals, ...] = ()
     try:
         windows = await _budget_windows(reader.location)

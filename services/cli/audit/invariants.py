@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from services.cli.audit.account_checks import budget_usage, fair_shares, quota_charges, quota_usage
+from services.cli.audit.claim_checks import claims
 from services.cli.audit.cluster_checks import gangs, nodes, shared_devices, waiting_pods
 from services.cli.audit.device_checks import (
     allocated_totals,
@@ -37,6 +38,7 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
     fences,
     agents,
     outlived,
+    claims,
     waiting_pods,
     gangs,
     quota_usage,

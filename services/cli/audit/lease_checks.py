@@ -62,7 +62,7 @@ def outlived(snapshot: Snapshot) -> Iterator[Difference]:
     pods = {pod.pod: pod for pod in snapshot.pods}
     for lease in snapshot.leases:
         pod = pods.get(lease.pod)
-        if pod is None or not pod.is_active:
+        if lease.claim is None and (pod is None or not pod.is_active):
             end = "is gone" if pod is None else f"has {pod.phase.lower()}"
             text = f"the pod {end} and its lease is {lease.state}, version {lease.version}"
             yield Difference(

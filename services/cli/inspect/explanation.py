@@ -12,7 +12,7 @@ from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import WaitingPod
-from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
+from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, PodUid
 from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
 
@@ -37,7 +37,7 @@ class Explanation:
 
 def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> Explanation:
     """Explain the state of one pod that exists."""
-    lease = next((lease for lease in snapshot.leases if lease.pod == pod.pod), None)
+    lease = next((lease for lease in snapshot.leases if pod.pod in _holders(lease)), None)
     gang = gang_of(pod.pod, snapshot)
     if lease is not None:
         return _with_gang(_running(pod, lease, snapshot), gang)
@@ -45,6 +45,11 @@ def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> 
     if waiting is not None:
         return _with_gang(_waiting(pod, waiting, snapshot), gang)
     return _without_lease(pod, schedulers)
+
+
+def _holders(lease: Lease) -> tuple[PodUid, ...]:
+    """Return the pods that have the shares of a lease: one, or the consumers of a claim."""
+    return lease.claim.consumers if lease.claim else (lease.pod,)
 
 
 def _with_gang(explanation: Explanation, gang: GangSummary | None) -> Explanation:
@@ -74,7 +79,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
     lines = [
         f"lease       {lease.state}, version {lease.version}, held for "
         f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
-        f"dialect     {lease.dialect or 'none: it requests no GPU'}",
+        *_origin_lines(lease),
         *([f"chosen      {lease.weighed}"] if lease.weighed else []),
         *_idle_lines(lease, snapshot),
         *_cordon_lines(lease, snapshot),
@@ -92,6 +97,15 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         next=f"leasehold trace {pod.name} -n {pod.namespace}",
         extra=(("lease", lease_shape(lease, snapshot.usage)), ("annotations", views)),
     )
+
+
+def _origin_lines(lease: Lease) -> list[str]:
+    """Return how the pod requested its shares."""
+    if lease.claim is None:
+        return [f"dialect     {lease.dialect or 'none: it requests no GPU'}"]
+    pods = len(lease.claim.consumers)
+    users = f", which {pods} pods use" if pods > 1 else ""
+    return [f"claim       {lease.namespace}/{lease.name}{users}"]
 
 
 def _idle_lines(lease: Lease, snapshot: Snapshot) -> list[str]:
@@ -124,7 +138,8 @@ def _share_lines(lease: Lease, share: Share, snapshot: Snapshot) -> list[str]:
         place = f"position {share.mig.position} of layout {share.mig.layout}"
         part = f"instance {share.mig.profile} at {place} of device {share.index}"
     lines = [
-        f"container   {share.container}{init}: {share.memory_mib} MiB, {part}, fence {share.fence}"
+        f"{'request  ' if lease.claim else 'container'}   {share.container}{init}: "
+        f"{share.memory_mib} MiB, {part}, fence {share.fence}"
     ]
     if share.requested_size is not None:
         size = share.requested_size

@@ -165,7 +165,7 @@ def _lease_row(
         _sum_text(cores for _, cores in used),
         f"{lease.state}{', on an unhealthy device' if unhealthy else ''}{idle}",
         age(snapshot.read_at - lease.created_at),
-        lease.dialect or "-",
+        "claim" if lease.claim else lease.dialect or "-",
     )
 
 

@@ -8,6 +8,9 @@ import msgspec
 from services.cli.snapshot.snapshot import PodSummary
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.model.errors import RequestError
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import Namespace, NodeName, PodUid
 
 PAGE = 500
@@ -89,6 +92,23 @@ class ClusterObjects:
             token = page.metadata.continue_
             if not token:
                 return frozenset(names)
+
+    async def claims(self) -> tuple[AllocatedClaim, ...] | None:
+        """Return the ResourceClaims with devices of our driver; None: they cannot be read."""
+        found: list[AllocatedClaim | None] = []
+        token = ""
+        while True:
+            try:
+                page = await self.kubernetes.list_page(
+                    CLAIMS_PATH, query={}, limit=PAGE, continue_token=token
+                )
+            except RequestError:
+                return None
+            items = (msgspec.json.decode(item, type=ApiResourceClaim) for item in page.items or ())
+            found += map(allocated_claim, items)
+            token = page.metadata.continue_
+            if not token:
+                return tuple(filter(None, found))
 
     async def pod(self, namespace: str, name: str) -> PodSummary | None:
         """Return one pod, or None."""

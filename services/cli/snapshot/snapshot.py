@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.model.device import Device, DeviceUse
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import FairShare
@@ -101,6 +102,8 @@ class Snapshot:
     queue: tuple[PodUid, ...] | None = None
     """See `ClusterView`; None: all waiting pods are known, and their order follows."""
     pods: tuple[PodSummary, ...] = ()
+    claims: tuple[AllocatedClaim, ...] | None = None
+    """The ResourceClaims with devices of our driver; None: they were not read."""
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint is readable on this machine."""
     api_nodes: frozenset[NodeName] | None = None
