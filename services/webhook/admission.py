@@ -8,7 +8,7 @@ that the watcher uses, so an admitted pod is never rejected later for the syntax
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.webhook.handover import SchedulerChoice
+from services.webhook.handover import SCHEDULER, SchedulerChoice
 from services.webhook.largest_device import DeviceMaximum, excess_memory
 from services.webhook.patches import (
     ANNOTATIONS,
@@ -143,6 +143,14 @@ def _decide_without_lease(
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     scheduler = policy.schedulers.patches(pod) if ours else ()
     return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=tuple(warnings))
+
+
+def decide_without_gpu(pod: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDecision:
+    """Have a placer place a pod without GPUs, unless only kube-scheduler can."""
+    schedulers = policy.schedulers
+    if pod.handed_over or pod.node or schedulers.has(pod) or not schedulers.serves(pod):
+        return AdmissionDecision(allowed=True)
+    return AdmissionDecision(allowed=True, patches=(add(SCHEDULER, schedulers.placer),))
 
 
 def decide_update(

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from services.webhook.patches import PatchOperation, add, add_label
 from services.webhook.reviewed_pod import ReviewedPod
-from shared.model.names import HANDED_OVER
+from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
 
-DEFAULT_SCHEDULER = "default-scheduler"
+SCHEDULER = "/spec/schedulerName"
+"""Its path in patches."""
 ALL_PODS = "all-pods"
 """The label's value where kube-scheduler gets all pods."""
 
@@ -46,7 +47,7 @@ class SchedulerChoice:
         """Yield the patches of an admitted pod: its scheduler, and a label with why it is that."""
         reasons = [found.row.reason for found in pod.handed_over] + [ALL_PODS] * self.all_pods
         if self.handover and reasons and pod.scheduler != self.handover:
-            yield add("/spec/schedulerName", self.handover)
+            yield add(SCHEDULER, self.handover)
             yield add_label(pod, HANDED_OVER, reasons[0])
         elif pod.scheduler in {"", DEFAULT_SCHEDULER}:
-            yield add("/spec/schedulerName", self.placer)
+            yield add(SCHEDULER, self.placer)

@@ -24,21 +24,30 @@ from shared.dialects.reserved import (
     VISIBLE,
 )
 from shared.model.errors import RequestError
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from shared.model.names import AGENTS_NAMESPACE, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
-PATH, EXEMPT_PATH = "/mutate", "/mutate-exempt"
+PATH, EXEMPT_PATH, ALL_PODS_PATH = "/mutate", "/mutate-exempt", "/mutate-all-pods"
 DEVICE_HIDING_WEBHOOK = "device-hiding.pods.leasehold.dev"
 """The webhook for pods that request no GPU and would see every device."""
 EXEMPT_WEBHOOK = "exempt.pods.leasehold.dev"
 """The webhook for pods with GPUs in exempt namespaces, to which `pod_policy` does not apply."""
-PATHS = {WEBHOOK: PATH, DEVICE_HIDING_WEBHOOK: PATH, EXEMPT_WEBHOOK: EXEMPT_PATH}
+ALL_PODS_WEBHOOK = "all-pods.pods.leasehold.dev"
+"""The webhook for pods without GPUs in namespaces whose pods Leasehold places, too."""
+PATHS = {
+    WEBHOOK: PATH,
+    DEVICE_HIDING_WEBHOOK: PATH,
+    EXEMPT_WEBHOOK: EXEMPT_PATH,
+    ALL_PODS_WEBHOOK: ALL_PODS_PATH,
+}
 """The path of each webhook."""
 TIMEOUT_S, HIDING_TIMEOUT_S = 5, 2
 EXEMPT_LABEL = "leasehold.dev/sees-devices"
 """On a namespace, `true`: its pods may see devices without a request, as drivers do, and set what
 `pod_policy` denies. Only administrators should be able to label namespaces."""
+ALL_PODS_LABEL = "leasehold.dev/all-pods"
+"""On a namespace, `true`: Leasehold also places its pods without GPUs."""
 EXEMPT_NAMESPACES = ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
 
 CONTAINER_KINDS = ("containers", "initContainers", "ephemeralContainers")
@@ -119,36 +128,56 @@ def _some_container(condition: str) -> str:
 def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
     """Return the MutatingWebhookConfiguration; `client` returns the `clientConfig` of a webhook.
 
-    The webhooks for pods with GPUs fail closed. The one for other pods fails open: without it they
-    run, and the container runtime decides which devices they see; placers refuse those of them that
-    only kube-scheduler could place.
+    The webhooks for pods with GPUs fail closed. Those for other pods fail open: without them they
+    run, the container runtime decides which devices they see, and kube-scheduler places them;
+    placers refuse those of them that only kube-scheduler could place.
     """
     own = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
     concerns = f"({requests_gpu()}) || ({has_reserved_annotation()})"
     concerned = ("concerns-leasehold", concerns)
+    without_gpu = ("requests-no-gpu", f"!({concerns})")
+    not_own = ("not-an-exempt-namespace", f"!(request.namespace in [{own}])")
     changed = ("is-new-or-changes-images", changes_images())
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": NAME},
         "webhooks": [
-            _webhook(client, WEBHOOK, [concerned, changed], exempt=False),
+            _webhook(client, WEBHOOK, [concerned, changed], _labelled(EXEMPT_LABEL, "NotIn")),
             _webhook(
                 client,
                 DEVICE_HIDING_WEBHOOK,
                 [
-                    ("requests-no-gpu", f"!({concerns})"),
-                    ("not-an-exempt-namespace", f"!(request.namespace in [{own}])"),
+                    without_gpu,
+                    not_own,
                     changed,
                     (
                         "would-see-devices-or-has-our-scheduler",
                         f"{would_see_devices()} || {has_our_scheduler()}",
                     ),
                 ],
-                exempt=False,
+                _labelled(EXEMPT_LABEL, "NotIn"),
                 fails_open=True,
             ),
-            _webhook(client, EXEMPT_WEBHOOK, [concerned], exempt=True),
+            _webhook(
+                client,
+                EXEMPT_WEBHOOK,
+                [concerned],
+                _labelled(EXEMPT_LABEL, "In"),
+                new_only=True,
+            ),
+            _webhook(
+                client,
+                ALL_PODS_WEBHOOK,
+                [
+                    without_gpu,
+                    not_own,
+                    ("has-no-scheduler", f"object.spec.schedulerName == '{DEFAULT_SCHEDULER}'"),
+                ],
+                _labelled(ALL_PODS_LABEL, "In"),
+                fails_open=True,
+                new_only=True,
+            ),
         ],
     }
 
@@ -157,11 +186,11 @@ def _webhook(
     client: Callable[[str], Mapping[str, Any]],
     name: str,
     conditions: Iterable[tuple[str, str]],
+    namespaces: Manifest,
     *,
-    exempt: bool,
     fails_open: bool = False,
+    new_only: bool = False,
 ) -> Manifest:
-    selected = {"key": EXEMPT_LABEL, "operator": "In" if exempt else "NotIn", "values": ["true"]}
     created = _pods_rule("CREATE", "pods")
     changed = _pods_rule("UPDATE", "pods", "pods/ephemeralcontainers")
     return {
@@ -171,14 +200,18 @@ def _webhook(
         "matchPolicy": "Equivalent",
         "reinvocationPolicy": "IfNeeded",
         "timeoutSeconds": HIDING_TIMEOUT_S if fails_open else TIMEOUT_S,
-        "rules": [created] if exempt else [created, changed],
+        "rules": [created] if new_only else [created, changed],
         "failurePolicy": "Ignore" if fails_open else "Fail",
         "clientConfig": dict(client(name)),
-        "namespaceSelector": {"matchExpressions": [selected]},
+        "namespaceSelector": {"matchExpressions": [namespaces]},
         "matchConditions": [
             {"name": condition, "expression": text} for condition, text in conditions
         ],
     }
+
+
+def _labelled(label: str, operator: str) -> Manifest:
+    return {"key": label, "operator": operator, "values": ["true"]}
 
 
 def _pods_rule(operation: str, *resources: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""The webhook's HTTPS server: /mutate and /mutate-exempt for the API server."""
+"""The webhook's HTTPS server for the API server."""
 
 import asyncio
 import ssl
@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from services.webhook.registration import EXEMPT_PATH, PATH
+from services.webhook.registration import ALL_PODS_PATH, EXEMPT_PATH, PATH
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -20,8 +20,10 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 class Review(Protocol):
     """Responds to the body of one AdmissionReview."""
 
-    def __call__(self, body: bytes, *, exempt: bool = ...) -> Awaitable[bytes]:
-        """Respond; `exempt`: the pod is in an exempt namespace."""
+    def __call__(
+        self, body: bytes, *, exempt: bool = ..., all_pods: bool = ...
+    ) -> Awaitable[bytes]:
+        """Respond; the namespace is `exempt`, or has `all_pods` placed by Leasehold."""
         ...
 
 
@@ -43,7 +45,11 @@ def application(review: Review, drain: Drain) -> web.Application:
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            body = await review(await request.read(), exempt=request.path == EXEMPT_PATH)
+            body = await review(
+                await request.read(),
+                exempt=request.path == EXEMPT_PATH,
+                all_pods=request.path == ALL_PODS_PATH,
+            )
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
             body = msgspec.json.encode({"error": str(error)})
@@ -53,8 +59,8 @@ def application(review: Review, drain: Drain) -> web.Application:
         return response
 
     routes = web.Application(client_max_size=MAX_BODY_BYTES)
-    routes.router.add_post(PATH, mutate)
-    routes.router.add_post(EXEMPT_PATH, mutate)
+    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH):
+        routes.router.add_post(path, mutate)
     return routes
 
 

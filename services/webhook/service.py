@@ -13,6 +13,7 @@ from services.webhook.admission import (
     AdmissionPolicy,
     decide,
     decide_update,
+    decide_without_gpu,
 )
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from services.webhook.cluster_lookups import ApiServerLookups
@@ -90,16 +91,21 @@ class Webhook:
                 logger.warning("the default priority class is unknown: %s", error)
             await self.clock.sleep(PRIORITY_CLASSES_S)
 
-    async def review(self, body: bytes, *, exempt: bool = False) -> bytes:
+    async def review(self, body: bytes, *, exempt: bool = False, all_pods: bool = False) -> bytes:
         """Respond to one AdmissionReview. Raises RequestError for any other body.
 
-        `exempt`: administrators have exempted the namespace from `pod_policy`.
+        `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
+        have Leasehold place its pods without GPUs.
         """
         started = time.perf_counter()
         request = decode_request(body)
         decision = ALLOWED
         try:
-            if request.is_new_pod:
+            if request.is_new_pod and all_pods:
+                decision = decide_without_gpu(
+                    parse_pod(request.raw_object, request.namespace or "default"), self.policy
+                )
+            elif request.is_new_pod:
                 decision = await self._review_pod(request, exempt=exempt)
             elif request.is_changed_pod:
                 decision = await self._review_change(request)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from services.webhook.registration import EXEMPT_LABEL
+from services.webhook.registration import ALL_PODS_LABEL, EXEMPT_LABEL
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
@@ -251,3 +251,36 @@ async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) ->
     assert (denied, status) == (403, 201)
     assert shown["spec"]["schedulerName"] == "leasehold"
     assert shown["metadata"]["annotations"][EXEMPT] == "true"
+
+
+async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
+    tmp_path: Path,
+) -> None:
+    batch = {"metadata": {"name": "batch", "labels": {ALL_PODS_LABEL: "true"}}}
+    port = {"name": "c", "image": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    bodies = {
+        "plain": pod("plain"),
+        "gpu": pod("gpu", VGPU),
+        "host-port": {"metadata": {"name": "host-port"}, "spec": {"containers": [port]}},
+        "own-scheduler": pod("own-scheduler", schedulerName="mine"),
+    }
+
+    async with cluster() as (api, kube, client):
+        await client.post("/api/v1/namespaces", json=batch)
+        async with replica(api, kube, tmp_path):
+            _, elsewhere = await created(client, pod("elsewhere"))
+            found = {}
+            for name, body in bodies.items():
+                async with client.post("/api/v1/namespaces/batch/pods", json=body) as response:
+                    found[name] = (await response.json())["spec"]["schedulerName"]
+        async with client.post("/api/v1/namespaces/batch/pods", json=pod("later")) as response:
+            unreviewed = response.status
+
+    assert elsewhere["spec"]["schedulerName"] == "default-scheduler"
+    assert found == {
+        "plain": "leasehold",
+        "gpu": "leasehold",
+        "host-port": "default-scheduler",
+        "own-scheduler": "mine",
+    }
+    assert unreviewed == 201, "the webhook fails open for these pods"
