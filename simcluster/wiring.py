@@ -11,12 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
-from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
@@ -44,9 +42,7 @@ def choose_port(host: str, port_file: Path) -> int:
 
 
 @asynccontextmanager
-async def _running(
-    *parts: ControllerManager | ResourceClaimController | DefaultScheduler,
-) -> AsyncIterator[None]:
+async def _running(*parts: ControllerManager | DefaultScheduler) -> AsyncIterator[None]:
     """Run controllers and scheduler while the context is open."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
@@ -79,14 +75,9 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     controllers = ControllerManager(store, server.create)
-    scheduler = DefaultScheduler(store, server.bind, matches_device)
-    claims = ResourceClaimController(store)
+    scheduler = DefaultScheduler(store, server.bind)
     try:
-        async with (
-            fleet,
-            start_server(server, certs) as url,
-            _running(controllers, claims, scheduler),
-        ):
+        async with fleet, start_server(server, certs) as url, _running(controllers, scheduler):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)

@@ -14,9 +14,7 @@ from simcluster.apimachinery.objects import (
     namespace_of,
 )
 from simcluster.ports import ClusterStore
-from simcluster.scheduler.claim_allocator import Matches
-from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling
-from simcluster.scheduler.node_choice import NodeChoice, choose_node, requests_devices
+from simcluster.scheduler.node_choice import choose_node, requests_devices
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +25,14 @@ BindPod = Callable[[str, str, str], None]
 
 
 class DefaultScheduler:
-    """Plays kube-scheduler's part for pods without extended resources, one pod at a time.
+    """Plays kube-scheduler's part for pods without devices, one pod at a time.
 
-    A pod that requests an extended resource waits for a scheduler that knows devices. Claims are
-    allocated by a small first-fit allocator, `matches` evaluates its CEL expressions.
+    A pod that requests an extended resource waits for a scheduler that knows devices.
     """
 
-    def __init__(
-        self,
-        store: ClusterStore,
-        bind: BindPod,
-        matches: Matches,
-        *,
-        binding_poll_s: float = POLL_S,
-    ) -> None:
+    def __init__(self, store: ClusterStore, bind: BindPod) -> None:
         self._store = store
         self._bind = bind
-        self._retry_s = min(RETRY_S, binding_poll_s)
-        self._claims = ClaimScheduling(store, matches, poll_s=binding_poll_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -54,8 +42,7 @@ class DefaultScheduler:
                 while True:
                     watch.poll()
                     waiting = self._schedule()
-                    async with asyncio.timeout(self._retry_s if waiting else None):
-                        await watch.wait()
+                    await asyncio.wait_for(watch.wait(), RETRY_S if waiting else None)
             except TimeoutError:
                 continue
             except ApiError as error:
@@ -65,26 +52,19 @@ class DefaultScheduler:
         """Bind the pods that fit; return whether others wait."""
         fields = f"spec.schedulerName={NAME},spec.nodeName="
         pending = [pod for pod in self._store.list("pods", fields=fields) if _is_pending(pod)]
-        self._claims.forget_others(pending)
         waiting = False
         for pod in pending:
+            choice = choose_node(pod, self._store.list("nodes"), self._store.list("pods"))
             try:
-                choice = self._choose(pod)
                 if choice.node:
                     self._bind(namespace_of(pod), name_of(pod), choice.node)
-                    continue
-                waiting = True
-                if choice.refusal:
+                else:
+                    waiting = True
                     self._explain(pod, choice.refusal)
             except ApiError as error:
                 waiting = True
                 log.info("pod %s/%s: %s", namespace_of(pod), name_of(pod), error)
         return waiting
-
-    def _choose(self, pod: Json) -> NodeChoice:
-        if list_at(pod, "spec.resourceClaims"):
-            return self._claims.choose(pod)
-        return choose_node(pod, self._store.list("nodes"), self._store.list("pods"))
 
     def _explain(self, pod: Json, refusal: str) -> None:
         conditions = list_at(pod, "status.conditions")

@@ -1,7 +1,6 @@
 """The generated parts of docs/reference.md: commands, settings, metrics and events."""
 
 import argparse
-import ast
 import dataclasses
 import importlib
 import inspect
@@ -19,7 +18,6 @@ from shared.model.events.pod_events import Heartbeat
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.runtime.service import Role
 from shared.runtime.settings import LedgerSettings, ServiceSettings
-from simcluster import __main__ as simcluster
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
 
@@ -27,9 +25,9 @@ PAGE = DOCS / "reference.md"
 MAIN = "__main__"
 NODE_PAGE = "port 9394 of each node"
 SHARED = 3
-"""What as many commands or metrics have in common is listed once."""
+"""What as many commands have in common is listed once."""
 Row = tuple[str, str]
-"""An argument and what it does."""
+"""The name of something, and what it is or does."""
 EVENT_MODULES = tuple(
     importlib.import_module(f"{events.__name__}.{module.name}")
     for module in pkgutil.iter_modules(events.__path__)
@@ -65,14 +63,14 @@ def _commands() -> str:
         parts.append(f"### leasehold {name}\n\n{about[name]}")
         alone = [row for row in own if len(users[row]) < SHARED]
         if alone:
-            parts.append(_table(("argument", "what"), alone))
+            parts.append(_list(alone))
     together: dict[str, list[Row]] = {}
     for row, names in users.items():
         if len(names) >= SHARED:
             together.setdefault(", ".join(names), []).append(row)
     parts.append("### Flags of several commands")
     for listed, shared in together.items():
-        parts += [f"Of {listed}:", _table(("argument", "what"), shared)]
+        parts += [f"Of {listed}:", _list(shared)]
     return "\n\n".join(parts)
 
 
@@ -113,10 +111,6 @@ def _settings() -> str:
     ]
     for name, kind in kinds:
         parts.append(f"### python -m services.{name}\n\n{_fields_of(kind, common | ledger)}")
-    parts.append(
-        "### python -m simcluster\n\nThe simulated cluster takes flags only.\n\n"
-        + _table(("argument", "what"), _flags(simcluster.parser()))
-    )
     return "\n\n".join(parts)
 
 
@@ -144,41 +138,36 @@ def _modules_of(service: str) -> Iterator[ModuleType]:
 def _fields_of(kind: type[ServiceSettings], without: Iterable[str]) -> str:
     rows = [
         (
-            f"`--{item.name.replace('_', '-')}`",
-            _shown(item.default),
+            f"`--{item.name.replace('_', '-')}`{_shown(item.default)}",
             str(item.metadata["help"]),
         )
         for item in dataclasses.fields(kind)
         if item.name not in without
     ]
-    return _table(("flag", "default", "what"), rows)
+    return _list(rows)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return " (yes)" if value else " (no)"
     if isinstance(value, tuple):
         value = ",".join(value)
-    return "" if value in {None, ""} else f"`{value}`"
+    return "" if value in {None, ""} else f" (`{value}`)"
 
 
 # Metrics
 
 
 def _metrics() -> str:
+    node = node_page()
+    ours = [row for row in node if row[0].startswith("leasehold_")]
+    vendors = ", ".join(f"`{name}`" for name, *_ in node if not name.startswith("leasehold_"))
     parts = []
-    for owner, rows in {**registered(), NODE_PAGE: node_page()}.items():
+    for owner, rows in {**registered(), NODE_PAGE: ours}.items():
+        shown = [(f"`{name}{labels}`, {kind}", text) for name, kind, labels, text in rows]
         parts.append(f"### {owner[0].upper()}{owner[1:]}")
-        by_labels: dict[str, list[Sequence[str]]] = {}
-        for name, kind, labels, text in rows:
-            by_labels.setdefault(labels, []).append((f"`{name}`", kind, labels, text))
-        several = {labels: few for labels, few in by_labels.items() if len(few) >= SHARED}
-        single = [row for labels, few in by_labels.items() if labels not in several for row in few]
-        if single:
-            parts.append(_table(("name", "type", "labels", "what"), single))
-        for labels, few in several.items():
-            parts.append(f"Labels: {labels or 'none'}")
-            parts.append(_table(("name", "type", "what"), [(n, k, w) for n, k, _, w in few]))
+        parts.append(_list(shown))
+    parts.append(f"As HAMi's and Volcano's monitors name and label them: {vendors}")
     return "\n\n".join(parts)
 
 
@@ -193,20 +182,13 @@ def _kinds_of_events() -> list[type[Event]]:
 
 def _events() -> str:
     rows = []
-    fields = _fields_by_class()
-    kinds = _kinds_of_events()
-    replies = {_request_of(kind): kind for kind in kinds}
-    for kind in kinds:
-        if _request_of(kind):
-            continue
-        about = str(inspect.getdoc(kind)).partition("\n")[0]
-        route = _route_of(kind)
-        publishers, consumers = ", ".join(route.publishers), ", ".join(route.consumers)
-        shown = fields[kind.__name__]
-        if reply := replies.get(kind):
-            shown += f"; reply `{reply.subject}`: {fields[reply.__name__]}"
-        rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about, shown))
-    return _table(("subject", "as", "published by", "consumed by", "what", "fields"), rows)
+    for kind in _kinds_of_events():
+        if not _is_reply(kind):
+            about = str(inspect.getdoc(kind)).partition("\n")[0]
+            route = _route_of(kind)
+            publishers, consumers = ", ".join(route.publishers), ", ".join(route.consumers)
+            rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about))
+    return _table(("subject", "as", "published by", "consumed by", "what"), rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,15 +213,9 @@ def _route_of(kind: type[Event]) -> Route:
     )
 
 
-def _request_of(reply: type[Event]) -> type[Event] | None:
-    """Return the request that an event replies to; None: it is no reply."""
-    replying = (
-        role
-        for service_roles in roles().values()
-        for role in service_roles
-        if role.kind == "answers" and reply in role.publishes
-    )
-    return next((role.consumes[0] for role in replying), None)
+def _is_reply(kind: type[Event]) -> bool:
+    every = (role for service_roles in roles().values() for role in service_roles)
+    return any(role.kind == "answers" and kind in role.publishes for role in every)
 
 
 def _consumes(service_roles: Iterable[Role], kind: type[Event]) -> bool:
@@ -248,25 +224,6 @@ def _consumes(service_roles: Iterable[Role], kind: type[Event]) -> bool:
 
 def _replies_to(service_roles: Iterable[Role], kind: type[Event]) -> bool:
     return _consumes([role for role in service_roles if role.kind == "answers"], kind)
-
-
-def _fields_by_class() -> dict[str, str]:
-    """Return the names of the fields of each class of events."""
-    trees = [ast.parse(inspect.getsource(module)) for module in EVENT_MODULES]
-    classes = (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
-    return {
-        found.name: ", ".join(_field(item) for item in found.body if _is_field(item))
-        for found in classes
-    }
-
-
-def _is_field(item: ast.stmt) -> bool:
-    return isinstance(item, ast.AnnAssign) and "ClassVar" not in ast.unparse(item.annotation)
-
-
-def _field(item: ast.stmt) -> str:
-    assert isinstance(item, ast.AnnAssign)
-    return f"`{ast.unparse(item.target)}{'' if item.value is None else '?'}`"
 
 
 # Fields of pods
@@ -283,13 +240,17 @@ def _pod_fields() -> str:
     return _table(("for the placer", "label", "fields", "note"), rows)
 
 
-# Tables
+# Tables and lists
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     return "\n".join(lines)
+
+
+def _list(rows: Iterable[Row]) -> str:
+    return "\n".join(f"- {name}: {' '.join(text.split())}" for name, text in rows)
 
 
 def _cell(text: str) -> str:

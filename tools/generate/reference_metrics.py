@@ -25,7 +25,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 ROOT = Path(__file__).parents[2]
 PLACE = RegionPath(directory="/", name="r")
 Row = tuple[str, str, str, str]
-"""Name as Prometheus stores it, type, labels, help."""
+"""Name as Prometheus stores it, type, labels as a query has them, help."""
 
 
 def registered() -> Mapping[str, list[Row]]:
@@ -60,8 +60,8 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
     name = family.name
     if family.type == "counter" and not stored - {f"{name}_total"}:
         name = f"{name}_total"
-    listed = ", ".join(f"`{label}`" for label in labels)
-    return name, family.type, listed, family.documentation
+    listed = ",".join(labels)
+    return name, family.type, f"{{{listed}}}" if listed else "", family.documentation
 
 
 def _everything() -> UsageSnapshot:

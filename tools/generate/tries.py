@@ -233,11 +233,13 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
 
 
 def table() -> str:
-    """Return the tries as a Markdown table."""
-    rows = ["| with the token of | result | attempts |", "|---|---|---|"]
-    for account, tries in {**TRIES, "every service": EVERYWHERE}.items():
-        for outcome in TryOutcome:
-            attempts = "; ".join(each.words for each in tries if each.outcome is outcome)
-            if attempts:
-                rows.append(f"| {account} | {outcome} | {attempts} |")
-    return "\n".join(rows)
+    """Return the tries as a Markdown table: what is allowed, and how much else is denied."""
+    rows = ["| with the token of | allowed | denied |", "|---|---|---|"]
+    for account, tries in TRIES.items():
+        allowed = "; ".join(each.words for each in tries if each.outcome is ALLOWED)
+        policy = [each for each in tries if each.outcome is POLICY]
+        denied = sum(each.outcome is not ALLOWED for each in tries)
+        by = f", {len(policy)} of them by policies" if policy else ""
+        rows.append(f"| {account} | {allowed or 'nothing'} | {denied}{by} |")
+    everywhere = "; ".join(each.words for each in EVERYWHERE)
+    return "\n".join([*rows, f"| every service | nothing | {everywhere} |"])

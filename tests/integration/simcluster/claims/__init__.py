@@ -1,1 +1,0 @@
-"""Tests: integration, simcluster, claims."""
