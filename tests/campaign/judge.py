@@ -27,6 +27,7 @@ INVARIANTS: Mapping[str, str] = {
     "P7": "what cannot work is unready and says why; nothing else is held up",
     "M1": "memory and Redis' keys at the end are as at the beginning",
     "M2": "pods are evicted after notice, for pods of higher priority that wait",
+    "M3": "a pod of higher priority that waits gets the room of evictable pods within 20 s",
     "O1": "one bound pod, one trace",
     "O2": "the audit sees what the judge sees",
     "O3": "a refusal has a reason, numbers, and the next thing to try",
@@ -144,6 +145,7 @@ class Judge:
         if not sample.faults or set(sample.faults) == {"cordon"}:
             self.report(sight.p7_a_cordon_is_obeyed(sample, history))
         found = [each for check in liveness.CHECKS for each in check(sample, history)]
+        found += preemption.m3_a_pod_of_higher_priority_is_served_by_evictions(sample, history)
         history.saw_ledger(sample.ledger)
         self.outstanding = tuple(found)
         keys = {(each.check, each.subject) for each in found}

@@ -24,7 +24,7 @@ _NODES = re.compile(r"\d+/(\d+) nodes are available")
 Pending = Callable[[Sample, History], Iterator[Outstanding]]
 
 
-def _resumed_s(history: History) -> float:
+def resumed_s(history: History) -> float:
     return REBUILT_S if history.redis_lost else RESUMED_S
 
 
@@ -62,7 +62,7 @@ def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
     """A device is kept only for a pod of high priority that waits."""
     if sample.ledger is None or sample.pods is None:
         return
-    if any(_waits(pod) and pod.priority for pod in sample.pods.values()):
+    if any(waits(pod) and pod.priority for pod in sample.pods.values()):
         return
     for uuid, device in sorted(sample.ledger.devices.items()):
         if device.is_claimed:
@@ -70,7 +70,7 @@ def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
                 check="P2",
                 subject=f"device {uuid}",
                 text="it is claimed, and no pod waits for it",
-                bound_s=_resumed_s(history),
+                bound_s=resumed_s(history),
                 devices=frozenset({uuid}),
             )
 
@@ -79,7 +79,7 @@ def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding
     """Every part is ready again within 10 s, or 20 s where Redis is rebuilt."""
     for part, reason in sorted(sample.unready.items()):
         yield Outstanding(
-            check="P3", subject=part, text=f"not ready: {reason}", bound_s=_resumed_s(history)
+            check="P3", subject=part, text=f"not ready: {reason}", bound_s=resumed_s(history)
         )
     for what, seen in (("API server", sample.pods), ("Redis", sample.ledger)):
         if seen is None:
@@ -91,14 +91,14 @@ def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[O
     ledger = sample.ledger
     if sample.pods is None or sample.nodes is None or ledger is None:
         return
-    free = _free(sample, ledger)
-    waiting = [pod for pod in sample.pods.values() if _waits(pod) and pod.uid not in ledger.leases]
+    free = free_devices(sample, ledger)
+    waiting = [pod for pod in sample.pods.values() if waits(pod) and pod.uid not in ledger.leases]
     highest = max((pod.priority for pod in waiting), default=0)
     for pod in waiting:
         if pod.gang or pod.priority < highest:  # devices may be claimed for the highest
             continue
         fits = _fits_mig(pod.want, sample) if pod.want.mig else None
-        node = fits or next((node for node in sorted(free) if _fits(pod.want, free[node])), None)
+        node = fits or next((node for node in sorted(free) if fits_on(pod.want, free[node])), None)
         if node is not None:
             yield Outstanding(
                 check="P4",
@@ -106,11 +106,11 @@ def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[O
                 text=f"{pod.want} fits on {node} and it waits: {pod.message}",
                 bound_s=OFFERED_S,
                 pods=frozenset({pod.uid}),
-                counts_from=history.quiet_since + _resumed_s(history),
+                counts_from=history.quiet_since + resumed_s(history),
             )
 
 
-def _waits(pod: SeenPod) -> bool:
+def waits(pod: SeenPod) -> bool:
     return not (pod.node or pod.deleted or pod.ended or pod.forged)
 
 
@@ -118,7 +118,7 @@ Free = list[tuple[int, int, int]]
 """Of each device: free MiB, free percent of cores, free slots."""
 
 
-def _free(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
+def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
     """Return what the pods of the API server leave of the devices that can be used."""
     taken = _taken(sample, ledger)
     free: defaultdict[str, Free] = defaultdict(list)
@@ -183,7 +183,7 @@ def _fits_mig(want: Want, sample: Sample) -> str:
     return ""
 
 
-def _fits(want: Want, devices: Free) -> bool:
+def fits_on(want: Want, devices: Free) -> bool:
     if want.mig:
         return False
     fitting = [
@@ -215,7 +215,7 @@ def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[
     if sample.pods is None or sample.nodes is None:
         return
     for pod in sample.pods.values():
-        counted = _NODES.match(pod.message) if _waits(pod) else None
+        counted = _NODES.match(pod.message) if waits(pod) else None
         if counted and int(counted[1]) != len(sample.nodes):
             text = f"{pod.message!r}, and there are {len(sample.nodes)} nodes"
             yield _of(pod, "O3", text, EXPLAINED_S, history)
@@ -238,7 +238,7 @@ def p5_a_gang_holds_all_or_nothing(sample: Sample, history: History) -> Iterator
                 check="P5",
                 subject=f"gang {gang}",
                 text=text,
-                bound_s=_resumed_s(history),
+                bound_s=resumed_s(history),
                 pods=frozenset(pod.uid for pod in members),
             )
 
@@ -254,7 +254,7 @@ def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Outstandi
     ledger, pods = sample.ledger, sample.pods
     if ledger is None or pods is None or sample.nodes is None:
         return
-    limit_s = _resumed_s(history)
+    limit_s = resumed_s(history)
     if not ledger.ready:
         yield Outstanding(check="P6", subject="ledger", text="not ready", bound_s=limit_s)
     missing = sample.nodes.keys() ^ ledger.nodes

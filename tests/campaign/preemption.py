@@ -1,11 +1,18 @@
 """Checks of preemption: which pods are evicted, and for which; pure."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
-from tests.campaign.history import History, Violation
+from tests.campaign.history import History, Outstanding, Violation
+from tests.campaign.liveness import fits_on, free_devices, resumed_s, waits
 from tests.campaign.observations import Sample, SeenPod
 from tests.campaign.workload import NOTICE_S
+
+SERVED_S = 20.0
+"""Notice, eviction, and the end of the evicted pods."""
+SETTLED_S = 5.0
+"""Younger pods may not be evicted yet."""
 
 
 def m2_an_eviction_is_announced_and_for_a_higher_priority(
@@ -48,3 +55,41 @@ def _wrong(pod: SeenPod, at: float, sample: Sample, history: History) -> str:
         and history.bound_at.get(uid, inf) >= announced_after
     )
     return "" if any(waiting) else "no pod of higher priority waited"
+
+
+def m3_a_pod_of_higher_priority_is_served_by_evictions(
+    sample: Sample, history: History
+) -> Iterator[Outstanding]:
+    """The only pod of high priority that waits gets room if evictable pods have it.
+
+    A pod that was evicted before may be spared for long under the same name.
+    """
+    ledger, pods = sample.ledger, sample.pods or {}
+    urgent = [pod for pod in pods.values() if waits(pod) and pod.priority]
+    if ledger is None or len(urgent) != 1 or urgent[0].gang or urgent[0].want.mig:
+        return
+    evicted = {history.pods[uid].name for uid in history.judged_evictions if uid in history.pods}
+    evictable = {
+        pod.uid
+        for pod in pods.values()
+        if pod.priority < urgent[0].priority
+        and not (pod.spared or pod.gang or pod.resized or pod.forged or pod.name in evicted)
+        and sample.at - history.bound_at.get(pod.uid, inf) > SETTLED_S
+    }
+    without = replace(
+        ledger,
+        leases={uid: lease for uid, lease in ledger.leases.items() if uid not in evictable},
+        devices={uuid: replace(raw, is_claimed=False) for uuid, raw in ledger.devices.items()},
+    )
+    others = {uid: pod for uid, pod in pods.items() if uid not in evictable}
+    free = free_devices(replace(sample, pods=others), without)
+    node = next((node for node in sorted(free) if fits_on(urgent[0].want, free[node])), None)
+    if node is not None:
+        yield Outstanding(
+            check="M3",
+            subject=f"pod {history.name(urgent[0].uid)}",
+            text=f"{urgent[0].want} would fit on {node} after evictions: {urgent[0].message}",
+            bound_s=SERVED_S,
+            pods=frozenset({urgent[0].uid}),
+            counts_from=history.quiet_since + resumed_s(history),
+        )

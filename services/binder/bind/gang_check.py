@@ -45,8 +45,14 @@ class GangCheck:
         check = self._checks.get(gang)
         if check is None:
             check = self._checks[gang] = asyncio.create_task(self._find_gone(gang))
-            check.add_done_callback(lambda _: self._checks.pop(gang, None))
+            check.add_done_callback(lambda done: self._forget(gang, done))
         return await asyncio.shield(check)
+
+    def _forget(self, gang: str, check: asyncio.Task[list[PodTerminated]]) -> None:
+        """Forget a check that has ended; nothing may wait for its error any more."""
+        self._checks.pop(gang, None)
+        if not check.cancelled():
+            check.exception()
 
     async def _find_gone(self, gang: str) -> list[PodTerminated]:
         leases = await self.ledger.load_gang(gang)

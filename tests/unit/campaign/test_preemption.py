@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tests.campaign.observations import Sample
+from tests.campaign.observations import Sample, SeenPod
+from tests.campaign.workload import DEVICE_MIB
 from tests.support.campaign import AT, found, lease, ledger, pod, sample, waiting
 
 URGENT = waiting("u", priority=1000)
@@ -46,3 +47,18 @@ def test_an_eviction_without_notice_is_found_unless_a_clock_is_off() -> None:
 
 def test_an_eviction_that_was_not_announced_is_found() -> None:
     assert m2(*story()[:1], sample(pod(), URGENT, ledger=FULL, evicted={"a": AT}))
+
+
+def test_an_urgent_pod_that_nothing_is_evicted_for_is_found() -> None:
+    urgent = waiting("u", DEVICE_MIB, priority=1000)
+
+    def m3(*holders: SeenPod) -> bool:
+        leases = ledger(*(lease(each.uid, device=each.devices[0]) for each in holders))
+        states = (sample(urgent, *holders, ledger=leases, at=AT + second) for second in range(50))
+        return "M3" in found(*states)
+
+    holders = pod("a"), pod("b", devices=("gpu-1",))
+    spared = pod("a", spared=True), pod("b", devices=("gpu-1",), priority=1000)
+
+    assert m3(*holders)
+    assert not m3(*spared)
