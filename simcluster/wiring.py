@@ -15,6 +15,7 @@ from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_serve
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
+from simcluster.controller_manager.volumes import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
@@ -42,7 +43,9 @@ def choose_port(host: str, port_file: Path) -> int:
 
 
 @asynccontextmanager
-async def _running(*parts: ControllerManager | DefaultScheduler) -> AsyncIterator[None]:
+async def _running(
+    *parts: ControllerManager | VolumeController | DefaultScheduler,
+) -> AsyncIterator[None]:
     """Run controllers and scheduler while the context is open."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
@@ -76,8 +79,13 @@ async def serve(options: argparse.Namespace) -> None:
     server = ApiServer(store, settings, runtime=fleet)
     controllers = ControllerManager(store, server.create)
     scheduler = DefaultScheduler(store, server.bind)
+    volumes = VolumeController(store)
     try:
-        async with fleet, start_server(server, certs) as url, _running(controllers, scheduler):
+        async with (
+            fleet,
+            start_server(server, certs) as url,
+            _running(controllers, volumes, scheduler),
+        ):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)

@@ -1,7 +1,7 @@
 """The node of a pod without devices: the emptiest of those that fit; pure.
 
-Node selectors, required node affinity, taints, cpu, memory and the number of pods decide. All other
-fields of kube-scheduler's plugins are ignored.
+Node selectors, required node affinity, taints, volumes, cpu, memory and the number of pods decide.
+All other fields of kube-scheduler's plugins are ignored.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from simcluster.apimachinery.objects import (
     name_of,
 )
 from simcluster.apimachinery.pods import has_finished
+from simcluster.scheduler.pod_claims import PodClaims
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ def requests_devices(pod: Json) -> bool:
     )
 
 
-def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json]) -> NodeChoice:
-    """Choose a node for a pod, given all nodes and pods."""
+def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClaims) -> NodeChoice:
+    """Choose a node for a pod, given all nodes and pods, and the pod's claims."""
     used: dict[str, Counter[str]] = {name_of(node): Counter() for node in nodes}
     for other in pods:
         own = used.get(str(at_path(other, "spec.nodeName") or ""))
@@ -50,7 +51,7 @@ def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json]) -> NodeChoice:
     reasons: Counter[str] = Counter()
     fitting: list[tuple[int, str]] = []
     for node in nodes:
-        reason = _refusal(pod, wanted, node, used[name_of(node)])
+        reason = claims.refusal(node) or _refusal(pod, wanted, node, used[name_of(node)])
         if reason:
             reasons[reason] += 1
         else:

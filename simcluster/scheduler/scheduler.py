@@ -15,6 +15,7 @@ from simcluster.apimachinery.objects import (
 )
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.node_choice import choose_node, requests_devices
+from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,13 @@ class DefaultScheduler:
         pending = [pod for pod in self._store.list("pods", fields=fields) if _is_pending(pod)]
         waiting = False
         for pod in pending:
-            choice = choose_node(pod, self._store.list("nodes"), self._store.list("pods"))
+            claims = self._claims(pod)
+            choice = choose_node(pod, self._store.list("nodes"), self._store.list("pods"), claims)
             try:
-                if choice.node:
+                if choice.node and claims.waiting:
+                    waiting = True
+                    self._select_node(claims, choice.node)
+                elif choice.node:
                     self._bind(namespace_of(pod), name_of(pod), choice.node)
                 else:
                     waiting = True
@@ -65,6 +70,20 @@ class DefaultScheduler:
                 waiting = True
                 log.info("pod %s/%s: %s", namespace_of(pod), name_of(pod), error)
         return waiting
+
+    def _claims(self, pod: Json) -> PodClaims:
+        claims = self._store.list("persistentvolumeclaims")
+        own = {name_of(one): one for one in claims if namespace_of(one) == namespace_of(pod)}
+        volumes = {name_of(one): one for one in self._store.list("persistentvolumes")}
+        kinds = {name_of(one): one for one in self._store.list("storageclasses")}
+        return claims_of(pod, own, volumes, kinds)
+
+    def _select_node(self, claims: PodClaims, node: str) -> None:
+        """Have the claims' volumes provisioned where the pod will run."""
+        annotation = {"metadata": {"annotations": {SELECTED_NODE: node}}}
+        for claim in claims.waiting:
+            name, namespace = name_of(claim), namespace_of(claim)
+            self._store.patch("persistentvolumeclaims", namespace, name, annotation)
 
     def _explain(self, pod: Json, refusal: str) -> None:
         conditions = list_at(pod, "status.conditions")

@@ -9,6 +9,7 @@ from pathlib import Path
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.controller_manager.manager import ControllerManager
+from simcluster.controller_manager.volumes import VolumeController
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.scheduler.scheduler import DefaultScheduler
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -46,6 +47,7 @@ async def workload_cluster(*, nodes: int = 3) -> AsyncIterator[ApiUnderTest]:
         async with api_server(store=store, runtime=lambda _store: fleet) as api, fleet:
             parts = (
                 ControllerManager(store, api.server.create),
+                VolumeController(store),
                 DefaultScheduler(store, api.server.bind),
             )
             tasks = [asyncio.create_task(part.run()) for part in parts]
