@@ -224,4 +224,7 @@ class FakeLedger(NoReservations, FakeResizes):
 
 
 def _joined(pieces: Iterable[PodsListed]) -> ListedPods:
-    return ListedPods(bound=tuple(pod for each in pieces for pod in each.pods.bound))
+    return ListedPods(
+        bound=tuple(pod for each in pieces for pod in each.pods.bound),
+        claims=tuple(claim for each in pieces for claim in each.pods.claims),
+    )
