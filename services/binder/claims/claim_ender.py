@@ -40,18 +40,29 @@ class ClaimEnder:
     async def end(self, lease: Lease) -> list[Lease]:
         """End a lease whose allocation is gone; nothing if its claim may be prepared.
 
-        Then it ends when its node's agent confirms that the claim is not.
+        Then it ends when its node's agent confirms that the claim is not. A lease that has changed
+        since it was read, as when its last consumers left one after the other, is read again.
         """
-        if lease.state is not LeaseState.RESERVED and not await self._is_unprepared(lease):
-            await self.ledger.claims.mark_deallocated([lease])
-            return []
-        ended = await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
-        if ended:
-            self.capacity_freed()
-        return ended
+        now: Lease | None = lease
+        while now is not None and _generation(now) == _generation(lease):
+            if now.state is LeaseState.RESERVED or await self._is_unprepared(now):
+                ended = await self.ledger.release(
+                    [now.pod], reason=CLAIM_ENDED, version=now.version
+                )
+                if ended:
+                    self.capacity_freed()
+                    return ended
+            elif all(await self.ledger.claims.mark_deallocated([now])):
+                return []
+            [now] = await self.ledger.load([lease.pod])
+        return []
 
     async def _is_unprepared(self, lease: Lease) -> bool:
         try:
             return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
         except UnavailableError:
             return False
+
+
+def _generation(lease: Lease) -> str:
+    return lease.claim.generation if lease.claim else ""

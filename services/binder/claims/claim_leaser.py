@@ -163,7 +163,13 @@ class ClaimLeaser:
         return any(share.device in devices for lease in ending for share in lease.shares)
 
     async def _restore(self, claim: AllocatedClaim) -> None:
-        """Write the lease again of a claim that was answered: the ledger has lost it."""
+        """Write the lease again of a claim that was answered: the ledger has lost it.
+
+        The claim is read again: this event may come after the one of its deallocation.
+        """
+        now = await self.answers.claims.get_allocation(claim.namespace, claim.name)
+        if now is None or (now.claim, now.generation) != (claim.claim, claim.generation):
+            return
         try:
             lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
         except RequestError as error:

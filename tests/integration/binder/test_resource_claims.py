@@ -16,7 +16,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import load_lease
+from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
 from tests.support.binder.claims import FakeClaims, allocated, on
 from tests.support.binder.world import FakeAgents, FakeBus
@@ -129,7 +129,7 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(binder
 
     assert load_lease(copy, namespace=lease.namespace, name=lease.name) == lease
     await binder.leases.release([lease.pod], reason="its write was lost")
-    await binder.lease(replace(binder.claims.stored["c"], lease=copy))
+    await binder.lease(binder.claims.put(replace(binder.claims.stored["c"], lease=copy)))
     again = await binder.lease_of(claim)
     assert again
     assert again.shares == lease.shares
@@ -307,3 +307,20 @@ async def test_the_agent_learns_of_further_consumers(binder: Binder) -> None:
     assert event.lease.claim
     assert event.lease.claim.consumers == ("p1", "p2")
     assert binder.answered(claim) == [LEASED]
+
+
+async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: Binder) -> None:
+    claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
+    await binder.lease(claim)
+    binder.agents.answers[claim.claim] = True
+    lease = await binder.lease_of(claim)
+    assert lease
+    await binder.leases.claims.set_consumers(lease, [])
+
+    [ended] = await binder.ender.end(lease)
+
+    assert ended.state is LeaseState.RELEASED
+    late = replace(claim, answer=LEASED, lease=json.dumps(copy_of(lease)))
+    binder.claims.stored.clear()
+    await binder.lease(late)
+    assert await binder.lease_of(claim) is None, "an event that comes late restores nothing"
