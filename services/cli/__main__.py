@@ -11,11 +11,19 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
 BUG_EXIT_CODE = 70
+COMPLETE = "__complete"
+"""Instead of a command, for completion scripts: prints how the words after it may continue."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     program = _program()
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == [COMPLETE]:
+        from services.cli.completion import candidates
+
+        print("\n".join(candidates(words[1:])))
+        return
     flags = parse(argv, program)
     if argv is None and not os.environ.get(DEBUG_VARIABLE):
         sys.excepthook = _report_bug

@@ -99,6 +99,11 @@ def add_output(command: CommandParser, *more: str) -> None:
     )
 
 
+def add_watch(command: CommandParser) -> None:
+    """Add kubectl's flag to follow changes."""
+    command.add_argument("-w", "--watch", action="store_true", help="show it again when it changes")
+
+
 def add_schedulers(command: CommandParser) -> None:
     """Add the flag for our schedulerName values."""
     command.add_argument(

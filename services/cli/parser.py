@@ -13,6 +13,7 @@ from services.cli.inspect.arguments import add_inspect_commands
 from services.cli.plan.arguments import add_plan_commands
 from services.cli.up.arguments import add_up_commands
 
+SHELLS = ("bash", "zsh", "fish")
 EXIT_CODES = """\
 exit codes:
   0  done; for audit: no difference
@@ -77,10 +78,25 @@ def build_parser(program: str = "leasehold") -> CommandParser:
     add_audit_command(add)
     add_doctor_command(add)
     add_admin_commands(add)
+    add_completion = add(
+        "completion",
+        "print the completion script of a shell",
+        _print_completion,
+        "bash > /etc/bash_completion.d/leasehold",
+        "zsh > ~/.zfunc/_leasehold",
+        "fish > ~/.config/fish/completions/leasehold.fish",
+    )
+    add_completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     topics = list(commands.choices)
     about = add("help", "show the help of a command", print_help, "", "explain")
     about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)
     return parser
+
+
+def _print_completion(flags: argparse.Namespace) -> int:
+    from services.cli.completion import completion
+
+    return completion(flags)
 
 
 class _PrintVersion(argparse.Action):

@@ -11,6 +11,7 @@ SORTS = ("memory", "cores", "idle", "pod", "node")
 def add_inspect_commands(add: AddCommand) -> None:
     """Add gpus, ps, top, explain, trace and topology."""
     gpus = add("gpus", "show every device and its leases", _run("gpus"), "", "--json")
+    flags.add_watch(gpus)
     flags.add_usage(gpus)
     ps = add(
         "ps",
@@ -22,6 +23,7 @@ def add_inspect_commands(add: AddCommand) -> None:
     )
     ps.add_argument("pod", metavar="POD", type=flags.pod_name, nargs="?", default="", help="one")
     flags.add_namespace(ps, "")
+    flags.add_watch(ps)
     flags.add_usage(ps, "wide", "name")
     _add_top(add)
     _add_explain(add)
@@ -80,6 +82,7 @@ def _add_explain(add: AddCommand) -> None:
     )
     flags.add_usage(explain)
     flags.add_pod(explain, required=False)
+    flags.add_watch(explain)
     explain.add_argument(
         "--request",
         default="",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
+from services.cli.inspect.watching import Shown
 from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
 from services.cli.snapshot.location import ClusterLocation, locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
@@ -25,13 +26,18 @@ T = TypeVar("T")
 
 def gpus(flags: argparse.Namespace) -> int:
     """Show every device and its leases."""
-    nodes, usage = read_with_flags(flags, _nodes_and_usage, pods=False)
-    if flags.output:
-        terminal.print_document(json_output.gpus(nodes, usage), flags.output)
-    else:
-        from services.cli.inspect import render
 
-        terminal.print_text(render.gpus(nodes, terminal.terminal_width(), usage))
+    def show(read: tuple[tuple[NodeTotals, ...], MeasuredUsage]) -> None:
+        if flags.output:
+            terminal.print_document(json_output.gpus(*read), flags.output)
+        else:
+            from services.cli.inspect import render
+
+            nodes, usage = read
+            terminal.print_text(render.gpus(nodes, terminal.terminal_width(), usage))
+
+    shown = Shown(read=_nodes_and_usage, document=lambda read: json_output.gpus(*read), show=show)
+    read_with_flags(flags, shown.once_or_watched(watch=flags.watch), pods=False)
     return 0
 
 
@@ -42,15 +48,18 @@ def ps(flags: argparse.Namespace) -> int:
         whole = await reader.snapshot(now=time.time(), pods=False)
         return await reader.with_usage(whole.of_pods(flags.namespace, flags.pod))
 
-    snapshot = read_with_flags(flags, read, pods=False)
-    if flags.output == "name":
-        print("".join(f"pod/{name}\n" for name in snapshot.pod_names), end="")
-    elif flags.output in {"json", "yaml"}:
-        terminal.print_document(json_output.ps(snapshot), flags.output)
-    else:
-        from services.cli.inspect import render
+    def show(snapshot: Snapshot) -> None:
+        if flags.output == "name":
+            print("".join(f"pod/{name}\n" for name in snapshot.pod_names), end="")
+        elif flags.output in {"json", "yaml"}:
+            terminal.print_document(json_output.ps(snapshot), flags.output)
+        else:
+            from services.cli.inspect import render
 
-        terminal.print_text(render.ps(snapshot, wide=flags.output == "wide"))
+            terminal.print_text(render.ps(snapshot, wide=flags.output == "wide"))
+
+    shown = Shown(read=read, document=json_output.ps, show=show)
+    read_with_flags(flags, shown.once_or_watched(watch=flags.watch), pods=False)
     return 0
 
 
@@ -102,22 +111,31 @@ def explain(flags: argparse.Namespace) -> int:
         pod = await reader.pod(flags.namespace, flags.pod)
         return pod, await _snapshot_and_usage(reader)
 
-    pod, snapshot = read_with_flags(flags, read)
-    if pod is None:
-        print(
-            f"leasehold explain: there is no pod {flags.namespace}/{flags.pod}; `kubectl get pods "
-            "-A` lists them, -n names another namespace",
-            file=sys.stderr,
-        )
-        return 1
-    explained = explanation.explain(pod, snapshot, schedulers_of(flags))
-    if flags.output:
-        terminal.print_document(explanation.shape(pod, explained), flags.output)
-    else:
-        from services.cli.inspect import render
+    def document(read: tuple[PodSummary | None, Snapshot]) -> dict[str, Any]:
+        pod, snapshot = read
+        if pod is None:
+            return {}
+        return explanation.shape(pod, explanation.explain(pod, snapshot, schedulers_of(flags)))
 
-        terminal.print_text(render.explanation(explained))
-    return 0
+    def show(read: tuple[PodSummary | None, Snapshot]) -> None:
+        pod, snapshot = read
+        if pod is None:
+            print(
+                f"leasehold explain: there is no pod {flags.namespace}/{flags.pod}; `kubectl get "
+                "pods -A` lists them, -n names another namespace",
+                file=sys.stderr,
+            )
+        elif flags.output:
+            terminal.print_document(document(read), flags.output)
+        else:
+            from services.cli.inspect import render
+
+            explained = explanation.explain(pod, snapshot, schedulers_of(flags))
+            terminal.print_text(render.explanation(explained))
+
+    shown = Shown(read=read, document=document, show=show)
+    pod, _ = read_with_flags(flags, shown.once_or_watched(watch=flags.watch))
+    return 0 if pod else 1
 
 
 def trace(flags: argparse.Namespace) -> int:

@@ -206,3 +206,24 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
         )
         assert url["nodes"]
         assert (denied.code, "bind the Role dashboard-reader" in denied.err) == (2, True)
+
+
+async def test_a_watched_list_is_shown_again_when_it_changes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as at:
+        await at.write_kubeconfig(tmp_path / "member", "member")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.cli", "ps", "-w"),
+            *("--state", str(tmp_path / "none"), "--kubeconfig", str(tmp_path / "member")),
+            env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            first = await process.stdout.readline()
+            lease = await reserve_lease(at.shown)
+            later = await process.stdout.readuntil(lease.name.encode())
+        process.terminate()
+        await process.wait()
+
+        assert b"no pod holds a lease" in first
+        assert later.count(b"no pod holds a lease") == 0

@@ -38,7 +38,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert commands is not None
 
     assert set(commands) == {
-        *("up", "down", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
+        *("up", "down", "completion", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
         *("help", "what-if", "defrag"),
     }
