@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from services.cli.parser import parse
+from services.cli.completion import NO_FILES, candidates
+from services.cli.parser import build_parser, parse
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
@@ -20,9 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     program = _program()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == [COMPLETE]:
-        from services.cli.completion import candidates
-
-        print("\n".join(candidates(words[1:])))
+        print("\n".join(candidates(build_parser(), words[1:])))
         return
     flags = parse(argv, program)
     if argv is None and not os.environ.get(DEBUG_VARIABLE):
@@ -39,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{program} {flags.command}: {error}", file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
+
+
+def complete_plugin() -> None:
+    """Complete `kubectl leasehold`: kubectl runs `kubectl_complete-leasehold WORDS`."""
+    print("\n".join((*candidates(build_parser(), sys.argv[1:]), NO_FILES)))
 
 
 def _program() -> str:

@@ -5,11 +5,9 @@ https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from services.cli.command_parser import CommandParser
-from services.cli.parser import build_parser
 
 SCRIPTS = {
     "bash": """\
@@ -40,21 +38,10 @@ NO_FILES = ":4"
 """To kubectl: do not offer names of files. The value of cobra's ShellCompDirectiveNoFileComp."""
 
 
-def completion(flags: argparse.Namespace) -> int:
-    """Print the script of a shell."""
-    print(SCRIPTS[flags.shell], end="")
-    return 0
-
-
-def complete_plugin() -> None:
-    """Complete `kubectl leasehold`: kubectl runs `kubectl_complete-leasehold WORDS`."""
-    print("\n".join((*candidates(sys.argv[1:]), NO_FILES)))
-
-
-def candidates(words: Sequence[str]) -> list[str]:
+def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
     """Return how the last word may continue; empty also where its values are not known."""
     *before, word = words or ("",)
-    parser, rest = _command_of(build_parser(), before)
+    parser, rest = _command_of(whole, before)
     actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags
     taking = actions.get(rest[-1]) if rest else None
     if taking is not None and taking.nargs != 0:

@@ -7,13 +7,13 @@ from typing import Any
 from services.cli.admin.arguments import add_admin_commands
 from services.cli.audit.arguments import add_audit_command
 from services.cli.command_parser import CommandParser
+from services.cli.completion import SCRIPTS
 from services.cli.doctor.arguments import add_doctor_command
 from services.cli.flags import Run
 from services.cli.inspect.arguments import add_inspect_commands
 from services.cli.plan.arguments import add_plan_commands
 from services.cli.up.arguments import add_up_commands
 
-SHELLS = ("bash", "zsh", "fish")
 EXIT_CODES = """\
 exit codes:
   0  done; for audit: no difference
@@ -86,7 +86,9 @@ def build_parser(program: str = "leasehold") -> CommandParser:
         "zsh > ~/.zfunc/_leasehold",
         "fish > ~/.config/fish/completions/leasehold.fish",
     )
-    add_completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+    add_completion.add_argument(
+        "shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish"
+    )
     topics = list(commands.choices)
     about = add("help", "show the help of a command", print_help, "", "explain")
     about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)
@@ -94,9 +96,8 @@ def build_parser(program: str = "leasehold") -> CommandParser:
 
 
 def _print_completion(flags: argparse.Namespace) -> int:
-    from services.cli.completion import completion
-
-    return completion(flags)
+    print(SCRIPTS[flags.shell], end="")
+    return 0
 
 
 class _PrintVersion(argparse.Action):

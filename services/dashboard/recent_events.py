@@ -86,6 +86,10 @@ class RecentEvents:
             self._add(event, now)
         return self._number > before
 
+    def times_of(self, pod: PodUid) -> Mapping[str, float]:
+        """Return when each step of a pod was observed, by the step's name."""
+        return self._steps.get(pod, {})
+
     def _add(self, event: PodEvent, now: float) -> None:
         if isinstance(event, PodQueued) and event.requeue_number:
             return

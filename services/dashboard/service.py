@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.dashboard.change_feed import ChangeFeed
+from services.dashboard.cluster_metrics import export_cluster, observe_bound
 from services.dashboard.missing_components import ComponentMonitor, MissingComponent
 from services.dashboard.projection import MISSING, ChangeKey, Projection
 from services.dashboard.recent_events import PodEvent
@@ -51,6 +52,8 @@ class DashboardTiming:
     resync_s: float = 30.0
     components_s: float = 1.0
     """Between two checks for missing components."""
+    metrics_s: float = 5.0
+    """Between two updates of the metrics of the cluster."""
     usage_s: float = 5.0
     """Between two requests for the measured usage of shares."""
     idle_after_s: float = IDLE_AFTER_S
@@ -144,6 +147,10 @@ class Dashboard:
     @observes
     async def observe_pod_events(self, events: Sequence[PodEvent]) -> None:
         """Add recent events, and mark their nodes and pods as stale."""
+        for event in events:
+            if isinstance(event, PodBound):
+                times = self.projection.events.times_of(event.lease.pod)
+                observe_bound(event.lease.dialect, times, self.clock.now())
         self.feed.publish(self.projection.add_events(events, self.clock.now()))
         nodes, pods = affected_by(events)
         self._mark_stale_twice(nodes, pods)
@@ -225,6 +232,13 @@ class Dashboard:
                 self.missing = missing
                 self.feed.publish({MISSING})
             await self.clock.sleep(self.timing.components_s)
+
+    @loops
+    async def export_metrics(self) -> None:
+        """Set the metrics of the cluster every `metrics_s`."""
+        while True:
+            await self.clock.sleep(self.timing.metrics_s)
+            export_cluster(self.projection, self.missing, self.clock.now())
 
     @loops
     async def measure_usage(self) -> None:

@@ -15,12 +15,15 @@ from prometheus_client import REGISTRY
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from shared.model.names import NodeName
+from tools.generate import grafana
 
-MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "k8s" / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 SPEAKING = (
     "services.binder.metrics",
     "services.auth.metrics",
+    "services.dashboard.cluster_metrics",
     "services.node_agent.metrics",
     "services.placer.metrics",
     "services.timekeeper.metrics",
@@ -62,7 +65,10 @@ def alerts() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
 def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, Any]) -> None:
     assert metrics_in(alert["expr"]) <= existing()
-    assert alert["annotations"].keys() == {"summary", "next"}
+    assert alert["annotations"].keys() == {"summary", "next", "runbook"}
+    page, _, anchor = alert["annotations"]["runbook"].partition("#")
+    section = (ROOT / page).read_text().partition(f"\n## {anchor.title()}\n")[2]
+    assert f"\n| `{alert['alert']}` |" in section.partition("\n## ")[0]
     assert alert["labels"]["severity"] in {"critical", "warning"}
 
 
@@ -93,6 +99,19 @@ def test_every_panel_uses_existing_metrics(path: Path) -> None:
     wanted = set().union(*map(metrics_in, expressions))
     assert wanted
     assert wanted <= existing()
+
+
+def test_the_dashboards_are_those_of_the_generator_and_each_has_a_variable() -> None:
+    generated = grafana.dashboards()
+
+    assert sorted(generated) == DASHBOARDS
+    for path, text in generated.items():
+        assert path.read_text() == text, "python -m tools.generate"
+        dashboard = json.loads(text)
+        (variable,) = dashboard["templating"]["list"]
+        assert metrics_in(variable["query"]) <= existing()
+        used = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+        assert any(f"${variable['name']}" in expression for expression in used)
 
 
 def test_every_service_of_the_compose_file_is_scraped() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tools.generate import (
     chart,
     compatibility,
+    grafana,
     manifests,
     network_policies,
     pages,
@@ -26,6 +27,7 @@ def main() -> None:
     """Write pages and manifests, then the chart, which is made from the manifests."""
     write(manifests.webhook_manifests())
     write({manifests.ALERTS: manifests.alerts()})
+    write(grafana.dashboards())
     write({manifests.BASE / "network-policies.yaml": network_policies.manifest()})
     write(
         {

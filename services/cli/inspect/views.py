@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
-from services.cli.inspect.watching import Shown
+from services.cli.inspect.shown_changes import Shown
 from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
 from services.cli.snapshot.location import ClusterLocation, locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.completion import NO_FILES, SCRIPTS, candidates, complete_plugin
+from services.cli.__main__ import complete_plugin
+from services.cli.completion import NO_FILES, SCRIPTS, candidates
+from services.cli.parser import build_parser
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,11 +33,11 @@ ROOT = Path(__file__).parents[3]
 def test_a_word_continues_as_the_commands_parser_takes_it(
     words: list[str], expected: list[str]
 ) -> None:
-    assert candidates(words) == expected
+    assert candidates(build_parser(), words) == expected
 
 
 def test_without_a_word_all_commands_are_offered() -> None:
-    assert {"gpus", "ps", "help", "completion"} <= set(candidates([]))
+    assert {"gpus", "ps", "help", "completion"} <= set(candidates(build_parser(), []))
 
 
 def test_kubectl_gets_the_candidates_and_offers_no_files(

@@ -1,0 +1,107 @@
+"""The alerts, as promtool evaluates them over series like those that the services export."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ALERTS = Path(__file__).parents[2] / "k8s" / "monitoring" / "alerts.yaml"
+PROMTOOL = shutil.which("promtool")
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+
+OLDEST = "leasehold_waiting_oldest_seconds"
+CASES: dict[str, tuple[list[tuple[str, str]], str, dict[str, str]]] = {
+    "LeaseholdDeviceUnhealthy": (
+        [
+            ('leasehold_device_health{device="GPU-1",index="1",state="cordoned"}', "1+0x20"),
+            ('leasehold_device_health{device="GPU-1",index="1",state="healthy"}', "0+0x20"),
+        ],
+        "6m",
+        {"device": "GPU-1", "index": "1", "state": "cordoned", "severity": "warning"},
+    ),
+    "LeaseholdPodsWaitLong": (
+        [
+            (f'{OLDEST}{{dialect="hami",reason="A",instance="1"}}', "3540+60x20"),
+            (f'{OLDEST}{{dialect="hami",reason="B",instance="1"}}', "0+60x20"),
+            (f'{OLDEST}{{dialect="hami",reason="A",instance="2"}}', "3540+60x20"),
+        ],
+        "10m",
+        {"dialect": "hami", "reason": "A", "severity": "warning"},
+    ),
+    "LeaseholdComponentMissing": (
+        [('leasehold_missing_components{service="binder"}', "1+0x20")],
+        "3m",
+        {"service": "binder", "severity": "critical"},
+    ),
+    "LeaseholdBudgetNearlyUsed": (
+        [
+            ('leasehold_budget_state{namespace="a",state="warning"}', "1+0x20"),
+            ('leasehold_budget_state{namespace="b",state="ok"}', "1+0x20"),
+            ('leasehold_budget_state{namespace="b",state="warning"}', "0+0x20"),
+        ],
+        "1m",
+        {"namespace": "a", "severity": "warning"},
+    ),
+    "LeaseholdBudgetExhausted": (
+        [
+            ('leasehold_budget_state{namespace="a",state="overdrawn"}', "1+0x20"),
+            ('leasehold_budget_state{namespace="a",state="exhausted"}', "0+0x20"),
+        ],
+        "1m",
+        {"namespace": "a", "severity": "critical"},
+    ),
+    "LeaseholdLeasesIdle": (
+        [
+            ('leasehold_idle_leases{namespace="a"}', "2+0x90"),
+            ('leasehold_waiting_pods{dialect="hami",reason="A"}', "1+0x90"),
+        ],
+        "70m",
+        {"namespace": "a", "severity": "warning"},
+    ),
+}  # fmt: skip
+"""By alert: series with a sample each minute, when it must fire, and with which labels."""
+
+
+def evaluate(folder: Path, *tests: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    file = folder / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": list(tests)}))
+    return subprocess.run(
+        [str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_rules_are_valid() -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_fires_for_its_series_only(alert: str, tmp_path: Path) -> None:
+    series, at, labels = CASES[alert]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    (rule,) = (each for each in rules if each["alert"] == alert)
+    expected = {"exp_labels": labels, "exp_annotations": _filled(rule["annotations"], labels)}
+    checks = [
+        {"eval_time": "0s", "alertname": alert, "exp_alerts": [] if "for" in rule else [expected]},
+        {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series]
+
+    done = evaluate(tmp_path, {"interval": "1m", "input_series": inputs, "alert_rule_test": checks})
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _filled(annotations: dict[str, str], labels: dict[str, str]) -> dict[str, str]:
+    return {
+        key: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+        for key, text in annotations.items()
+    }
