@@ -12,6 +12,7 @@ from shared.placing.index.node_sets import NodeSets, device_key
 from shared.placing.index.ranked_nodes import RankedNodes
 from shared.placing.index.repelled_pods import RepelledPods
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_KINDS = 64
 EXACT_CORES_USES = 256
@@ -27,6 +28,8 @@ class RefusalMemo:
     inventory_position: int
     permanent: bool
     """Whether no freed capacity can ever help, as of the inventory's position."""
+    nearest: tuple[tuple[str, MirroredNode, int], ...]
+    """The nodes that the refusal details: why each is excluded, and its number of changes."""
     refusal: Refusal
 
 

@@ -220,6 +220,7 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
+        "changes",
         "devices",
         "facts",
         "free_resources",
@@ -242,6 +243,8 @@ class MirroredNode:
 
     def __init__(self, name: NodeName) -> None:
         self.name = name
+        self.changes = 0
+        """How often it has changed."""
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}

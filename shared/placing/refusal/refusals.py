@@ -1,6 +1,6 @@
 """Refusals: reasons counted over all nodes, detailed for the nearest nodes, with a hint; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
@@ -46,7 +46,9 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
     if len(index.refusals) >= CACHED_REFUSALS:
         del index.refusals[next(iter(index.refusals))]
     inventory = mirror.inventory_changes.end
-    if known is not None and known.inventory_position == inventory:
+    if known is not None and known.inventory_position != inventory:
+        known = None
+    if known is not None:
         permanent = known.permanent
     else:
         permanent = bool(mirror.nodes) and not _could_ever_fit(request, index)
@@ -54,16 +56,20 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
         ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
-    nearest = [_node_refusal(request, node) for node in _nearest(index, excluded)]
+    nearest = tuple(_nearest(index, excluded))
+    if known is not None and known.nearest == nearest:
+        details = known.refusal.nearest_nodes, known.refusal.hint
+    else:
+        details = _details(request, [node for _, node, _ in nearest])
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
     refusal = Refusal(
         reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
         counts=_by_code(counts),
-        nearest_nodes=tuple(_node_verdict(*entry) for entry in nearest),
-        hint=hint_for(request, [(node, failure) for node, failure, _ in nearest]),
+        nearest_nodes=details[0],
+        hint=details[1],
         permanent=permanent,
     )
-    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, refusal)
+    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, nearest, refusal)
     return refusal
 
 
@@ -74,17 +80,30 @@ def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], .
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def _nearest(index: NodeIndex, excluded: Excluded) -> list[MirroredNode]:
-    """Return nodes at the last stage that excludes any, those with the most free memory first."""
+def _details(
+    request: PodRequest, nodes: Iterable[MirroredNode]
+) -> tuple[tuple[NodeVerdict, ...], str]:
+    """Return why each of the nodes does not fit, and a hint."""
+    refused = [_node_refusal(request, node) for node in nodes]
+    hint = hint_for(request, [(node, failure) for node, failure, _ in refused])
+    return tuple(_node_verdict(*entry) for entry in refused), hint
+
+
+def _nearest(index: NodeIndex, excluded: Excluded) -> Iterator[tuple[str, MirroredNode, int]]:
+    """Yield nodes at the last stage that excludes any, those with the most free memory first.
+
+    Each with the reason that excludes it and the number of its changes.
+    """
     nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
     compared = [
-        (-_stage(code), -free_mib[position], node.name, node)
+        (-_stage(code), -free_mib[position], node.name, code, node)
         for (code, _), members in excluded.items()
         for position in positions_in(members, COMPARED_NODES)
         if (node := nodes[position]) is not None
     ]
     compared.sort(key=lambda entry: entry[:3])
-    return [entry[3] for entry in compared[:NEAREST]]
+    for *_, code, node in compared[:NEAREST]:
+        yield code, node, node.changes
 
 
 NodeRefusal = tuple[MirroredNode, NodeFilterFailure, DeviceRefusals]

@@ -206,6 +206,29 @@ def test_a_waiting_pod_fits_once_capacity_is_freed() -> None:
     assert chosen(wanted, index) == ["n1"]
 
 
+def test_details_of_a_refusal_follow_the_nodes_that_they_are_about() -> None:
+    names = ("n1", "n2", "n3", "n4")
+    devices = {name: device(f"GPU-{name}") for name in names}
+    index = index_of(
+        *(
+            ledger_node(name, (devices[name], use(30_000 + 10 * at)))
+            for at, name in enumerate(names)
+        )
+    )
+    wanted = request(gpu(memory=20_000))
+    fence, amounts = 1, [29_000, 31_000, 28_000, 28_000, 29_500]
+
+    for name, memory_mib in zip(("n1", "n1", "n4", "n2", "n2"), amounts, strict=True):
+        before = decision(wanted, index)
+        fence += 1
+        index.mirror.update_device_use(devices[name].uuid, use(memory_mib, fence=fence))
+
+        after = decision(wanted, index)
+
+        assert after == decision(wanted, NodeIndex(index.mirror))
+        assert after != before
+
+
 def test_preferred_nodes_come_first_and_soft_taints_last() -> None:
     soft = Taint(key="slow", effect="PreferNoSchedule")
     index = index_of(
