@@ -19,17 +19,15 @@ from services.dashboard.projection import (
     ShareView,
 )
 from services.dashboard.recent_events import RecentEvent
-from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
+from shared.model.budget import UNITS_PER_GPU_MINUTE
 from shared.model.device import DeviceMode
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease
-from shared.model.lease_json import Json, lease_json, measured_json, mig_json, waiting_json
+from shared.model.lease_json import Json, measured_json, mig_json, waiting_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
-HISTORY_POINTS = 60
 _NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
 
 
@@ -113,15 +111,6 @@ def _share(view: ShareView, visible: NamespaceFilter) -> Json:
     }
 
 
-def lease_details_json(lease: Lease, projection: Projection) -> Json:
-    """Return a lease with the measured usage of its shares."""
-    shape = lease_json(lease)
-    for share, form in zip(lease.shares, shape["shares"], strict=True):
-        measured, is_idle = projection.usage_of(lease, share)
-        form["measured"] = measured_json(measured, is_idle=is_idle)
-    return shape
-
-
 def queue_json(queue: Sequence[WaitingPod], visible: NamespaceFilter) -> Json:
     """Count the waiting pods, and list the first visible ones with their positions."""
     pods: list[Json] = []
@@ -149,6 +138,9 @@ def events_json(
             "node": event.node,
             "text": event.text,
             "latency_s": event.latency_s,
+            "for": f"{event.for_namespace}/{event.for_name}"
+            if event.for_namespace and visible(event.for_namespace)
+            else "",
         }
         for event in events
         if event.number > after and visible(event.namespace)
@@ -242,20 +234,6 @@ def _changed_nodes(projection: Projection, names: Sequence[str]) -> Json:
     return {key: value for key, value in changed.items() if value}
 
 
-def waiting_details_json(waiting: WaitingPod, position: int) -> Json:
-    """Return why one pod is waiting, with the nearest nodes."""
-    return (
-        waiting_json(waiting)
-        | {"position": position}
-        | {
-            "nearest": [
-                {"node": verdict.node, "reason": verdict.reason}
-                for verdict in waiting.refusal.nearest_nodes
-            ]
-        }
-    )
-
-
 def state_json(
     projection: Projection,
     missing: Iterable[MissingComponent],
@@ -275,30 +253,3 @@ def state_json(
         "events": events_json(projection.events.latest, visible),
         "missing_components": missing_json(missing),
     }
-
-
-def budget_history(
-    window: BudgetWindow, entries: Iterable[ChargeEntry], *, at_ms: int
-) -> list[Json]:
-    """Return the remaining GPU-minutes at up to `HISTORY_POINTS` instants until `at_ms`.
-
-    A charge counts at the end of its interval. Without a limit, return the used GPU-minutes.
-    """
-    allowed = window.allowed_units
-    charges = sorted(
-        (max(entry.to_ms, window.start_ms), entry.units)
-        for entry in entries
-        if entry.kind == "charge" and entry.window == window.id
-    )
-    span_ms = max(at_ms - window.start_ms, 1)
-    points: list[Json] = []
-    used, following = 0, iter(charges)
-    charge = next(following, None)
-    for number in range(HISTORY_POINTS + 1):
-        until_ms = window.start_ms + span_ms * number // HISTORY_POINTS
-        while charge is not None and charge[0] <= until_ms:
-            used += charge[1]
-            charge = next(following, None)
-        units = used if allowed is None else allowed - used
-        points.append({"at": until_ms / 1000, "minutes": units / UNITS_PER_GPU_MINUTE})
-    return points

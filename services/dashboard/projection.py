@@ -15,6 +15,7 @@ from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_orde
 from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.preemption import PreemptionState
 from shared.model.usage import ShareKey, ShareMeasurement, share_key
 
 ChangeKey = tuple[str, str]
@@ -67,6 +68,8 @@ class NodeView:
 
     name: NodeName
     devices: tuple[DeviceUuid, ...]
+    served: tuple[str, ...] = ()
+    """Resources that its device plugin serves."""
     unschedulable: bool = False
     deleted: bool = False
     """The API server no longer has it; some of its leases have not ended yet."""
@@ -160,6 +163,7 @@ class Projection:
         node = NodeView(
             name=name,
             devices=tuple(view.device.uuid for view in devices),
+            served=totals.node.served,
             unschedulable=totals.node.facts.unschedulable,
             deleted=not totals.node.facts.allocatable and not totals.node.facts.labels,
         )
@@ -243,15 +247,22 @@ class Projection:
 
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
         """Replace budgets by newer ones; older events are ignored."""
+        before = dict(self.budgets)
         for event in events:
             known = self.budgets.get(event.namespace)
             if known is None or known.reported_at <= event.reported_at:
                 self.budgets[event.namespace] = event
-        return frozenset({NAMESPACES})
+        return frozenset() if self.budgets == before else frozenset({NAMESPACES})
 
     def add_events(self, events: Sequence[PodEvent], now: float) -> frozenset[ChangeKey]:
         """Add to the recent events."""
         return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
+
+    def update_preemptions(self, state: PreemptionState) -> frozenset[ChangeKey]:
+        """Add evictions to the recent events, and replace budgets by newer ones."""
+        is_new = self.events.add_evictions(state.evictions)
+        budgets = self.update_budgets((state.budgets or {}).values())
+        return budgets | {EVENTS} if is_new else budgets
 
     def queue(self) -> list[WaitingPod]:
         """Return the waiting pods, in the order in which freed capacity is offered."""
@@ -313,6 +324,7 @@ class Projection:
                 *(each.queued.namespace for each in self.waiting.values()),
                 *self.budgets,
                 *(event.namespace for event in self.events.latest),
+                *(each.for_namespace for each in self.events.latest if each.for_namespace),
             }
         )
 

@@ -18,6 +18,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import Namespace, PodUid
+from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 
 MAX_EVENTS = 200
 MAX_PODS = 20_000
@@ -51,6 +52,19 @@ STEPS: Mapping[type[Event], tuple[str, str]] = {
     PodTerminated: ("terminated", ""),
 }
 """The name of each event's step, and the step before it."""
+EVICTIONS = {
+    EvictionOutcome.EVICTED: "evicted",
+    EvictionOutcome.GONE: "eviction unnecessary",
+    EvictionOutcome.BLOCKED: "eviction blocked",
+}
+"""The name of an eviction's step by its outcome."""
+CAUSES = {
+    PreemptionCause.EXPIRED: "its namespace has overdrawn its budget",
+    PreemptionCause.RECLAIMABLE: "the budget of its namespace is exhausted",
+    PreemptionCause.PRIORITY: "a pod of higher priority needs its devices",
+    PreemptionCause.POLICY: "the exhausted budget of its namespace evicts running pods",
+    PreemptionCause.VIOLATION: "it violates its limits",
+}
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
 """Steps that a pod takes once; repetitions are ignored."""
 
@@ -69,6 +83,17 @@ class RecentEvent:
     text: str = ""
     latency_s: float | None = None
     """Since the previous step; None: there is none, or it was not observed."""
+    for_namespace: Namespace | None = None
+    """Namespace of the pod for which it was evicted."""
+    for_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStep:
+    """A step of a pod, and when the dashboard observed it, Unix seconds."""
+
+    kind: str
+    at: float
 
 
 class RecentEvents:
@@ -78,6 +103,7 @@ class RecentEvents:
         self.latest: deque[RecentEvent] = deque(maxlen=MAX_EVENTS)
         self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
         self._number = 0
+        self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
 
     def add(self, events: Sequence[PodEvent], now: float) -> bool:
         """Add events; return whether any was new."""
@@ -114,6 +140,41 @@ class RecentEvents:
                 latency_s=None if since is None else max(now - since, 0.0),
             )
         )
+
+    def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
+        """Add the evictions that the previous reading of the journal did not have."""
+        known, before = self._evictions, self._number
+        self._evictions = frozenset((each.preemption, each.pod, each.at) for each in journal)
+        for record in journal:
+            if (record.preemption, record.pod, record.at) in known:
+                continue
+            self._number += 1
+            self.latest.append(
+                RecentEvent(
+                    number=self._number,
+                    at=record.at,
+                    kind=EVICTIONS[record.outcome],
+                    namespace=record.namespace,
+                    name=record.name,
+                    pod=record.pod,
+                    node=record.node,
+                    text=CAUSES[record.cause],
+                    for_namespace=Namespace(record.for_namespace) if record.for_pod else None,
+                    for_name=record.for_name,
+                )
+            )
+        return self._number > before
+
+    def steps_of(self, pod: PodUid) -> list[PodStep]:
+        """Return the steps of a pod that were observed, in their order."""
+        steps = self._steps.get(pod, {})
+        return sorted(
+            (PodStep(kind=kind, at=at) for kind, at in steps.items()), key=lambda step: step.at
+        )
+
+    def latest_of(self, pod: PodUid) -> RecentEvent | None:
+        """Return the latest event of a pod; None: it is not among the recent ones."""
+        return next((event for event in reversed(self.latest) if event.pod == pod), None)
 
     def _steps_of(self, pod: PodUid) -> dict[str, float]:
         steps = self._steps.setdefault(pod, {})

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from services.dashboard.change_feed import ChangeFeed
 from services.dashboard.cluster_metrics import export_cluster, observe_bound
+from services.dashboard.history import INTERVAL_S, UsageHistory
 from services.dashboard.missing_components import ComponentMonitor, MissingComponent
 from services.dashboard.projection import MISSING, ChangeKey, Projection
 from services.dashboard.recent_events import PodEvent
@@ -33,12 +34,14 @@ from shared.model.events.pod_events import (
 from shared.model.events.request_reply import UsageRequest
 from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
+from shared.model.preemption import PreemptionState
 from shared.model.usage import IDLE_AFTER_S, ShareMeasurement
 from shared.runtime.service import loops, observes, publishes
 
 logger = logging.getLogger(__name__)
 
 NODES_PER_ROUND = 200
+PAST_EVICTIONS_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,10 @@ class DashboardTiming:
     """Between two updates of the metrics of the cluster."""
     usage_s: float = 5.0
     """Between two requests for the measured usage of shares."""
+    preemptions_s: float = 5.0
+    """Between two readings of the evictions of the last hour."""
+    history_s: float = INTERVAL_S
+    """Between two samples of the last day's history."""
     idle_after_s: float = IDLE_AFTER_S
     """A share that has not been used for so long is marked as idle."""
 
@@ -108,6 +115,14 @@ class UsageOfNodes(Protocol):
         ...
 
 
+class PreemptionJournal(Protocol):
+    """Preemptions, as the dashboard reads them."""
+
+    async def state(self, *, now: float, past_s: float) -> PreemptionState:
+        """Return the evictions of the last `past_s`, and the states of budgets."""
+        ...
+
+
 @publishes(UsageRequest)
 class Dashboard:
     """Updates the projection. Any number of replicas may run: each receives all events."""
@@ -118,13 +133,16 @@ class Dashboard:
         clock: Clock,
         *,
         read_usage: UsageOfNodes,
+        preemptions: PreemptionJournal,
         timing: DashboardTiming | None = None,
     ) -> None:
         self.ledger = ledger
         self.clock = clock
         self.read_usage = read_usage
+        self.preemptions = preemptions
         self.timing = timing or DashboardTiming()
         self.projection = Projection()
+        self.history = UsageHistory()
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[MissingComponent] = []
@@ -256,6 +274,22 @@ class Dashboard:
             update(name, shares, now=now, idle_after_s=after_s) for name, shares in usage.items()
         ]
         self.feed.publish(frozenset[ChangeKey]().union(*changes))
+
+    @loops
+    async def watch_preemptions(self) -> None:
+        """Read the evictions every `preemptions_s`; they are not published as events."""
+        while True:
+            state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
+            self.feed.publish(self.projection.update_preemptions(state))
+            await self.clock.sleep(self.timing.preemptions_s)
+
+    @loops
+    async def sample_history(self) -> None:
+        """Add a sample to the history every `history_s`."""
+        while True:
+            await self.clock.sleep(self.timing.history_s)
+            views, namespaces = self.projection.devices.values(), self.projection.namespaces()
+            self.history.sample(views, namespaces, self.clock.now())
 
     def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
         self._all_pods_stale = True

@@ -1,12 +1,15 @@
 """Builds the dashboard from real clients and serves it."""
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
+from services.dashboard.details_server import TraceReader
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.legacy_metrics import legacy_metrics_application
-from services.dashboard.service import Dashboard, DashboardTiming
+from services.dashboard.service import Dashboard, DashboardTiming, UsageOfNodes
 from services.dashboard.settings import DashboardSettings
 from shared.credentials.authorization import (
     AnonymousAuthenticator,
@@ -20,6 +23,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.names import NodeName
 from shared.model.usage import ShareMeasurement
@@ -27,6 +31,7 @@ from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
 from shared.runtime.run import serve
+from shared.runtime.span_files import TraceSpan, read_trace
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +54,27 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
         ledger = await stack.enter_async_context(
             RedisLeases.connect(redis_url, credentials=credentials)
         )
+        preemptions = await stack.enter_async_context(
+            Preemptions.connect(redis_url, credentials=credentials)
+        )
         budgets = await stack.enter_async_context(
             Budgets.connect(redis_url, credentials=credentials)
         )
-
-        async def read_usage(
-            nodes: Iterable[NodeName],
-        ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
-            replies = await request_usage(bus, nodes)
-            return {node: reply.shares if reply else None for node, reply in replies.items()}
-
         timing = DashboardTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S)
-        dashboard = Dashboard(ledger, SystemClock(), read_usage=read_usage, timing=timing)
-        server = DashboardServer(dashboard, authenticator, budgets, trace_url=settings.trace_url)
+        dashboard = Dashboard(
+            ledger,
+            SystemClock(),
+            read_usage=_usage_reader(bus),
+            preemptions=preemptions,
+            timing=timing,
+        )
+        server = DashboardServer(
+            dashboard,
+            authenticator,
+            budgets,
+            trace_url=settings.trace_url,
+            read_trace=trace_reader(settings.trace_dir),
+        )
         address = await stack.enter_async_context(
             health.served(server.application(), settings.listen, flag="--listen")
         )
@@ -81,6 +94,27 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
             probes={"redis": ledger.unready_reason, "ledger": dashboard.unready_reason},
             begin=dashboard.begin,
         )
+
+
+def _usage_reader(bus: Bus) -> UsageOfNodes:
+    async def read(
+        nodes: Iterable[NodeName],
+    ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
+        replies = await request_usage(bus, nodes)
+        return {node: reply.shares if reply else None for node, reply in replies.items()}
+
+    return read
+
+
+def trace_reader(directory: Path | None) -> TraceReader | None:
+    """Return what reads traces, if all services write their spans to one directory."""
+    if directory is None:
+        return None
+
+    async def read(trace: str) -> Sequence[TraceSpan]:
+        return await asyncio.to_thread(read_trace, directory, trace)
+
+    return read
 
 
 async def _authenticator(settings: DashboardSettings, stack: AsyncExitStack) -> Authenticator:

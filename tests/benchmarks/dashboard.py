@@ -85,7 +85,8 @@ async def change(board: Dashboard, nodes: int, changes: int) -> None:
 async def measure(devices: int, changes: int, folder: Path | None) -> None:
     """Print what one page saw, with our files or those of a folder."""
     nodes = -(-devices // PER_NODE)
-    board = Dashboard(None, SystemClock(), read_usage=NodesUsage())  # type: ignore[arg-type]
+    usage = NodesUsage()
+    board = Dashboard(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True
     pages = DashboardServer(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]

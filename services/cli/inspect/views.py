@@ -140,13 +140,14 @@ def explain(flags: argparse.Namespace) -> int:
 
 def trace(flags: argparse.Namespace) -> int:
     """Show the spans of a pod."""
-    from services.cli.inspect import traces
+    from services.cli.inspect.waterfall import waterfall
+    from shared.runtime.span_files import read_spans, spans_json
 
     location = locate(flags)
     if location.traces is None:
         return asyncio.run(_trace_in_cluster(flags, location))
     directory = location.traces or Path()
-    spans = traces.read_spans(directory, namespace=flags.namespace, name=flags.pod)
+    spans = read_spans(directory, namespace=flags.namespace, name=flags.pod)
     if not spans:
         print(
             f"leasehold trace: no span of pod {flags.namespace}/{flags.pod} is in {directory}; "
@@ -156,10 +157,10 @@ def trace(flags: argparse.Namespace) -> int:
         )
         return 1
     if flags.output:
-        terminal.print_document(traces.shape(spans), flags.output)
+        terminal.print_document(spans_json(spans), flags.output)
     else:
         print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}")
-        print("\n".join(traces.waterfall(spans, terminal.terminal_width())))
+        print("\n".join(waterfall(spans, terminal.terminal_width())))
     return 0
 
 

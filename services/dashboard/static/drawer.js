@@ -1,10 +1,13 @@
 // The drawer: the details of one device, lease or namespace.
+import { drawChart } from "./chart.js";
 import { age, clock, detailsLink, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
+import { waterfall } from "./trace.js";
 
 export class Drawer {
   constructor(state) {
     this.state = state;
     this.subject = null;
+    this.charts = new Map();
     this.body = el("div");
     this.root = el("dialog", { id: "drawer", "aria-labelledby": "drawer-title" },
       el("button", { class: "close", type: "button", onclick: () => this.root.close() }, "Close"), this.body);
@@ -17,6 +20,7 @@ export class Drawer {
   async follow() {
     const [, kind, id] = /^#(device|lease|namespace)\/(.+)$/.exec(location.hash) ?? [];
     this.subject = kind ? [kind, decodeURIComponent(id)] : null;
+    this.charts.clear();
     if (!kind) return this.root.close();
     if (!this.root.open) this.root.showModal();
     await this.draw();
@@ -63,13 +67,14 @@ export class Drawer {
       el("h3", {}, "Leases"),
       device.shares.length ? el("ul", {}, ...device.shares.map((share) => el("li", {}, share.pod ? swatch(share.namespace) : null,
         share.pod ? detailsLink("lease", share.pod, shareText(share)) : shareText(share)))) : el("p", {}, "No leases."),
+      ...this.history("device", uuid),
     ];
   }
 
   async lease(uid) {
     const response = await fetchJson(`/api/v1/leases/${encodeURIComponent(uid)}`);
-    const { lease, waiting, trace } = response;
-    const pod = lease ?? waiting;
+    const { lease, waiting, ended, trace } = response;
+    const pod = lease ?? waiting ?? ended;
     const sections = [title(`${pod.namespace}/${pod.name}`), el("p", {}, swatch(pod.namespace), detailsLink("namespace", pod.namespace, `namespace ${pod.namespace}`))];
     if (lease) {
       sections.push(facts({ State: lease.state, Node: lease.node, Age: age(this.now() - lease.created_at), Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "",
@@ -82,7 +87,9 @@ export class Drawer {
       sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),
         el("ul", {}, ...waiting.nearest.map((node) => el("li", {}, `${node.node}: ${node.reason}`))));
     }
+    if (ended) sections.push(el("p", {}, "It has no lease."));
     sections.push(el("h3", {}, "Trace"));
+    if (trace.spans.length) sections.push(waterfall(trace.spans));
     if (trace.url) sections.push(el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer" }, "Open the trace")));
     sections.push(el("p", {}, el("code", {}, `leasehold trace ${pod.name} -n ${pod.namespace}`)), el("p", {}, el("code", {}, `leasehold explain ${pod.name} -n ${pod.namespace}`)));
     return sections;
@@ -97,9 +104,55 @@ export class Drawer {
       sections.push(el("h3", {}, "Budget"), facts({ State: budget.state, Window: budget.window, Used: minutes(budget.used_minutes), Remaining: minutes(budget.remaining_minutes),
         "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} GPUs`, "Exhausted at": budget.exhausted_at ? new Date(budget.exhausted_at * 1000).toLocaleString() : "", "New pods": budget.new_pods }));
     }
-    if (history) sections.push(el("h3", {}, history.has_limit ? "Remaining in this window" : "Used in this window"), drawChart(history.points));
+    if (history) sections.push(el("h3", {}, "GPU-minutes used in this window"), this.chart(`budget:${name}`, () => budgetChart(history, budget)));
+    sections.push(...this.history("namespace", name));
     return sections;
   }
+
+  /** The last day of a device or namespace; the amounts are loaded once per opening. */
+  history(kind, id) {
+    const path = `/api/v1/${kind}s/${encodeURIComponent(id)}/history`;
+    return [el("h3", {}, kind === "device" ? "Last day, percent of the GPU" : "Last day, GiB"), this.chart(`${kind}:${id}`, async () => historyChart(await fetchJson(path), kind))];
+  }
+
+  /** A chart that is kept while its subject is open, however often that changes. */
+  chart(key, load) {
+    if (this.charts.has(key)) return this.charts.get(key);
+    const parent = el("div", { class: "chart" });
+    this.charts.set(key, parent);
+    Promise.resolve().then(load).then((chart) => whenAdded(parent, () => drawChart(parent, chart)))
+      .catch((error) => parent.replaceChildren(`Could not load: ${error.message}`));
+    return parent;
+  }
+}
+
+function whenAdded(parent, draw) {
+  return parent.isConnected ? draw() : new Promise((done) => requestAnimationFrame(done)).then(draw);
+}
+
+function historyChart(history, kind) {
+  const isDevice = kind === "device";
+  const amount = (value) => value === null ? null : isDevice ? value : value / 1024;
+  const line = (name, label, colour, dashed) => history[name] && { label, colour, dashed, values: history[name].map(amount) };
+  const lines = isDevice
+    ? [line("memory", "Memory leased", "link"), line("used_memory", "Memory used", "good"), line("cores", "Cores leased", "warn"), line("used_cores", "Cores used", "soft")]
+    : [line("memory", "Memory leased", "link"), line("used_memory", "Memory used", "good")];
+  return { label: isDevice ? "Percent of the GPU, last day" : "GiB, last day", at: history.at, lines: lines.filter(Boolean), unit: isDevice ? "%" : "GiB", highest: isDevice ? 100 : 1 };
+}
+
+/** What is used, the limit, and how it goes on at the current rate. */
+function budgetChart(history, budget) {
+  const { points, limit_minutes: limit, end } = history, last = points.at(-1);
+  const until = budget?.exhausted_at && limit !== null && budget.exhausted_at > last.at ? Math.min(budget.exhausted_at, end ?? Infinity) : null;
+  const at = [...points.map((point) => point.at), ...(until ? [until] : []), ...(end && end > (until ?? last.at) ? [end] : [])];
+  const column = (value) => at.map((instant, index) => value(instant, index));
+  const lines = [{ label: "Used", colour: "link", values: column((_, index) => points[index]?.minutes ?? null) }];
+  if (limit !== null) lines.push({ label: "Limit", colour: "bad", dashed: true, values: column(() => limit) });
+  if (until) {
+    const rate = budget.current_rate_milli_gpu / 60000; // GPU-minutes per second
+    lines.push({ label: "At the current rate", colour: "soft", dashed: true, values: column((instant) => instant >= last.at && instant <= until ? last.minutes + rate * (instant - last.at) : null) });
+  }
+  return { label: "GPU-minutes used in this window", at, lines, unit: "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
 }
 
 function title(text) { return el("h2", { id: "drawer-title" }, text); }
@@ -114,20 +167,4 @@ async function fetchJson(path) {
   const body = await response.json();
   if (!response.ok) throw new Error(body.error);
   return body;
-}
-
-function drawChart(points) {
-  const namespace = "http://www.w3.org/2000/svg";
-  const highest = Math.max(...points.map((point) => point.minutes), 0.001), lowest = Math.min(0, ...points.map((point) => point.minutes));
-  const start = points[0].at, span = Math.max(points.at(-1).at - start, 1);
-  const line = points.map((point, index) => `${index ? "L" : "M"}${(300 * (point.at - start) / span).toFixed(1)} ${(96 - 92 * (point.minutes - lowest) / (highest - lowest)).toFixed(1)}`).join("");
-  const chart = document.createElementNS(namespace, "svg"), path = document.createElementNS(namespace, "path");
-  chart.setAttribute("viewBox", "0 0 300 100");
-  chart.setAttribute("preserveAspectRatio", "none");
-  chart.setAttribute("class", "chart");
-  chart.setAttribute("role", "img");
-  chart.setAttribute("aria-label", `from ${points[0].minutes.toFixed(1)} to ${points.at(-1).minutes.toFixed(1)} GPU-minutes`);
-  path.setAttribute("d", line);
-  chart.append(path);
-  return chart;
 }

@@ -1,6 +1,7 @@
 // The live page: loads the state once, then applies changes; each change is absolute and idempotent.
 import { legend } from "./block.js";
 import { Drawer } from "./drawer.js";
+import { FirstPage } from "./first_page.js";
 import { Grid } from "./grid.js";
 import { Panels } from "./panels.js";
 import { el } from "./dom.js";
@@ -8,11 +9,12 @@ import { el } from "./dom.js";
 const state = {
   nodes: new Map(), devices: new Map(), waiting: { total: 0, hidden: 0, pods: [] }, namespaces: [], missing_components: [],
   clockOffset: 0, lastEvent: 0, offlineSince: 0, updatedAt: 0,
-  sums: { devices: 0, usedMib: 0, totalMib: 0, unhealthy: 0 },
+  sums: { devices: 0, leases: 0, usedMib: 0, totalMib: 0, unhealthy: 0 },
 };
 const drawer = new Drawer(state);
 const grid = new Grid(state);
 const panels = new Panels(state);
+const firstPage = new FirstPage(state);
 const search = el("input", { type: "search", placeholder: "Filter: node, pod, model", "aria-label": "Filter", oninput: () => setFilter(search.value) });
 let source = null;
 const pendingDraws = new Map();
@@ -53,6 +55,7 @@ function setDevice(uuid, device) {
   for (const [sign, counted] of [[-1, state.devices.get(uuid)], [1, device]]) {
     if (!counted) continue;
     state.sums.devices += sign;
+    state.sums.leases += sign * counted.shares.length;
     state.sums.usedMib += sign * counted.used_mib;
     state.sums.totalMib += sign * counted.memory_mib;
     state.sums.unhealthy += counted.healthy ? 0 : sign;
@@ -77,7 +80,7 @@ function applyUpdate(update) {
     panels.drawEvents(events);
     for (const event of events) { state.lastEvent = Math.max(state.lastEvent, event.number); if (event.pod) drawer.changed("lease", event.pod); }
   }
-  drawSoon("totals", () => panels.drawTotals());
+  drawSoon("totals", () => { panels.drawTotals(); firstPage.draw(); });
 }
 
 /** Draw a panel in the next frame, once, however often it changes before. */
@@ -94,7 +97,7 @@ function setFilter(text) {
 
 function show() {
   document.querySelector("#top nav").prepend(search);
-  document.getElementById("plain").replaceWith(el("div", { id: "live" }, el("div", {}, grid.root, legend()), panels.root));
+  document.getElementById("plain").replaceWith(el("div", { id: "live" }, el("div", {}, firstPage.root, grid.root, legend()), panels.root));
   document.body.append(drawer.root);
   drawer.follow();
   setInterval(() => { panels.drawBanner(); if (state.waiting.total) panels.drawQueue(); }, 5000);

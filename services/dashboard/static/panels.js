@@ -62,12 +62,12 @@ export class Panels {
 
   drawEvents(events) {
     const items = events.slice(-MAX_EVENTS).reverse().map((event) => {
-      const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") ? "bad" : event.kind;
+      const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") || event.kind.startsWith("evict") ? "bad" : event.kind;
       return el("li", {},
         el("span", { class: "ms" }, latency(event.latency_s)), `${clock(event.at)} `,
         el("b", { class: `kind-${kind}` }, event.kind), " ",
         event.pod ? detailsLink("lease", event.pod, `${event.namespace}/${event.name}`) : `${event.namespace}/${event.name}`,
-        event.node ? ` on ${event.node}` : "", event.text ? el("p", {}, event.text) : null);
+        event.node ? ` on ${event.node}` : "", event.for ? ` for ${event.for}` : "", event.text ? el("p", {}, event.text) : null);
     });
     items.forEach((item) => this.filterEvent(item));
     this.events.prepend(...items);

@@ -1,6 +1,7 @@
 """What a viewer sees of other namespaces, in every response of the dashboard: `in use`."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from shared.model.events.pod_events import (
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
+from shared.model.preemption import Preemption
+from tests.support.dashboard.board import eviction
 from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
-from tests.support.placer.ledger import queued, verdict
+from tests.support.placer.ledger import device, queued, report, verdict
 from tests.support.waiting import until
 
 THEIRS = ("p1", "1234567", "w1", "default", "reason-of-theirs", "window-of-theirs")
@@ -94,13 +97,13 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
             streamed_until(shown, begin, "for-b", "name-of-mine"),
         )
         await until(lambda: shown.state("for-b"), lambda state: state["waiting"]["hidden"] >= 1)
-        device = DeviceUuid("GPU-a-0")
+        uuid = DeviceUuid("GPU-a-0")
         answers = [
             others,
             str(await shown.state("for-b")),
             *[
                 str((await shown.get(path, "for-b"))[1])
-                for path in (f"/api/v1/devices/{device}", "/", "/?view=table")
+                for path in (f"/api/v1/devices/{uuid}", "/", "/?view=table")
             ],
         ]
 
@@ -108,5 +111,42 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
         for text in answers:
             assert [expected for expected in THEIRS if expected in text] == []
         assert "in use" in answers[-1]
-        for path in ("/api/v1/leases/p1", "/api/v1/leases/w1", "/api/v1/namespaces/default"):
-            assert (await shown.get(path, "for-b"))[0] == 404
+        for path in ("leases/p1", "leases/w1", "namespaces/default", "namespaces/default/history"):
+            assert (await shown.get(f"/api/v1/{path}", "for-b"))[0] == 404
+        _, history = await shown.get(f"/api/v1/devices/{uuid}/history", "for-b")
+        assert history.keys() == {"at", "memory", "cores"}
+
+
+async def test_a_viewer_sees_neither_the_steps_of_pods_that_are_gone_nor_for_which_one_was_evicted(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-a a\nfor-b b\n")
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        stored = Preemption(id="uid-for", victims=())
+        assert await shown.preemptions.open(stored)
+        (read,) = (await shown.preemptions.state(now=time.time())).open
+        await shown.preemptions.save(read, stored, [eviction("victim", time.time())])
+
+        state = await until(lambda: shown.state("for-a"), lambda state: bool(state["events"]))
+
+        assert state["events"][0]["name"] == "victim"
+        assert "urgent" not in str(state)
+        assert (await shown.get("/api/v1/leases/victim", "for-a"))[0] == 200
+        assert (await shown.get("/api/v1/leases/victim", "for-b"))[0] == 404
+
+
+async def test_the_fault_of_a_device_names_no_pod_of_another_namespace(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-all *\nfor-b b\n")
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        unrecorded = replace(device("a", 0), healthy=False, fault="pods a/theirs use parts of it")
+        sick = replace(device("a", 1), healthy=False, fault="cordoned: XidError: Xid 79")
+        await shown.ledger.save_devices([report("a", [unrecorded, sick])])
+
+        async def faults(token: str) -> list[str]:
+            return sorted(one["fault"] for one in (await shown.state(token))["devices"])
+
+        assert await until(lambda: faults("for-all"), all) == [sick.fault, unrecorded.fault]
+        assert await faults("for-b") == ["", sick.fault]
+        assert "theirs" not in (await shown.get("/?view=table", "for-b"))[1]

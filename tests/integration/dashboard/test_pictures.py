@@ -27,8 +27,9 @@ WIDTHS = {390: 844, 1440: 900, 2560: 1300}
 PATHS = {
     "": "#events li",
     "?view=table": "table",
-    "#device/GPU-gpu-a-0": "dialog h2",
-    "#lease/uid-7": "dialog h2",
+    "#device/GPU-gpu-a-0": "dialog canvas",
+    "#lease/uid-7": "dialog .waterfall",
+    "#namespace/research": "dialog .chart + h3 + .chart canvas",
 }
 """Views, each with what is shown once it is complete."""
 PICTURES = {"page": ""}

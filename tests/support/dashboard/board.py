@@ -6,8 +6,9 @@ from services.dashboard.projection import Projection
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
-from shared.model.names import Namespace
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
+from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from tests.support import build
 
 EVIL = '<img src=x onerror="alert(1)">'
@@ -53,3 +54,24 @@ def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetCh
         lease_class="guaranteed",
         reported_at=at,
     )
+
+
+def eviction(pod: str, at: float, **changes: Any) -> EvictionRecord:
+    """A pod of the namespace a was evicted for b/urgent."""
+    fields: dict[str, Any] = {
+        "at": at,
+        "preemption": "uid-for",
+        "pod": PodUid(pod),
+        "namespace": Namespace("a"),
+        "name": pod,
+        "node": NodeName("n1"),
+        "owner": "",
+        "cause": PreemptionCause.PRIORITY,
+        "budget": "",
+        "devices": (),
+        "outcome": EvictionOutcome.EVICTED,
+        "for_pod": "uid-for",
+        "for_namespace": "b",
+        "for_name": "urgent",
+    }
+    return EvictionRecord(**fields | changes)

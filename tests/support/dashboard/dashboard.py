@@ -5,15 +5,18 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.service import Dashboard, DashboardTiming
+from services.dashboard.wiring import trace_reader
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.lease import Lease
@@ -64,6 +67,8 @@ class RunningDashboard:
     url: str
     client: aiohttp.ClientSession
     usage: NodesUsage
+    preemptions: Preemptions
+    budgets: Budgets
 
     async def get(self, path: str, token: str = "") -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -89,7 +94,9 @@ class RunningDashboard:
 
 
 @contextlib.asynccontextmanager
-async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator[RunningDashboard]:
+async def dashboard(
+    authenticator: Authenticator | None = None, *, traces: Path | None = None
+) -> AsyncIterator[RunningDashboard]:
     async with nats_server() as nats:
         with valkey_server() as valkey:
             await valkey.ready()
@@ -99,12 +106,13 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
                 Budgets.connect(valkey.url) as store,
                 aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
             ):
-                usage = NodesUsage()
+                usage, preemptions = NodesUsage(), Preemptions(leases._connection)
                 board = Dashboard(
                     leases,
                     SystemClock(),
                     read_usage=usage,
-                    timing=DashboardTiming(round_s=0.02, usage_s=0.05),
+                    preemptions=preemptions,
+                    timing=DashboardTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05),
                 )
                 runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
                 started = asyncio.Event()
@@ -114,10 +122,14 @@ async def dashboard(authenticator: Authenticator | None = None) -> AsyncIterator
                     authenticator or AnonymousAuthenticator(),
                     store,
                     trace_url="http://j/{trace}",
+                    read_trace=trace_reader(traces),
                 )
                 async with health.served(pages.application(), "127.0.0.1:0") as address:
                     await until(lambda: started.is_set() and not board.unready_reason())
-                    yield RunningDashboard(board, leases, bus, f"http://{address}", client, usage)
+                    url = f"http://{address}"
+                    yield RunningDashboard(
+                        board, leases, bus, url, client, usage, preemptions, store
+                    )
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task

@@ -3,20 +3,36 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from services.dashboard.history import INTERVAL_S, SAMPLES
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import AnonymousAuthenticator
+from shared.model.budget import Account, BudgetWindow, ChargeEntry
 from shared.model.clock import SystemClock
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
-from shared.model.events.pod_events import BudgetChanged, LeaseResized, PodBound, PodQueued
+from shared.model.events.node_events import ShareActivated
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    LeaseResized,
+    PlacementChosen,
+    PodBound,
+    PodQueued,
+)
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareSize
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    PreemptionCause,
+    PreemptionState,
+)
 from shared.model.request import PodRequest
 from shared.model.usage import ShareMeasurement
 from shared.runtime import health
+from tests.support.build import allocation_of
 
 NOW = 1_787_000_000.0
 MODELS = {
@@ -131,7 +147,41 @@ def node_totals(node: str, leases: Sequence[Lease]) -> NodeTotals:
     return NodeTotals(node=known, leases=tuple(leases))
 
 
-def usage(lease: Lease) -> ShareMeasurement:
+EVICTION = EvictionRecord(
+    at=NOW - 5,
+    preemption="uid-wait-1",
+    pod=PodUid("uid-evicted"),
+    namespace=Namespace("default"),
+    name="batch-1",
+    node=NodeName("gpu-c"),
+    owner="",
+    cause=PreemptionCause.PRIORITY,
+    budget="",
+    devices=(MIG_DEVICE,),
+    outcome=EvictionOutcome.EVICTED,
+    for_pod="uid-wait-1",
+    for_namespace="research",
+    for_name="evaluate-1",
+)
+
+
+def queued(lease: Lease) -> PodQueued:
+    """The pod of a lease, when it was queued."""
+    return PodQueued(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        resource_version="1",
+        request=PodRequest(),
+    )
+
+
+def activated(lease: Lease) -> ShareActivated:
+    """The container of a lease has its share."""
+    return ShareActivated(node=lease.node, allocation=allocation_of(lease, device_ids=()))
+
+
+def usage(lease: Lease, percent: int = 100) -> ShareMeasurement:
     """The measured usage of a lease; one of them is idle."""
     (share,), number = lease.shares, int(lease.name.rpartition("-")[2])
     return ShareMeasurement(
@@ -140,7 +190,7 @@ def usage(lease: Lease) -> ShareMeasurement:
         name=lease.name,
         container=share.container,
         device=share.device,
-        memory_mib=share.memory_mib * (20 + 4 * number) // 100,
+        memory_mib=share.memory_mib * (20 + 4 * number) * percent // 10_000,
         cores_percent=0 if number == 7 else 5 + number,
         processes=1,
         idle_since=NOW - 3 * 3_600 if number == 7 else None,
@@ -179,13 +229,42 @@ def budget(namespace: str, state: str, used: int, remaining: int | None) -> Budg
         used_units=used * 60_000_000,
         remaining_units=None if remaining is None else remaining * 60_000_000,
         current_rate_milli_gpu=1_200,
-        exhausted_at=None if remaining is None else NOW + 7_200,
+        exhausted_at=None if remaining is None else NOW + 3_000,
     )
+
+
+class FixedBudgets:
+    """The account of the namespace research: an hour's window of 600 GPU-minutes."""
+
+    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
+        """Return an account for each namespace."""
+        start_ms = round((NOW - 3_600 * 9) * 1000)
+        window = BudgetWindow(
+            id="2026-08",
+            start_ms=start_ms,
+            end_ms=start_ms + 12 * 3_600_000,
+            limit_units=600 * 60_000_000,
+            used_units=540 * 60_000_000,
+        )
+        return [Account(namespace=name, windows=(window,)) for name in wanted]
+
+    async def entries(self, *_: object, **__: object) -> list[ChargeEntry]:
+        """Return a charge of 20 minutes for every 20 minutes."""
+        start_ms = (NOW - 3_600 * 9) * 1000
+        return [
+            ChargeEntry(
+                window="2026-08",
+                kind="charge",
+                units=20 * 60_000_000,
+                to_ms=round(start_ms + 1_200_000 * number),
+            )
+            for number in range(1, 28)
+        ]
 
 
 def filled() -> Dashboard:
     """The page's state at that moment."""
-    board = Dashboard(None, FixedClock(), read_usage=no_agents)  # type: ignore[arg-type]
+    board = Dashboard(None, FixedClock(), read_usage=no_agents, preemptions=None)  # type: ignore[arg-type]
     projection = board.projection
     totals = [node_totals(node, leases) for node, leases in LEASES.items()]
     projection.update_nodes([], totals)
@@ -200,17 +279,31 @@ def filled() -> Dashboard:
     projection.update_budgets(
         [budget("research", "warning", 540, 60), budget("vision", "ok", 9, 0)]
     )
-    bound = [
-        PodBound(lease=each, latency_s=0.012 * number)
-        for number, each in enumerate(LEASES["gpu-b"], start=1)
-    ]
+    for number, each in enumerate(LEASES["gpu-b"]):
+        for after_s, event in (
+            (0.0, queued(each)),
+            (0.03, PlacementChosen(lease=each)),
+            (0.09, PodBound(lease=each)),
+            (1.4 + number, activated(each)),
+        ):
+            projection.add_events([event], NOW - 60 + 10 * number + after_s)
     resized = LeaseResized(
         lease=LEASES["gpu-b"][0],
         container="main",
         before=ShareSize(memory_mib=20_480, cores_percent=50),
         after=ShareSize(memory_mib=24_000, cores_percent=50),
     )
-    board.feed.publish(projection.add_events([*bound, resized], NOW))
+    projection.add_events([resized], NOW)
+    projection.update_preemptions(PreemptionState(evictions=(EVICTION,)))
+    for number in range(SAMPLES):
+        projection.update_measured(
+            NodeName("gpu-b"),
+            [usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]],
+            now=NOW,
+            idle_after_s=600,
+        )
+        at = NOW - INTERVAL_S * (SAMPLES - number)
+        board.history.sample(projection.devices.values(), projection.namespaces(), at)
     board.synced = True
     return board
 
@@ -218,6 +311,6 @@ def filled() -> Dashboard:
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    pages = DashboardServer(filled(), AnonymousAuthenticator(), None)  # type: ignore[arg-type]
+    pages = DashboardServer(filled(), AnonymousAuthenticator(), FixedBudgets())  # type: ignore[arg-type]
     async with health.served(pages.application(), "127.0.0.1:0") as address:
         yield f"http://{address}"

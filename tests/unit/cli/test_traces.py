@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.inspect import traces
+from services.cli.inspect.waterfall import waterfall
+from shared.runtime.span_files import read_spans, spans_json
 from tests.support.snapshots import POD
 
 TRACE = POD.pod.replace("-", "")
@@ -47,12 +48,12 @@ def trace_files(tmp_path: Path) -> Path:
 def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(
     trace_files: Path,
 ) -> None:
-    named = traces.read_spans(trace_files, namespace="team", name="first")
-    by_uid = traces.read_spans(trace_files, namespace="default", name=POD.pod)
+    named = read_spans(trace_files, namespace="team", name="first")
+    by_uid = read_spans(trace_files, namespace="default", name=POD.pod)
 
     assert named == by_uid
     assert {"a", "b", "c"} <= {span.span for span in named}
-    assert traces.read_spans(trace_files, namespace="team", name="second") == ()
+    assert read_spans(trace_files, namespace="team", name="second") == ()
 
 
 def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
         line("old", "", 0, 1, trace="1" * 32) + line("new", "", 500, 501, trace="2" * 32)
     )
 
-    (span,) = traces.read_spans(tmp_path, namespace="team", name="first")
+    (span,) = read_spans(tmp_path, namespace="team", name="first")
 
     assert span.span == "new"
 
@@ -74,12 +75,12 @@ def test_a_pods_own_admission_is_the_first_step(
     text += line("a", "", 10, 20, links=["r", "nowhere"]) + line("b", "a", 20, 40)
     (tmp_path / "a.jsonl").write_text(text)
 
-    spans = traces.read_spans(tmp_path, namespace="team", name="first")
-    shown = traces.shape(spans)
+    spans = read_spans(tmp_path, namespace="team", name="first")
+    shown = spans_json(spans)
 
     assert [span.span for span in spans] == ["r", "a", "b"]
-    assert traces.waterfall(spans, 100)[0].startswith("webhook review")
-    assert traces.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
+    assert waterfall(spans, 100)[0].startswith("webhook review")
+    assert waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
     assert shown["trace"] == TRACE
     assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
 
@@ -90,10 +91,10 @@ def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: P
     )
     (tmp_path / "a.jsonl").write_text(text)
 
-    spans = traces.read_spans(tmp_path, namespace="team", name="first")
-    drawn_lines = traces.waterfall(spans, 100)
+    spans = read_spans(tmp_path, namespace="team", name="first")
+    drawn_lines = waterfall(spans, 100)
 
     assert [row.index("step") for row in drawn_lines] == [0, 2, 4]
     assert drawn_lines[1].endswith("10.0 +30.0 ms")
     assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
-    assert traces.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
+    assert spans_json(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from services.dashboard.api_responses import all_namespaces, device_json, lease_details_json
+from services.dashboard.api_responses import all_namespaces, device_json
+from services.dashboard.details_json import lease_details_json
 from services.dashboard.legacy_metrics import metric_families
 from services.dashboard.projection import Projection
 from services.dashboard.static_page import page

@@ -4,10 +4,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from services.dashboard.api_responses import HISTORY_POINTS, budget_history
-from services.dashboard.projection import EVENTS, Projection
+from services.dashboard.api_responses import all_namespaces, events_json
+from services.dashboard.details_json import BUDGET_POINTS, budget_history_json, steps_json
+from services.dashboard.projection import EVENTS, NAMESPACES, Projection
 from services.dashboard.recent_events import RecentEvents
-from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    BudgetWindow,
+    ChargedLease,
+    ChargeEntry,
+)
 from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
     LeaseResized,
@@ -19,9 +26,10 @@ from shared.model.events.pod_events import (
 from shared.model.lease import ShareSize
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
+from shared.model.preemption import EvictionOutcome, PreemptionState
 from tests.support import build
 from tests.support.build import allocation_of
-from tests.support.dashboard.board import budget, lease
+from tests.support.dashboard.board import budget, eviction, lease
 
 
 def steps(pod: str = "uid-1") -> list[Any]:
@@ -97,9 +105,13 @@ def test_an_older_budget_event_is_ignored() -> None:
     assert shown.budget.state == "exhausted"
 
 
-def test_a_budgets_history_goes_down_by_charges() -> None:
+def test_a_budgets_history_rises_by_charges_to_the_reported_balance() -> None:
     minute = UNITS_PER_GPU_MINUTE
-    window = BudgetWindow(id="w", start_ms=0, limit_units=10 * minute)
+    window = BudgetWindow(id="w", start_ms=0, limit_units=10 * minute, used_units=6 * minute)
+    running = ChargedLease(
+        id="l", pod=PodUid("p"), name="p", weight=500, since_ms=0, charged_ms=60_000
+    )
+    account = Account(namespace=Namespace("a"), windows=(window,), leases=(running,))
     entries = [
         ChargeEntry(window="w", kind="charge", units=4 * minute, to_ms=30_000),
         ChargeEntry(window="w", kind="charge", units=2 * minute, to_ms=60_000),
@@ -107,15 +119,61 @@ def test_a_budgets_history_goes_down_by_charges() -> None:
         ChargeEntry(window="before", kind="charge", units=9 * minute, to_ms=10),
     ]
 
-    points = budget_history(window, entries, at_ms=60_000)
+    history = budget_history_json(account, window, entries, at_ms=120_000)
 
-    assert len(points) == HISTORY_POINTS + 1
-    assert [
-        points[at]["minutes"]
-        for at in (0, HISTORY_POINTS // 2 - 1, HISTORY_POINTS // 2, HISTORY_POINTS)
-    ] == [
-        10.0,
-        10.0,
-        6.0,
-        4.0,
+    minutes = [point["minutes"] for point in history["points"]]
+    quarter = BUDGET_POINTS // 4
+    assert len(minutes) == BUDGET_POINTS + 1
+    assert [minutes[0], minutes[quarter - 1], minutes[quarter]] == [0.0, 0.0, 4.0]
+    assert minutes[-2:] == [6.0, 6.5]
+    assert history["limit_minutes"] == 10.0
+
+
+def test_an_eviction_is_listed_once_with_its_cause() -> None:
+    board = Projection()
+    first, second = eviction("p1", 5.0), eviction("p2", 6.0, outcome=EvictionOutcome.BLOCKED)
+
+    assert EVENTS in board.update_preemptions(PreemptionState(evictions=(first,)))
+    assert EVENTS in board.update_preemptions(PreemptionState(evictions=(first, second)))
+    assert not board.update_preemptions(PreemptionState(evictions=(second,)))
+
+    shown = [(event.at, event.name, event.kind, event.text) for event in board.events.latest]
+    assert shown == [
+        (5.0, "p1", "evicted", "a pod of higher priority needs its devices"),
+        (6.0, "p2", "eviction blocked", "a pod of higher priority needs its devices"),
     ]
+
+
+def test_the_pod_that_benefits_is_named_to_those_who_may_see_it() -> None:
+    board = Projection()
+    board.update_preemptions(PreemptionState(evictions=(eviction("p1", 5.0),)))
+
+    (all_seen,) = events_json(board.events.latest, all_namespaces)
+    (of_victim,) = events_json(board.events.latest, {Namespace("a")}.__contains__)
+
+    assert (all_seen["for"], of_victim["for"]) == ("b/urgent", "")
+    assert Namespace("b") in board.known_namespaces()
+
+
+def test_budgets_are_known_from_the_stored_state() -> None:
+    board = Projection()
+    stored = {Namespace("a"): budget(state="exhausted")}
+
+    assert board.update_preemptions(PreemptionState(budgets=stored)) == {NAMESPACES}
+    assert not board.update_preemptions(PreemptionState(budgets=stored))
+    assert board.budgets[Namespace("a")].state == "exhausted"
+
+
+def test_the_steps_of_a_pod_are_a_waterfall() -> None:
+    recent = RecentEvents()
+    for number, event in enumerate(steps()):
+        recent.add([event], 10.0 + number * number)
+
+    drawn = steps_json(recent.steps_of(PodUid("uid-1")))
+
+    assert [(one["name"], one["start_s"], one["duration_s"]) for one in drawn] == [
+        ("until placed", 0.0, 1.0),
+        ("until bound", 1.0, 3.0),
+        ("until running", 4.0, 5.0),
+    ]
+    assert steps_json(recent.steps_of(PodUid("unknown"))) == []

@@ -1,7 +1,7 @@
-"""The spans of one pod, read from the files that services write, and drawn as a waterfall."""
+"""The spans of one pod, read from the files that services write."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,33 @@ def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan
     found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not found:
         return ()
-    newest = max(found, key=lambda span: span.start_ns).trace
-    own = _select(directory, lambda span: span.trace == newest)
+    return read_trace(directory, max(found, key=lambda span: span.start_ns).trace)
+
+
+def read_trace(directory: Path, trace: str) -> tuple[TraceSpan, ...]:
+    """Return the spans of a trace, and those of other traces that they link to, by their start."""
+    own = _select(directory, {trace}, lambda span: span.trace == trace)
     linked = {link for span in own.values() for link in span.links} - own.keys()
-    spans = own | (_select(directory, lambda span: span.span in linked) if linked else {})
+    spans = own | (_select(directory, linked, lambda span: span.span in linked) if linked else {})
     return tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.span)))
 
 
-def _select(directory: Path, is_wanted: Callable[[TraceSpan], bool]) -> dict[str, TraceSpan]:
+def _select(
+    directory: Path, words: Collection[str], is_wanted: Callable[[TraceSpan], bool]
+) -> dict[str, TraceSpan]:
+    """Return the spans that are wanted, among the lines with one of the words."""
     return {
-        span.span: span for path in _files(directory) for span in _spans(path) if is_wanted(span)
+        span.span: span
+        for path in _files(directory)
+        for line in _lines(path)
+        if any(word in line for word in words)
+        and (raw := _parse(line))
+        and is_wanted(span := _span(raw))
     }
 
 
-def shape(spans: Sequence[TraceSpan]) -> dict[str, Any]:
-    """Return the JSON form; see `json_output`."""
+def spans_json(spans: Sequence[TraceSpan]) -> dict[str, Any]:
+    """Return spans as JSON: times are seconds after the start of the first one."""
     first = spans[0].start_ns
     return {
         "trace": spans[-1].trace,
@@ -69,41 +81,6 @@ def shape(spans: Sequence[TraceSpan]) -> dict[str, Any]:
     }
 
 
-def waterfall(spans: Sequence[TraceSpan], width: int) -> list[str]:
-    """Draw one line per span: indented below its parent, with a bar, start and duration in ms."""
-    first = min(span.start_ns for span in spans)
-    whole = max(max(span.end_ns for span in spans) - first, 1)
-    depth = _depths(spans)
-    labels = [f"{'  ' * depth[span.span]}{span.name}" for span in spans]
-    label_width = max(map(len, labels))
-    bar_width = max(width - label_width - 26, 10)
-    lines = []
-    for span, label in zip(spans, labels, strict=True):
-        begin = (span.start_ns - first) * bar_width // whole
-        length = max((span.end_ns - span.start_ns) * bar_width // whole, 1)
-        begin = min(begin, bar_width - 1)
-        bar = f"{' ' * begin}{'#' * min(length, bar_width - begin)}"
-        at_ms, took_ms = (span.start_ns - first) / 1e6, (span.end_ns - span.start_ns) / 1e6
-        failed = "" if span.ok else f"  failed: {span.text}"
-        lines.append(
-            f"{label:<{label_width}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
-        )
-    return lines
-
-
-def _depths(spans: Sequence[TraceSpan]) -> dict[str, int]:
-    parents = {span.span: span.parent for span in spans}
-
-    def depth(span: str) -> int:
-        count, seen = 0, {span}
-        while (span := parents.get(span, "")) in parents and span not in seen:
-            seen.add(span)
-            count += 1
-        return count
-
-    return {span.span: depth(span.span) for span in spans}
-
-
 def _files(directory: Path) -> Iterable[Path]:
     return sorted([*directory.glob("*.jsonl"), *directory.glob("*.jsonl.1")])
 
@@ -119,10 +96,6 @@ def _matching(path: Path, namespace: str, name: str) -> Iterator[TraceSpan]:
         is_named = pod == (namespace, name) and "k8s.pod.uid" in attributes
         if is_named or raw.get("trace") == uid:
             yield _span(raw)
-
-
-def _spans(path: Path) -> Iterator[TraceSpan]:
-    return (_span(raw) for line in _lines(path) if (raw := _parse(line)))
 
 
 def _lines(path: Path) -> Iterator[str]:
