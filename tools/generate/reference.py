@@ -234,13 +234,17 @@ def _pod_fields() -> str:
     for row in FIELDS:
         groups.setdefault((row.effect, row.reason, row.note), []).append(f"`{row.text}`")
     rows = [
-        (effect, f"`{reason}`" if reason else "", ", ".join(paths), note)
+        (effect, f"`{reason}`" if reason else "", _listed(effect, note, paths), note)
         for (effect, reason, note), paths in sorted(groups.items())
     ]
     return _table(("for the placer", "label", "fields", "note"), rows)
 
 
 # Tables and lists
+
+
+def _listed(effect: Effect, note: str, paths: Sequence[str]) -> str:
+    return "all others" if effect is Effect.NO_EFFECT and not note else ", ".join(paths)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

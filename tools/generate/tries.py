@@ -234,7 +234,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
 
 def table() -> str:
     """Return the tries as a Markdown table: what is allowed, and how much else is denied."""
-    rows = ["| with the token of | allowed | denied |", "|---|---|---|"]
+    rows = ["| with the token of | allowed | other requests, denied |", "|---|---|---|"]
     for account, tries in TRIES.items():
         allowed = "; ".join(each.words for each in tries if each.outcome is ALLOWED)
         policy = [each for each in tries if each.outcome is POLICY]
