@@ -6,15 +6,15 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from services.cli.parser import EXIT_CODES, build_parser
-from services.topology import OPERATOR, OPERATOR_ROLES, published, roles
+from services.topology import roles
 from shared.model import events
 from shared.model.events.event import Event
-from shared.model.events.pod_events import Heartbeat
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.runtime.service import Role
 from shared.runtime.settings import LedgerSettings, ServiceSettings
@@ -55,22 +55,17 @@ def _commands() -> str:
     )
     about = {name: str(found.description) for name, found in subcommands.items()}
     rows = {name: _flags(subcommands[name]) for name in sorted(subcommands)}
-    users: dict[Row, list[str]] = {}
-    for name, row in ((name, row) for name, own in rows.items() for row in own):
-        users.setdefault(row, []).append(name)
+    users = Counter(row for own in rows.values() for row in own)
+    shared = [row for row, number in users.items() if number >= SHARED and "`-" in row[0]]
     parts = []
     for name, own in rows.items():
         parts.append(f"### leasehold {name}\n\n{about[name]}")
-        alone = [row for row in own if len(users[row]) < SHARED]
+        alone = [row for row in own if row not in shared]
         if alone:
             parts.append(_list(alone))
-    together: dict[str, list[Row]] = {}
-    for row, names in users.items():
-        if len(names) >= SHARED:
-            together.setdefault(", ".join(names), []).append(row)
     parts.append("### Flags of several commands")
-    for listed, shared in together.items():
-        parts += [f"Of {listed}:", _list(shared)]
+    parts.append("`leasehold COMMAND --help` shows whether a command has them.")
+    parts.append(_list(shared))
     return "\n\n".join(parts)
 
 
@@ -185,32 +180,13 @@ def _events() -> str:
     for kind in _kinds_of_events():
         if not _is_reply(kind):
             about = str(inspect.getdoc(kind)).partition("\n")[0]
-            route = _route_of(kind)
-            publishers, consumers = ", ".join(route.publishers), ", ".join(route.consumers)
-            rows.append((f"`{kind.subject}`", route.delivery, publishers, consumers, about))
-    return _table(("subject", "as", "published by", "consumed by", "what"), rows)
+            rows.append((f"`{kind.subject}`, {_delivery(kind)}", about))
+    return _list(rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """How an event is delivered, and between which services."""
-
-    delivery: str
-    publishers: Sequence[str]
-    consumers: Sequence[str]
-
-
-def _route_of(kind: type[Event]) -> Route:
-    by_name = roles()
-    every = by_name | {OPERATOR.name: OPERATOR_ROLES}
-    publishers = [name for name, each in every.items() if kind in published(each)]
-    consumers = [name for name, each in by_name.items() if _consumes(each, kind)]
-    is_request = any(_replies_to(each, kind) for each in by_name.values())
-    return Route(
-        delivery="request" if is_request else str(kind.delivery),
-        publishers=["every service"] if kind is Heartbeat else sorted(publishers),
-        consumers=sorted(consumers) or ["any observer"],
-    )
+def _delivery(kind: type[Event]) -> str:
+    is_request = any(_replies_to(each, kind) for each in roles().values())
+    return "request" if is_request else str(kind.delivery)
 
 
 def _is_reply(kind: type[Event]) -> bool:
