@@ -116,8 +116,7 @@ class ClaimLeaser:
         return decisions
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: _Decisions) -> None:
-        names = sorted({claim.node for claim in claims})
-        totals = {each.node.facts.name: each for each in await self.ledger.totals.of_nodes(names)}
+        totals = await self._totals(claims)
         wanted: list[tuple[AllocatedClaim, Reservation]] = []
         for claim in claims:
             node = totals.get(claim.node)
@@ -129,6 +128,8 @@ class ClaimLeaser:
         outcomes = await self.ledger.reserve(
             [request for _, request in wanted], now=self.clock.now(), ttl_s=RESERVATION_S
         )
+        if any(isinstance(outcome, NoCapacity) for outcome in outcomes):
+            totals = await self._totals(claims)  # with what others of the batch were given
         for (claim, request), outcome in zip(wanted, outcomes, strict=True):
             match outcome:
                 case Reserved(lease=lease) | AlreadyLeased(lease=lease) if _covers(lease, claim):
@@ -137,6 +138,10 @@ class ClaimLeaser:
                     await self._refuse(claim, request, outcome, totals, decisions)
                 case _:
                     decisions.unresolved.append(f"{_named(claim)} has another lease")
+
+    async def _totals(self, claims: Sequence[AllocatedClaim]) -> dict[NodeName, NodeTotals]:
+        names = sorted({claim.node for claim in claims})
+        return {each.node.facts.name: each for each in await self.ledger.totals.of_nodes(names)}
 
     async def _refuse(
         self,

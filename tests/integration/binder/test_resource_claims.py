@@ -324,3 +324,14 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: B
     binder.claims.stored.clear()
     await binder.lease(late)
     assert await binder.lease_of(claim) is None, "an event that comes late restores nothing"
+
+
+async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(binder: Binder) -> None:
+    claims = [binder.claims.put(allocated(name, on(GPU, 9_000))) for name in ("c", "d")]
+
+    await binder.lease(*claims)
+
+    [refusal] = binder.claims.answers["d"]
+    assert refusal.condition == REFUSED
+    assert "has 7000 MiB" in refusal.message
+    assert refusal.message.endswith("leased it to claim default/c (9000 MiB)")
