@@ -17,6 +17,7 @@ from services.webhook.annotation_policy import (
 )
 from shared.dialects import DIALECTS, STATUS_RESOURCES
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.model.claim import DRIVER
 from shared.model.node import AGENT_ANNOTATION, OWN_ENTRIES_PREFIX
 
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
@@ -48,10 +49,13 @@ def service_policies(system: str, agents: str) -> list[Manifest]:
     bound = [_rule("", "v1", ("pods", "pods/status"), ("UPDATE",))]
     agent, binder = account_in(agents, AGENT), account_in(system, BINDER)
     objects = [_collection_rule(path) for path in sorted(NODE_OBJECTS)]
+    written = ("CREATE", "UPDATE", "DELETE")
+    slices = [_rule("resource.k8s.io", "*", ("resourceslices",), written)]
     return [
         *_policy("leasehold-agent-nodes", agent, nodes, NODE_MAPS, _node_validations()),
         *_policy("leasehold-agent-pods", agent, pods, POD_MAPS, _pod_validations()),
         *_policy("leasehold-agent-objects", agent, objects, (), _object_validations()),
+        *_policy("leasehold-agent-slices", agent, slices, (), _slice_validations()),
         *_policy("leasehold-binder-pods", binder, bound, BOUND_MAPS, _binder_validations()),
     ]
 
@@ -109,6 +113,16 @@ def _object_validations() -> Iterator[tuple[str, str]]:
         f"oldObject != null || (!has(object.{finalizers}) && has(object.{owners}) && "
         f"object.{owners}.all(o, o.kind == 'Node' && o.name == variables.node))",
         "the object of a node is owned by its Node and has no finalizers",
+    )
+
+
+def _slice_validations() -> Iterator[tuple[str, str]]:
+    """Yield expressions; a slice's driver and node never change, so the old ones count."""
+    spec = "(oldObject == null ? object : oldObject).spec"
+    yield _own_node(f"has({spec}.nodeName) ? {spec}.nodeName : ''", "the ResourceSlice")
+    yield (
+        f"{spec}.driver == '{DRIVER}'",
+        f"a node agent writes only ResourceSlices of {DRIVER}",
     )
 
 

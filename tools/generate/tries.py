@@ -62,6 +62,17 @@ DEVICE = {
 }
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+SLICE = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceSlice",
+    "metadata": {"name": "stolen"},
+    "spec": {
+        "driver": "gpu.leasehold.dev",
+        "nodeName": OTHER,
+        "pool": {"name": OTHER, "generation": 1, "resourceSliceCount": 1},
+    },
+}
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 NODE, NODE_2 = f"/api/v1/nodes/{OWN}", f"/api/v1/nodes/{OTHER}"
@@ -135,6 +146,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(POLICY, "label a pod on its own node", "PATCH", f"{PODS}/own", LABEL),
         Try(POLICY, "add a finalizer to a pod on its own node", "PATCH", f"{PODS}/own", FINALIZER),
         Try(POLICY, "create Koordinator's Device of another node", "POST", DEVICES, DEVICE),
+        Try(RBAC, "create a ResourceSlice, without the component dra", "POST", SLICES, SLICE),
         Try(RBAC, "list pods", "GET", PODS),
         Try(RBAC, "evict a pod", "POST", f"{PODS}/own/eviction", {"metadata": {"name": "own"}}),
         Try(RBAC, "bind a pod", "POST", f"{PODS}/waiting/binding", BINDING),

@@ -142,6 +142,7 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
                 *("--kubeconfig", str(directory.kubeconfig)),
                 *("--node", node),
                 *("--kubelet-dir", str(directory.node(node))),
+                *("--cdi-dir", str(directory.node(node) / "cdi")),
                 *("--gpus", layout),
                 *("--state-dir", str(directory.agent(node))),
                 *("--gpu-driver-dir", str(directory.gpus(node))),

@@ -17,7 +17,7 @@ from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.dra.claim_cdi import cdi_names
 from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.claim_setup import claim_entry, requests_of
-from services.node_agent.dra.resource_claims import ClaimReader, ClaimResult
+from services.node_agent.dra.resource_claims import ClaimReader, generation_of_claim, results_on
 from services.node_agent.kubelet.claim_plugin import ClaimReference, PreparedDevice
 from services.node_agent.metrics import AgentMetrics
 from services.node_agent.records.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.records.lease_sync import LeaseSync
 from shared.dialects.dialect import ContainerSetup
+from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -115,10 +116,10 @@ class ClaimPreparation:
 
     async def _prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
         stored = await self.claims.read(claim)
-        results = stored.results(self.node)
+        results, generation = results_on(stored, self.node), generation_of_claim(stored)
         entries: tuple[CheckpointEntry, ...] = ()
-        if stored.generation:
-            entries = await self._prepared(claim, stored.generation)
+        if generation:
+            entries = await self._prepared(claim, generation)
             await self.claim_files.write(claim.uid, entries)
         return _prepared_devices(results, entries, self.require_snapshot())
 
@@ -237,20 +238,23 @@ class ClaimPreparation:
 
 
 def _prepared_devices(
-    results: Iterable[ClaimResult], entries: Iterable[CheckpointEntry], node: NodeSnapshot
+    results: Iterable[DeviceRequestAllocationResult],
+    entries: Iterable[CheckpointEntry],
+    node: NodeSnapshot,
 ) -> tuple[PreparedDevice, ...]:
     """Return the kubelet's answer: the first device of a request carries its CDI names.
 
-    Administrative access needs no lease, and has the device without limits.
+    A request of a prioritized list is answered by its own name, without the choice. Administrative
+    access needs no lease, and has the device without limits.
     """
     left = {entry.allocation.container: cdi_names(entry) for entry in entries}
     whole = {device_name(uuid): (qualified_name(uuid),) for uuid in node.devices}
     return tuple(
         PreparedDevice(
-            request=result.request_name,
+            request=result.request.partition("/")[0],
             pool=result.pool,
             device=result.device,
-            share_id=result.share_id,
+            share_id=result.share_id or "",
             cdi_devices=whole.get(result.device, ())
             if result.admin_access
             else left.pop(result.request, ()),

@@ -136,7 +136,7 @@ class SliceWriter:
         async with self._writing:
             node = self.get_node(await self._read_node_uid())
             if node is None:
-                raise UnavailableError("the node's GPUs have not been discovered yet")
+                raise UnavailableError("the node's GPUs or its leases are not known yet")
             stored = self._stored
             generation = (stored.spec["pool"]["generation"] if stored else 0) + 1
             wanted = build_slice(node, generation=generation, deallocated=self._deallocated)
