@@ -38,6 +38,7 @@ SERVICES: tuple[ServiceEntry, ...] = (
     ),
     ServiceEntry(name="timekeeper", module="services.timekeeper.service", class_name="Timekeeper"),
     ServiceEntry(name="webhook", module="services.webhook.service", class_name="Webhook"),
+    ServiceEntry(name="extender", module="services.extender.service", class_name="Extender"),
     ServiceEntry(name="auth", module="services.auth.service", class_name="AuthService"),
     ServiceEntry(name="dashboard", module="services.dashboard.service", class_name="Dashboard"),
 )

@@ -41,6 +41,7 @@ USERS = (
     RedisUser(
         name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS), loads_scripts=True
     ),
+    RedisUser(name="extender", reads=(LEDGER, QUOTAS)),
     RedisUser(name="dashboard", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
     RedisUser(
         name="operator",

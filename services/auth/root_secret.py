@@ -20,6 +20,8 @@ SECRET_BYTES = 32
 ISSUER, RENEWAL_COUNT = "issuer", "server.renewals"
 AUTH, SYSTEM = "auth", "system"
 """The two users of NATS with a password; all other users are authorized by token."""
+EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
+"""Server and client of the extender; its client's certificate is for the name of the latter."""
 PROPAGATED = timedelta(minutes=5)
 """After this time, the kubelet has written a new certificate to the servers' files."""
 RECENT = timedelta(days=7)
@@ -39,11 +41,17 @@ class ManagedObject:
 
 
 def complete(
-    stored: SecretData, names: Sequence[str], now: datetime, random_bytes: Callable[[int], bytes]
+    stored: SecretData,
+    names: Sequence[str],
+    now: datetime,
+    random_bytes: Callable[[int], bytes],
+    *,
+    extender_names: Sequence[str],
 ) -> dict[str, bytes]:
     """Return the stored data, with missing entries created and due certificates renewed.
 
-    Raises RequestError for stored certificates that cannot be parsed.
+    `names` are those of the servers NATS and Redis. Raises RequestError for stored certificates
+    that cannot be parsed.
     """
     data = dict(stored)
     if len(data.get(ISSUER, b"")) != SEED_BYTES:
@@ -54,17 +62,25 @@ def complete(
             data[key] = user.encode() + b":" + password
     if not (data.get("ca.crt") and data.get("ca.key")):
         created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
-        data |= {"ca.crt": created.certificate, "ca.key": created.key, "server.crt": b""}
-    if not data.get("server.crt") or certificates.is_due(data["server.crt"], names, now):
-        authority = Issued(certificate=data["ca.crt"], key=data["ca.key"])
-        issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=True)
+        issued = (f"{name}.crt" for name in ("server", EXTENDER, KUBE_SCHEDULER))
+        data |= {"ca.crt": created.certificate, "ca.key": created.key, **dict.fromkeys(issued, b"")}
+    if _issue(data, "server", names, now):
         renewals = int(data.get(RENEWAL_COUNT, b"-1")) + 1
-        data |= {
-            "server.crt": issued.certificate,
-            "server.key": issued.key,
-            RENEWAL_COUNT: str(renewals).encode(),
-        }
+        data[RENEWAL_COUNT] = str(renewals).encode()
+    _issue(data, EXTENDER, extender_names, now)
+    _issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now)
     return data
+
+
+def _issue(data: dict[str, bytes], name: str, names: Sequence[str], now: datetime) -> bool:
+    """Issue a certificate if it is missing or due; return whether it was."""
+    present = data.get(f"{name}.crt")
+    if present and not certificates.is_due(present, names, now):
+        return False
+    authority = Issued(certificate=data["ca.crt"], key=data["ca.key"])
+    issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=True)
+    data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
+    return True
 
 
 def managed_objects(
@@ -88,6 +104,14 @@ def managed_objects(
         ManagedObject(kind="secrets", name="auth-nats", data={**nats, **certificate}),
         ManagedObject(
             kind="secrets", name="auth-redis", data={"users.acl": acl.encode(), **certificate}
+        ),
+        *(
+            ManagedObject(
+                kind="secrets",
+                name=f"auth-{name}",
+                data={"tls.crt": data[f"{name}.crt"], "tls.key": data[f"{name}.key"], **authority},
+            )
+            for name in (EXTENDER, KUBE_SCHEDULER)
         ),
         *(
             ManagedObject(

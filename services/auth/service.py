@@ -91,7 +91,13 @@ class AuthService:
         """Complete the root Secret, apply the objects derived from it, and return its data."""
         while True:
             stored, version = await self.secret_store.load()
-            data = root_secret.complete(stored, self.server_names, self._now(), secrets.token_bytes)
+            data = root_secret.complete(
+                stored,
+                self.server_names,
+                self._now(),
+                secrets.token_bytes,
+                extender_names=[f"extender.{self.namespaces.system}.svc"],
+            )
             if data == stored:
                 break
             try:

@@ -4,25 +4,14 @@ Any number of replicas may run. This module contains the handlers; the sub-packa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Never
 
-from services.binder.bind.agent_presence import AgentPresence, NodeCordons
-from services.binder.bind.binding_sender import BindingSender
-from services.binder.bind.pod_binder import PodBinder
-from services.binder.claims.claim_ender import ClaimEnder
-from services.binder.claims.claim_leaser import ClaimLeaser
-from services.binder.ledger_sync.deleted_nodes import DeletedNodes
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
-from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.sweep import SWEEP_S, Sweeper
+from services.binder.ledger_sync.ledger_updates import lease_changes
+from services.binder.ledger_sync.sweep import SWEEP_S
+from services.binder.parts import Bindings, LedgerSync, Reports
 from services.binder.ports.ledger import LeaseLedger
 from services.binder.ports.nats import Publish
 from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EventWriter
 from services.binder.report.explanations import (
     explain,
     health_events,
@@ -52,6 +41,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
+    PodFilteredOut,
     PodGated,
     PodQueued,
     PodRejected,
@@ -65,6 +55,8 @@ from shared.model.events.request_reply import (
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
+    PodBindingReply,
+    PodBindingRequest,
     ResizeReply,
     ResizeRequest,
     SlicesRequest,
@@ -75,38 +67,6 @@ from shared.runtime.service import answers, handles, loops, publishes
 VANISHED_S = 1.0
 PREEMPTION_S = 0.5
 REBUILD_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bindings:
-    """The packages `bind` and `claims`."""
-
-    pods: PodBinder
-    sender: BindingSender
-    presence: AgentPresence
-    cordons: NodeCordons
-    claim_leaser: ClaimLeaser
-    claim_ender: ClaimEnder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSync:
-    """The package `ledger_sync`."""
-
-    updater: LedgerUpdater
-    sweeper: Sweeper
-    reconciler: Reconciler
-    rebuild: LedgerRebuild
-    deleted_nodes: DeletedNodes
-    gates: SchedulingGates
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """The package `report`."""
-
-    events: EventWriter
-    conditions: ConditionWriter
 
 
 @publishes(
@@ -174,6 +134,11 @@ class Binder:
     async def send_bindings(self) -> None:
         """Send Bindings, a fixed number in parallel."""
         await self.binding.sender.run()
+
+    @answers(concurrency=32)
+    async def bind_chosen(self, event: PodBindingRequest) -> PodBindingReply:
+        """Lease shares for a pod on the node that kube-scheduler chose, and bind it there."""
+        return await self.binding.chosen.bind(event, self.preemptor.claimed_for)
 
     @loops
     async def cordon_nodes(self) -> None:
@@ -280,6 +245,12 @@ class Binder:
             self.sync.sweeper.capacity_freed()
         return ended
 
+    @handles
+    async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> list[Never]:
+        """Save pods that kube-scheduler has no node for."""
+        await self.binding.offers.save_waiting(events)
+        return []
+
     @loops
     async def end_vanished(self) -> None:
         """Request from node agents whether the containers of vanished pods have terminated."""
@@ -332,8 +303,8 @@ class Binder:
         while True:
             with sweeper.resync_on_failure():
                 offers = await sweeper.offer()
-                if offers:
-                    await self.publish(offers)
+                if queued := await self.binding.offers.make(offers):
+                    await self.publish(queued)
             await sweeper.wait()
 
     @loops

@@ -11,6 +11,8 @@ from services.binder.bind.deferred_pods import DeferredPods
 from services.binder.bind.gang_check import GangCheck
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
+from services.binder.bind.scheduler_bindings import SchedulerBindings
+from services.binder.bind.scheduler_offers import SchedulerOffers
 from services.binder.claims.claim_answers import AnswerWriter
 from services.binder.claims.claim_client import ClaimClient
 from services.binder.claims.claim_ender import ClaimEnder
@@ -26,6 +28,7 @@ from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
+from services.binder.parts import Bindings, LedgerSync, Reports
 from services.binder.ports.claims import ClaimStatuses
 from services.binder.ports.kubernetes import BinderPods
 from services.binder.ports.ledger import BinderLedger, BinderStaging
@@ -35,7 +38,7 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EVENTS_PER_S, EventWriter
 from services.binder.resize.resizer import Resizer
-from services.binder.service import Binder, Bindings, LedgerSync, Reports
+from services.binder.service import Binder
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -98,10 +101,11 @@ def build_binder(
         metrics=metrics,
         capacity_freed=sweeper.capacity_freed,
     )
+    binding = _binding(ports, sender, updater, sweeper, reports)
     return Binder(
         ledger=ledger,
         publish=ports.publish,
-        binding=_binding(ports, sender, updater, sweeper, reports),
+        binding=binding,
         sync=LedgerSync(
             updater=updater,
             sweeper=sweeper,
@@ -174,8 +178,18 @@ def _binding(
         ender=ender,
         clock=clock,
     )
+    chosen = SchedulerBindings(
+        ledger=ledger,
+        pods=pods,
+        updater=updater,
+        publish=ports.publish,
+        capacity_freed=sweeper.capacity_freed,
+        clock=clock,
+    )
     return Bindings(
         pods=pods,
+        chosen=chosen,
+        offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
         sender=sender,
         presence=presence,
         cordons=cordons,
@@ -208,6 +222,7 @@ async def serve_binder(settings: BinderSettings) -> None:
         Preemptions.connect(redis_url, credentials=login) as preemptions,
         GatedPods.connect(redis_url, credentials=login) as gated_pods,
     ):
+        pods = PodClient(client)
 
         def build_preemptor(events: EventWriter) -> PreemptionController:
             return PreemptionController(
@@ -219,6 +234,7 @@ async def serve_binder(settings: BinderSettings) -> None:
                 clock=clock,
                 fit=fit_on_node,
                 rules=settings.rules,
+                offer=SchedulerOffers(ledger.waiting_pods, pods, clock).offer,
                 enabled=settings.preemption,
             )
 
@@ -227,7 +243,7 @@ async def serve_binder(settings: BinderSettings) -> None:
                 ledger=ledger,
                 staging=staging,
                 gated_pods=gated_pods,
-                pods=PodClient(client),
+                pods=pods,
                 claims=ClaimClient(client, SystemClock()),
                 agents=NodeAgentClient(bus),
                 publish=bus.publish,

@@ -20,12 +20,10 @@ from shared.model.events.pod_events import (
 )
 from shared.model.ledger import FeedTruncatedError
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.refusal.quota_refusals import QuotaRefusals
+from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, handles, loops
 
-DISCONNECTED_LIMIT_S = 10.0
-"""A mirror that has been disconnected from the ledger for longer decides nothing."""
 LARGEST_DEVICE_EVERY_S = 5.0
 """How often the largest device is published."""
 
@@ -45,24 +43,17 @@ class Placer:
         self.ledger = ledger
         self.clock = clock
         self.metrics = metrics
-        self.mirror = ClusterMirror()
+        self.ledger_mirror = LedgerMirror(ledger, clock)
+        self.mirror = self.ledger_mirror.mirror
         self.quotas = QuotaRefusals()
         context = DecisionContext(self.mirror, NodeIndex(self.mirror), self.quotas, rng)
         self.writer = DecisionWriter(ledger, clock, metrics, context, ttl_s=ttl_s)
         self.pod_rounds = PodRounds(context, self.writer, clock)
         self.gang_rounds = GangRounds(context, self.writer, self.pod_rounds, clock)
-        self._disconnected_since: float | None = None
 
     def unready_reason(self) -> str | None:
         """Return why the placer cannot decide, or None."""
-        if self.mirror.capacity < 0:
-            return "no snapshot of the ledger yet"
-        if self._disconnected_since is None:
-            return None
-        disconnected_s = self.clock.ticks() - self._disconnected_since
-        if disconnected_s <= DISCONNECTED_LIMIT_S:
-            return None
-        return f"disconnected from the ledger for {disconnected_s:.0f} s"
+        return self.ledger_mirror.unready_reason()
 
     @handles
     async def place_pods(
@@ -91,18 +82,9 @@ class Placer:
     async def follow_ledger(self) -> None:
         """Keep the mirror up to date: a snapshot, then every change."""
         try:
-            snapshot = await self.ledger.snapshot()
-            self.mirror.reset(snapshot.nodes)
-            self.mirror.capacity = snapshot.capacity
-            self._disconnected_since = None
-            async for changes in self.ledger.changes(snapshot.position):
-                for change in changes:
-                    self.mirror.apply(change)
+            await self.ledger_mirror.follow()
         except FeedTruncatedError:
             self.metrics.count("feed_truncated")
-        finally:
-            if self._disconnected_since is None:
-                self._disconnected_since = self.clock.ticks()
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:

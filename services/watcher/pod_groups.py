@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from services.watcher.observed_pod import ObservedPod
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.model.request import Gang
+from shared.pods.observed_pod import ObservedPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

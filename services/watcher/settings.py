@@ -1,100 +1,19 @@
-"""The watcher's settings, and the rules that a Volcano scheduler configuration gives."""
+"""The watcher's settings."""
 
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from shared.dialects import SCHEDULERS
-from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import check_rules
-from shared.dialects.volcano import scheduler_arguments
-from shared.model.device import DeviceMode
-from shared.model.errors import RequestError
+from shared.runtime.request_settings import RequestSettings
 from shared.runtime.settings import ServiceSettings, setting
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatcherSettings(ServiceSettings):
+class WatcherSettings(RequestSettings, ServiceSettings):
     """The watcher's settings."""
 
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
-    schedulers: tuple[str, ...] = setting(
-        SCHEDULERS, "schedulerName values of the pods that Leasehold schedules"
-    )
-    koordinator_scoring: str = setting(
-        "LeastAllocated",
-        "Koordinator's scoringStrategy for its pods: LeastAllocated, devices and nodes with more "
-        "free capacity first, or MostAllocated",
-    )
-    allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
     )
-    dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
-    mode_first: str = setting(
-        DeviceMode.HAMI_CORE.value,
-        "devices tried first for pods that accept both: hami-core, or mig for instances",
-    )
-    strict_namespaces: tuple[str, ...] = setting(
-        (), "namespaces whose pods get MIG instances and whole devices only; *: all"
-    )
-    volcano_conf: Path | None = setting(
-        None,
-        "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments apply",
-    )
-    node_scheduler_policy: str = setting(
-        "binpack",
-        "nodes for pods in HAMi's dialect: binpack or spread; or fragmentation, for all pods: the "
-        "node on which the pod leaves most idle GPU usable for the pods that usually arrive",
-    )
-    gpu_scheduler_policy: str = setting(
-        "spread",
-        "GPUs for such pods: binpack, spread, numa, mutex, topology-aware, comma-separated",
-    )
-
-
-def load_rules(settings: WatcherSettings) -> Rules:
-    """Return the rules of the settings. Raises RequestError for settings that contradict."""
-    if settings.mode_first not in {mode.value for mode in DeviceMode}:
-        raise RequestError(
-            f"--mode-first must be {' or '.join(DeviceMode)}, got {settings.mode_first!r}"
-        )
-    rules = Rules()
-    if settings.volcano_conf is not None:
-        arguments = _arguments(settings.volcano_conf)
-        rules = scheduler_arguments.parse_rules(arguments)
-        for warning in scheduler_arguments.find_warnings(arguments):
-            logger.warning("%s: %s", settings.volcano_conf, warning)
-    rules = replace(
-        rules,
-        enabled=settings.dialects,
-        node_scheduler_policy=settings.node_scheduler_policy,
-        gpu_scheduler_policy=settings.gpu_scheduler_policy,
-        scoring_strategy=settings.koordinator_scoring,
-        strict_namespaces=settings.strict_namespaces,
-        prefer_mig=settings.mode_first == DeviceMode.MIG,
-    )
-    check_rules(rules)
-    return rules
-
-
-def _arguments(path: Path) -> Mapping[str, object]:
-    """Return the arguments of the file's plugins."""
-    try:
-        conf = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if conf.get("kind") == "ConfigMap":
-            conf = yaml.safe_load(conf["data"][scheduler_arguments.CONFIG_MAP_KEY])
-        return scheduler_arguments.plugin_arguments(conf)
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(
-            f"{path} is not a valid {scheduler_arguments.CONFIG_MAP_KEY}: {error}"
-        ) from error

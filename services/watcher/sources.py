@@ -13,9 +13,7 @@ import msgspec
 
 from services.watcher.claim_sources import ClaimReflector
 from services.watcher.node_parser import NodeUpdate, foreign_devices, parse_node
-from services.watcher.observed_pod import TERMINAL, ObservedPod
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
-from services.watcher.pod_parser import PodParser
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -28,6 +26,8 @@ from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.pods.observed_pod import TERMINAL, ObservedPod
+from shared.pods.pod_parser import PodParser
 
 logger = logging.getLogger(__name__)
 

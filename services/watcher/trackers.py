@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_anti_affinity import PodAntiAffinity, resolve_all
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
@@ -20,6 +18,8 @@ from shared.model.events.pod_events import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
+from shared.pods.observed_pod import ObservedPod, queued
+from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
 PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
@@ -280,18 +280,7 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
             reason=pod.request_error,
             admitted=pod.admission_span,
         )
-    return PodQueued(
-        pod=pod.pod,
-        namespace=pod.namespace,
-        name=pod.name,
-        resource_version=pod.resource_version,
-        request=pod.request,
-        created_at=pod.created_at,
-        requeue_number=requeue_number,
-        shown=pod.shown,
-        labels=pod.labels,
-        admitted=pod.admission_span,
-    )
+    return queued(pod, pod.request, requeue_number=requeue_number)
 
 
 def _is_in_shard(pod: ObservedPod, shard: int) -> bool:

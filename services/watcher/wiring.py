@@ -1,10 +1,9 @@
 """Builds the watcher from real clients and serves it."""
 
 from services.watcher.claim_sources import ClaimReflector
-from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
-from services.watcher.settings import WatcherSettings, load_rules
+from services.watcher.settings import WatcherSettings
 from services.watcher.sources import (
     NamespaceReflector,
     NodeReflector,
@@ -22,9 +21,8 @@ from shared.runtime.run import serve
 
 async def serve_watcher(settings: WatcherSettings) -> None:
     """Serve the watcher until SIGTERM or SIGINT."""
-    rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
+    parser = settings.pod_parser()
     file_quotas = load_file(settings.quotas) if settings.quotas else {}
-    parser = PodParser(schedulers, rules, allow_privileged=settings.allow_privileged)
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
         Bus.connect_later(
@@ -39,7 +37,7 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             pods,
             nodes,
             PodGroupReflectors(client),
-            OurPodLister(client, schedulers, claims),
+            OurPodLister(client, parser.schedulers, claims),
             SystemClock(),
             namespaces=NamespaceReflector(client),
             quotas=QuotaReflectors(client, file_quotas),

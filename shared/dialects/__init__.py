@@ -45,6 +45,8 @@ SCHEDULERS = tuple(
     dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))
 )
 """`spec.schedulerName` of the pods that are placed by default: ours, and those of vendors."""
+KUBE_SCHEDULER = "leasehold-full"
+"""`spec.schedulerName` of the pods that a kube-scheduler with Leasehold's extender schedules."""
 
 REQUEST_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
     *(d.request_annotations for d in DIALECTS.values())

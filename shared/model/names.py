@@ -20,3 +20,12 @@ HANDED_OVER = "leasehold.dev/handed-over"
 """Label of pods that admission gave to kube-scheduler; its value says why."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
+
+OFFER = "leasehold.dev/offer"
+"""Annotation of a waiting pod of kube-scheduler, as `NODE@NUMBER`: something was freed for it, on
+this node if one is named. Its change makes kube-scheduler try the pod again."""
+
+
+def offered_node(annotation: str) -> NodeName:
+    """Return the node that an `OFFER` names; empty: none."""
+    return NodeName(annotation.rpartition("@")[0])

@@ -105,6 +105,8 @@ class Preemption:
     """When the preemption is abandoned."""
     reason: str = ""
     """The violation, if that is the cause."""
+    by_kube_scheduler: bool = False
+    """kube-scheduler chooses the preemptor pod's node: it is offered the devices."""
 
     @property
     def left(self) -> tuple[Victim, ...]:

@@ -237,11 +237,28 @@ class Bus:
         return replies[0]
 
     async def reply(
-        self, kind: type[Event], group: str, route: str, reply: Callable[[Any], Any]
+        self,
+        kind: type[Event],
+        group: str,
+        route: str,
+        reply: Callable[[Any], Any],
+        *,
+        concurrency: int = 1,
     ) -> Subscription:
-        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`."""
+        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`.
+
+        Up to `concurrency` requests are handled at once; the others wait.
+        """
+        free, tasks = asyncio.Semaphore(concurrency), set[asyncio.Task[None]]()
 
         async def receive(message: Msg) -> None:
+            await free.acquire()
+            task = asyncio.create_task(respond(message))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            task.add_done_callback(lambda _: free.release())
+
+        async def respond(message: Msg) -> None:
             try:
                 requests = of_its_node(wire.decode(message.data, kind), message.subject)
                 response = await reply(requests[0]) if requests else None

@@ -174,7 +174,9 @@ class Runner:
                 telemetry.end(spans)
             return answer
 
-        await self.bus.reply(role.consumes[0], self.name, self.route, reply)
+        await self.bus.reply(
+            role.consumes[0], self.name, self.route, reply, concurrency=role.concurrency
+        )
 
     async def _handle(self, role: Role, inbox: Inbox) -> None:
         while True:

@@ -31,7 +31,7 @@ class Role:
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
-    """Number of batches that a replica handles concurrently."""
+    """Number of batches, or requests, that a replica handles concurrently."""
 
 
 @overload
@@ -60,10 +60,18 @@ def emits(method: F) -> F:
     return method
 
 
-def answers(method: F) -> F:
+@overload
+def answers(method: F) -> F: ...
+@overload
+def answers(*, concurrency: int) -> Callable[[F], F]: ...
+def answers(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F], F]:
     """Mark a method that replies to a request to any replica."""
-    setattr(method, _MARK, ("answers", 1))
-    return method
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, ("answers", concurrency))
+        return function
+
+    return mark if method is None else mark(method)
 
 
 def loops(method: F) -> F:

@@ -123,15 +123,16 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
 
     opened = {name: reached(found, its, home_of(name)) for name, its in labels.items()}
 
-    assert {service.name for service in SERVICES} | {"operator", "nats", "redis"} == opened.keys()
+    installed = {service.name for service in SERVICES} - {"extender"}  # a component has it
+    assert installed | {"operator", "nats", "redis"} == opened.keys()
     assert opened.pop("redis") == FOR_ALL_PODS
     assert opened.pop("nats") == FOR_ALL_PODS | RAFT
     for name, ports in opened.items():
         assert ports == FOR_ALL_PODS | NATS | (REDIS if name in with_redis else set()), name
 
 
-def test_prometheus_needs_a_label_on_its_namespace() -> None:
-    found = built(K8S / "base")
+def test_prometheus_needs_a_label_on_its_namespace(tmp_path: Path) -> None:
+    found = with_component("kube-scheduler", tmp_path)
     metrics = reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS
 
     with_endpoints = {service.name for service in SERVICES}
@@ -139,6 +140,17 @@ def test_prometheus_needs_a_label_on_its_namespace() -> None:
         ("dashboard", "old-metrics"),
         ("node-agent", "usage"),
     }
+
+
+def test_only_its_kube_scheduler_reaches_the_extender(tmp_path: Path) -> None:
+    found = with_component("kube-scheduler", tmp_path)
+    name, part_of = "app.kubernetes.io/name", {"app.kubernetes.io/part-of": "leasehold"}
+    scheduler = {name: "kube-scheduler"} | part_of
+
+    assert ("extender", "https") in reached(found, scheduler, home_of("extender"))
+    assert ("extender", "https") not in reached(
+        found, {name: "placer"} | part_of, home_of("placer")
+    )
 
 
 def test_keda_reaches_the_metrics_of_watchers_only(tmp_path: Path) -> None:

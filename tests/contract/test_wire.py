@@ -1,7 +1,6 @@
 """The wire form of every event, pinned: what version 1 wrote must always be readable.
 
-After adding a field with a default, write the file anew with
-`python -m tests.contract.test_wire`, and review the difference: only additions are allowed.
+After adding a field with a default: `python -m tests.contract.test_wire`; review the difference.
 """
 
 import json
@@ -44,6 +43,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
+    PodFilteredOut,
     PodGated,
     PodQueued,
     PodRejected,
@@ -59,6 +59,8 @@ from shared.model.events.request_reply import (
     LeasesRequest,
     LimitsReply,
     LimitsRequest,
+    PodBindingReply,
+    PodBindingRequest,
     ResizeReply,
     ResizeRequest,
     SlicesReply,
@@ -71,8 +73,8 @@ from shared.model.events.request_reply import (
 from shared.model.lease import ClaimAllocation, Lease, LeaseState, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision, Taint
-from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.quota import Quota, QuotaLimits
+from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
+from shared.model.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.request import (
     DeviceOrder,
     DeviceSelection,
@@ -184,6 +186,7 @@ FACTS = NodeFacts(
     unserved_resources=("volcano.sh/gpu-memory",),
 )
 WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
+QUEUED = PodQueued(**WHO, resource_version="5", request=REQUEST, by_kube_scheduler=True)
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
 
 CLAIM = AllocatedClaim(
@@ -281,6 +284,9 @@ SAMPLES: tuple[Event, ...] = (
     ),
     LedgerRebuilt(generation="e2"),
     ResyncRequested(reason="a test", request_id="t1"),
+    PodFilteredOut(queued=QUEUED, refusal=REFUSAL, capacity=7),
+    PodBindingRequest(queued=QUEUED, placement=Placement(node=NODE, shares=LEASE.shares)),
+    PodBindingReply(node=NODE, lease=LEASE, quotas=(QuotaExcess(measure="cards"),)),
     LeasesRequest(node=NODE, pods=(POD,)),
     LeasesReply(leases=(LEASE,)),
     TerminationRequest(node=NODE, pod=POD),

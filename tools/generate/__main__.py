@@ -7,6 +7,7 @@ from tools.generate import (
     chart,
     compatibility,
     grafana,
+    kube_scheduler,
     manifests,
     network_policies,
     pages,
@@ -28,6 +29,7 @@ def main() -> None:
     write(manifests.webhook_manifests())
     write({manifests.ALERTS: manifests.alerts()})
     write(grafana.dashboards())
+    write({manifests.KUBE_SCHEDULER: kube_scheduler.manifest()})
     write({manifests.BASE / "network-policies.yaml": network_policies.manifest()})
     write(
         {

@@ -88,6 +88,8 @@ def _workload(made: dict[str, Any]) -> None:
             )
         elif container["name"] in STORES:
             container["image"] = _value(f"{container['name']}.image")
+        elif container["name"] == "kube-scheduler":
+            container["image"] = _value("kubeSchedulerImage")
         elif container["name"] == "hami-core":
             container["image"] = _value("hamiCoreImage")
 

@@ -27,6 +27,9 @@ def webhook_manifests() -> dict[Path, str]:
     }
 
 
+KUBE_SCHEDULER = (
+    ROOT / "k8s" / "components" / "kube-scheduler" / "kube-scheduler-configuration.yaml"
+)
 ALERTS = ROOT / "k8s" / "components" / "prometheus-operator" / "alerts.yaml"
 
 

@@ -59,6 +59,7 @@ def policies() -> list[Json]:
         _policy("redis", _named("redis"), [_rule(_pods(redis_clients()), "redis")], egress=[]),
         # API servers are not pods, and their addresses are not known here.
         _policy("webhook", _named("webhook"), [_rule(ANY_ADDRESS, "https")]),
+        _policy("extender", _named("extender"), [_rule(_pods(["kube-scheduler"]), "https")]),
         # The API server authenticates each client of `api`; GPUSharing's sidecars use `reports`.
         _policy("timekeeper", _named("timekeeper"), [_rule(ANY_POD, "api", "reports")]),
         _policy(

@@ -107,6 +107,13 @@ class PodClient:
         }
         await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
 
+    async def add_annotation(
+        self, namespace: str, name: str, uid: str, key: str, value: str
+    ) -> None:
+        """Set one annotation of the pod with this uid. Raises ConflictError for another uid."""
+        metadata = {"uid": uid, "annotations": {key: value}}
+        await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
+
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         """Apply a strategic merge patch to `pods/status`.
 

@@ -77,6 +77,16 @@ class AnnotatedPods(Protocol):
         ...
 
 
+class PodAnnotator(Protocol):
+    """The annotation of pods that wait for kube-scheduler."""
+
+    async def add_annotation(
+        self, namespace: str, name: str, uid: str, key: str, value: str
+    ) -> None:
+        """Set one annotation of the pod with this uid. Raises a LeaseholdError by the response."""
+        ...
+
+
 class EventApi(Protocol):
     """Core/v1 Events."""
 
@@ -94,6 +104,13 @@ class EventApi(Protocol):
 
 
 class BinderPods(
-    PodBindings, PodGates, PodConditions, AnnotatedPods, EventApi, NodeReader, Protocol
+    PodBindings,
+    PodGates,
+    PodConditions,
+    AnnotatedPods,
+    PodAnnotator,
+    EventApi,
+    NodeReader,
+    Protocol,
 ):
     """All ports to the API server except those for evictions."""

@@ -18,6 +18,7 @@ from shared.model.ledger import (
     Reservation,
     ReservationOutcome,
     WaitingPod,
+    WaitResult,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
@@ -40,6 +41,10 @@ class WaitingPodStore(Protocol):
 
     async def choose_offers(self, *, now: float) -> OfferedPods:
         """Return waiting pods that capacity freed since their verdict may help."""
+        ...
+
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+        """Store waiting pods; return those with a stale verdict, and leases that pods have."""
         ...
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
@@ -120,6 +125,16 @@ class LiveLeases(LedgerState, Protocol):
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return these pods' live leases."""
+        ...
+
+
+class SchedulerLedger(LiveLeases, Protocol):
+    """The ledger, as pods are bound whose node kube-scheduler chooses."""
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        """Reserve for each pod its candidate, if that still fits."""
         ...
 
 
@@ -282,7 +297,9 @@ class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
         ...
 
 
-class BinderLedger(ClaimLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol):
+class BinderLedger(
+    ClaimLedger, SchedulerLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol
+):
     """Everything the binder does with the ledger, preemption aside."""
 
 

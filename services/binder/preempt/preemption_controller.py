@@ -12,7 +12,7 @@ from services.binder.ports.reports import EventRecorder
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.plan import Fit, NoPlan, PreemptionPlan, plan
 from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
-from services.binder.preempt.preemption_executor import PreemptionExecutor
+from services.binder.preempt.preemption_executor import Offer, PreemptionExecutor
 from services.binder.preempt.rules import (
     PendingPod,
     PreemptionRules,
@@ -28,7 +28,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.ledger import WaitingPod, reservation_for
+from shared.model.ledger import Reservation, WaitingPod, reservation_for
 from shared.model.names import PodUid
 from shared.model.placement import Placement
 from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
@@ -62,6 +62,7 @@ class PreemptionController:
         clock: Clock,
         fit: Fit,
         rules: PreemptionRules,
+        offer: Offer,
         enabled: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -79,6 +80,7 @@ class PreemptionController:
             metrics=metrics,
             clock=clock,
             rules=rules,
+            offer=offer,
         )
         self.name = uuid4().hex
         self._has_open = True
@@ -102,6 +104,13 @@ class PreemptionController:
             rules=self.rules,
             now=self.clock.now(),
         )
+
+    async def claimed_for(self, pod: PodUid) -> Reservation | None:
+        """Return what an open preemption has claimed for the pod."""
+        state = await self.store.state(now=self.clock.now(), past_s=0)
+        found = (each.preemption for each in state.open if each.preemption.id == pod)
+        preemption = next(found, None)
+        return preemption.wanted if preemption else None
 
     async def step(self) -> list[PlacementChosen]:
         """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
@@ -213,6 +222,7 @@ class PreemptionController:
             preempts=pending.preempts,
             opened_at=now,
             expires_at=expiry(victims, self.rules.notice_s, now),
+            by_kube_scheduler=waiting.queued.by_kube_scheduler,
         )
         if not await self.store.open(preemption):
             return None

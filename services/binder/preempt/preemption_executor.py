@@ -4,6 +4,7 @@ Every step is saved with the version that it is based on, and every external cal
 the next leader continues from the saved state.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from services.binder.metrics import PrometheusMetrics
@@ -17,7 +18,8 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease
-from shared.model.ledger import AlreadyLeased, Reserved
+from shared.model.ledger import AlreadyLeased, Reservation, Reserved
+from shared.model.names import NodeName, PodUid
 from shared.model.preemption import (
     EvictionOutcome,
     Preemption,
@@ -28,8 +30,13 @@ from shared.model.preemption import (
 )
 
 RESERVATION_S = 30.0
+OFFER_S = 2.0
+"""Interval of offers to a pod whose node kube-scheduler chooses."""
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
+
+Offer = Callable[[str, str, PodUid, NodeName], Awaitable[None]]
+"""Offers a pod, by namespace, name and uid, the devices that were claimed for it on a node."""
 
 
 class PreemptionExecutor:
@@ -45,6 +52,7 @@ class PreemptionExecutor:
         metrics: PrometheusMetrics,
         clock: Clock,
         rules: PreemptionRules,
+        offer: Offer,
     ) -> None:
         self.ledger = ledger
         self.store = store
@@ -53,7 +61,9 @@ class PreemptionExecutor:
         self.metrics = metrics
         self.clock = clock
         self.rules = rules
+        self.offer = offer
         self._blocked_until: dict[str, float] = {}
+        self._offer_at: dict[PodUid, float] = {}
 
     async def advance(
         self, read: StoredPreemption, state: PreemptionState
@@ -158,11 +168,23 @@ class PreemptionExecutor:
         wanted = read.preemption.wanted
         if wanted is None:
             return []
+        if read.preemption.by_kube_scheduler:
+            await self._offer(wanted)
+            return []
         [outcome] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVATION_S)
         if not isinstance(outcome, Reserved | AlreadyLeased):
             return []  # tried again until the preemption expires
         await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
         return _placements(outcome.lease)
+
+    async def _offer(self, wanted: Reservation) -> None:
+        """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
+        now = self.clock.ticks()
+        if now >= self._offer_at.get(wanted.pod, 0.0):
+            self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
+            self._offer_at[wanted.pod] = now + OFFER_S
+            node = wanted.candidates[0].node
+            await self.offer(wanted.namespace, wanted.name, wanted.pod, node)
 
     async def _cancel(self, read: StoredPreemption, reason: str) -> None:
         for victim in read.preemption.left:

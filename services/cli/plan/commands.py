@@ -19,7 +19,6 @@ from services.cli.request.manifest_report import load_watcher_rules
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.cli.snapshot.location import locate_ledger
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
-from services.watcher.pod_parser import PodParser
 from shared.dialects.dialect import Rules
 from shared.ledger.preemptions import Preemptions
 from shared.model.errors import RequestError
@@ -27,6 +26,7 @@ from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionState
+from shared.pods.pod_parser import PodParser
 
 
 def what_if(flags: argparse.Namespace) -> int:

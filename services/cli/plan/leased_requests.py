@@ -5,11 +5,11 @@ from collections.abc import Collection
 import msgspec
 
 from services.cli.snapshot.snapshot_reader import SnapshotReader
-from services.watcher.pod_parser import PodParser
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.names import PodUid
 from shared.model.request import PodRequest
+from shared.pods.pod_parser import PodParser
 
 PAGE = 500
 

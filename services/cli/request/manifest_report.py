@@ -19,8 +19,6 @@ from services.cli.request.example_node import ExampleNode, ledger_node, parse_ex
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.placer.placement import place
-from services.watcher.pod_parser import PodParser
-from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Rules
 from shared.model.errors import RequestError
@@ -31,6 +29,8 @@ from shared.model.placement import Refusal
 from shared.model.request import NodeRequirements, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.pods.pod_parser import PodParser
+from shared.runtime.request_settings import RequestSettings, load_rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def explain_manifest(flags: argparse.Namespace) -> int:
 def load_watcher_rules(volcano_conf: str) -> Rules:
     """Return the rules of a watcher with this configuration."""
     path = Path(volcano_conf) if volcano_conf else None
-    return load_rules(WatcherSettings(volcano_conf=path))
+    return load_rules(RequestSettings(volcano_conf=path))
 
 
 def report_of(

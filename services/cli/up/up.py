@@ -60,9 +60,9 @@ def up(settings: UpSettings) -> int:
 
         load_quotas(settings.quotas)
     if settings.volcano_conf is not None:
-        from services.watcher.settings import WatcherSettings, load_rules
+        from shared.runtime.request_settings import RequestSettings, load_rules
 
-        load_rules(WatcherSettings(volcano_conf=settings.volcano_conf))
+        load_rules(RequestSettings(volcano_conf=settings.volcano_conf))
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     nodes = layouts_of(

@@ -44,6 +44,8 @@ class PodQueued(Event):
     """Of the pod; required anti-affinity of running pods selects by them."""
     admitted: str = ""
     """The span of the admission review, which the pod's first span links to."""
+    by_kube_scheduler: bool = False
+    """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
 
     @property
     def follows_wait(self) -> bool:
@@ -194,6 +196,19 @@ class PlacementRefused(Event):
     name: str
     refusal: Refusal
     trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFilteredOut(Event):
+    """kube-scheduler has no node for the pod: the extender refused those that were left."""
+
+    subject: ClassVar[str] = "pod.filtered_out.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    queued: PodQueued
+    refusal: Refusal
+    capacity: int
+    """The ledger's capacity number that the verdict is based on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shared.model.events.event import Delivery, Event
+from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
+from shared.model.placement import Placement
+from shared.model.quota import QuotaExcess
 from shared.model.usage import ShareMeasurement
 
 
@@ -237,3 +240,35 @@ class ResizeReply(Event):
     """Steps that follow automatically and are not confirmed yet."""
     notes: tuple[str, ...] = ()
     """Notes for the administrator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodBindingRequest(Event):
+    """The extender's request to a binder: lease the shares, and bind the pod to their node."""
+
+    subject: ClassVar[str] = "pod_binding.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    queued: PodQueued
+    placement: Placement
+    """Without shares: those that the pod has on this node already, or that are claimed for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodBindingReply(Event):
+    """The reply to `PodBindingRequest`."""
+
+    subject: ClassVar[str] = "pod_binding.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    bound: bool = False
+    reason: str = ""
+    """Why the pod is not bound."""
+    node: NodeName | None = None
+    """The node on which the pod has a lease; it can be bound to no other one."""
+    lease: Lease | None = None
+    """The lease of a pod that is bound."""
+    no_capacity: bool = False
+    """The shares do not fit any more; others on the same node may."""
+    quotas: tuple[QuotaExcess, ...] = ()
+    """Exceeded quotas, if that is why."""

@@ -49,6 +49,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             clock=SystemClock(),
             fit=fit_on_node,
             rules=at.rules,
+            offer=at.offers.offer,
         )
 
     async with (

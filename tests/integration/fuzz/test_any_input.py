@@ -24,7 +24,6 @@ from services.timekeeper.config.budget_spec import parse_budget
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
-from services.watcher.pod_parser import PodParser
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.registration import PATHS
@@ -45,6 +44,7 @@ from shared.model.events.event import Event
 from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
+from shared.pods.pod_parser import PodParser
 from shared.runtime import health
 from shared.runtime.telemetry import Tracing
 from tests.contract.test_wire import SAMPLES

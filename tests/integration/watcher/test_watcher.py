@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from services.watcher.claim_sources import ClaimReflector
-from services.watcher.pod_parser import PodParser
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
 from services.watcher.sources import (
@@ -36,6 +35,7 @@ from shared.model.events.pod_events import (
 from shared.model.request import Gang
 from shared.nats.bus import Bus
 from shared.nats.inbox import Inbox
+from shared.pods.pod_parser import PodParser
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import nats_server

@@ -14,8 +14,9 @@ from tests.support.simcluster.installed import namespace_of
 
 AUDIENCE = "leasehold-nats"
 SECRETS = (
-    *("auth", "auth-nats", "auth-redis"),
+    *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler"),
     *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "dashboard", "operator")),
+    "redis-extender",
 )
 Json = dict[str, Any]
 

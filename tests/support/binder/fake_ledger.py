@@ -12,7 +12,17 @@ from shared.model.events.pod_events import (
     PodsListed,
 )
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
-from shared.model.ledger import LedgerStatus, OfferedPods, WaitingPod
+from shared.model.ledger import (
+    AlreadyLeased,
+    LedgerStatus,
+    NoCapacity,
+    OfferedPods,
+    Reservation,
+    ReservationOutcome,
+    Reserved,
+    WaitingPod,
+    WaitResult,
+)
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts, NodeRevision
 from shared.model.quota import Quota
@@ -36,6 +46,12 @@ class FakeWaitingPods:
         self.ledger = ledger
         self.queued: list[PodQueued] = []
         self.scans = 0
+        self.verdicts: list[WaitingPod] = []
+        self.stale: set[PodUid] = set()
+
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+        self.verdicts += verdicts
+        return WaitResult(stale=tuple(self.stale.intersection(v.queued.pod for v in verdicts)))
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         return []
@@ -80,6 +96,7 @@ class FakeLedger(NoReservations, FakeResizes):
         self.devices: dict[NodeName, DeviceReported] = {}
         self.quotas = FakeQuotas()
         self.cordoned: dict[NodeName, str] = {}
+        self.refused: dict[PodUid, NoCapacity] = {}
 
     async def generation(self) -> str | None:
         return "epoch" if self.is_ready else None
@@ -95,6 +112,28 @@ class FakeLedger(NoReservations, FakeResizes):
             waiting=len(self.waiting_pods.queued),
             unsynced=len(await self.resizes.unsynced(older_than_s=0.0)),
         )
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        return [self._reserve(each, now + ttl_s) for each in wanted]
+
+    def _reserve(self, wanted: Reservation, expires_at: float) -> ReservationOutcome:
+        if wanted.pod in self.leases:
+            return AlreadyLeased(lease=self.leases[wanted.pod])
+        if wanted.pod in self.refused:
+            return self.refused[wanted.pod]
+        lease = Lease(
+            pod=wanted.pod,
+            namespace=wanted.namespace,
+            name=wanted.name,
+            node=wanted.candidates[0].node,
+            shares=wanted.candidates[0].shares,
+            expires_at=expires_at,
+            version=1,
+        )
+        self.leases[wanted.pod] = lease
+        return Reserved(lease=lease)
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         answers: list[Lease | StaleLeaseError] = []

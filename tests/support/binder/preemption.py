@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.binder.bind.pod_client import PodClient
+from services.binder.bind.scheduler_offers import SchedulerOffers
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.reports import KubernetesEvent
 from services.binder.preempt.eviction_client import EvictionClient
@@ -102,6 +104,10 @@ class Scene:
     rules: PreemptionRules = RULES
     reports: RecordedReports = field(default_factory=RecordedReports)
 
+    @property
+    def offers(self) -> SchedulerOffers:
+        return SchedulerOffers(self.ledger.waiting_pods, PodClient(self.kube), self.clock)
+
     def binder(self, **changes: Any) -> PreemptionController:
         """A replica of its own."""
         return PreemptionController(
@@ -113,6 +119,7 @@ class Scene:
             clock=self.clock,
             fit=fit_on_node,
             rules=replace(self.rules, **changes),
+            offer=self.offers.offer,
         )
 
     async def running(

@@ -82,6 +82,7 @@ class FakePods(FakeAnnotations):
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
         self.nodes: set[NodeName] = set()
+        self.offered: list[tuple[str, str]] = []
 
     async def node_exists(self, name: NodeName) -> bool:
         return name in self.nodes
@@ -122,6 +123,11 @@ class FakePods(FakeAnnotations):
         if self.away:
             raise UnavailableError("no answer")
         return self.conditions.get(name)
+
+    async def add_annotation(
+        self, namespace: str, name: str, uid: str, key: str, value: str
+    ) -> None:
+        self.offered.append((name, value))
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         if self.errors.get(name):

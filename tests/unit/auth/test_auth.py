@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,8 @@ NAMES = ("nats", "redis")
 NAMESPACES = ServiceNamespaces(system="leasehold-system", agents="leasehold-agents")
 AUTH_USER = next(user for user in all_users([]) if user.name == "auth")
 
+complete = partial(root_secret.complete, extender_names=("extender.leasehold-system.svc",))
+
 
 def fresh(number: int) -> bytes:
     """Return different bytes each time."""
@@ -43,34 +46,34 @@ fresh.times = 0  # type: ignore[attr-defined]
 
 
 def test_existing_secrets_stay_and_only_missing_ones_are_created() -> None:
-    first = root_secret.complete({}, NAMES, NOW, fresh)
-    again = root_secret.complete(first, NAMES, NOW, fresh)
+    first = complete({}, NAMES, NOW, fresh)
+    again = complete(first, NAMES, NOW, fresh)
     without = {key: value for key, value in first.items() if key != "redis.binder"}
 
-    second = root_secret.complete(without, NAMES, NOW, fresh)
+    second = complete(without, NAMES, NOW, fresh)
 
     assert again == first
     assert {key for key in first if first[key] != second[key]} == {"redis.binder"}
 
 
 def test_an_administrator_of_the_operator_and_the_default_user_stay_unchanged() -> None:
-    whole = root_secret.complete({"redis.admin": b"default:given"}, NAMES, NOW, fresh)
+    whole = complete({"redis.admin": b"default:given"}, NAMES, NOW, fresh)
 
     changed = {words[0] for words in root_secret.redis_user_rules(whole)}
 
     assert whole["redis.admin"] == b"default:given"
-    assert changed == {"placer", "binder", "timekeeper", "dashboard", "operator"}
-    ours = root_secret.redis_user_rules(root_secret.complete({}, NAMES, NOW, fresh))
+    assert changed == {"placer", "binder", "timekeeper", "extender", "dashboard", "operator"}
+    ours = root_secret.redis_user_rules(complete({}, NAMES, NOW, fresh))
     assert {words[0] for words in ours} == changed | {"default", "probe"}
 
 
 def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_through_its_year() -> (
     None
 ):
-    first = root_secret.complete({}, NAMES, NOW, fresh)
-    early = root_secret.complete(first, NAMES, NOW + timedelta(days=170), fresh)
-    late = root_secret.complete(first, NAMES, NOW + timedelta(days=190), fresh)
-    renamed = root_secret.complete(first, (*NAMES, "another"), NOW, fresh)
+    first = complete({}, NAMES, NOW, fresh)
+    early = complete(first, NAMES, NOW + timedelta(days=170), fresh)
+    late = complete(first, NAMES, NOW + timedelta(days=190), fresh)
+    renamed = complete(first, (*NAMES, "another"), NOW, fresh)
 
     assert early == first
     assert late["server.crt"] != first["server.crt"]
@@ -87,16 +90,16 @@ def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_throu
 def test_servers_reload_a_renewed_certificate_once_its_files_are_mounted(
     after: timedelta, wanted: bool
 ) -> None:
-    first = root_secret.complete({}, NAMES, NOW, fresh)
+    first = complete({}, NAMES, NOW, fresh)
     at = NOW + timedelta(days=190)
-    late = root_secret.complete(first, NAMES, at, fresh)
+    late = complete(first, NAMES, at, fresh)
 
     assert root_secret.should_reload(late, at + after) is wanted
     assert not root_secret.should_reload(first, NOW + after)
 
 
 def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
-    whole = root_secret.complete({}, NAMES, NOW, fresh)
+    whole = complete({}, NAMES, NOW, fresh)
     objects = {one.name: one for one in root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")}
 
     assert objects["auth-ca"].kind == "configmaps"
@@ -113,7 +116,7 @@ def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
 def test_the_manifests_install_empty_every_derived_object() -> None:
     from tests.support.auth.cluster import SECRETS  # noqa: PLC0415 - one test
 
-    whole = root_secret.complete({}, NAMES, NOW, fresh)
+    whole = complete({}, NAMES, NOW, fresh)
     objects = root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")
 
     assert {one.name for one in objects if one.kind == "secrets"} | {"auth"} == set(SECRETS)

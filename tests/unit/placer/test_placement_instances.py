@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import NUMBER
@@ -24,6 +23,7 @@ from shared.model.request import (
     TopologyScope,
 )
 from shared.placing.shares import instance_share
+from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 
@@ -349,7 +349,7 @@ def test_a_setting_decides_which_mode_is_tried_first() -> None:
     )
 
     def first(**settings: Any) -> bool:
-        return parse_pod_request(pod, load_rules(WatcherSettings(**settings))).prefer_mig
+        return parse_pod_request(pod, load_rules(RequestSettings(**settings))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
     with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):

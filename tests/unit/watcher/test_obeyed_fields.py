@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_parser import PodParser
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.node import NodeFacts, Taint
 from shared.model.request import DeviceSelection
 from shared.placing.node_filters import check_all, free_resources, preference
 from shared.placing.pod_fields import FIELDS, Effect
+from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_parser import PodParser
 from tests.support.build import facts
 
 PARSER = PodParser(frozenset({"leasehold"}), Rules())

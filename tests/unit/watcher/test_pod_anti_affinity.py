@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_parser import PodParser
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName
 from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
+from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_parser import PodParser
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 HOST = "kubernetes.io/hostname"

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.watcher.observed_pod import ObservedPod
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
 from services.watcher.trackers import PodEvent, PodTracker
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
@@ -12,6 +11,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang, PodRequest
+from shared.pods.observed_pod import ObservedPod
 
 VOLCANO = PodGroupKind.VOLCANO
 NS = Namespace("ns")

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.watcher.observed_pod import ObservedPod
 from services.watcher.trackers import RESYNC_SHARDS, NodeTracker, PodTracker
 from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
+from shared.pods.observed_pod import ObservedPod
 
 WAITING = ObservedPod(
     pod=PodUid("u1"),

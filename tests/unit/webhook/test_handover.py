@@ -6,7 +6,6 @@ import jsonpatch
 import msgspec
 import pytest
 
-from services.watcher.pod_parser import PodParser
 from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
 from services.webhook.handover import SchedulerChoice
 from services.webhook.settings import WebhookSettings
@@ -14,6 +13,7 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 from shared.placing.pod_fields import FIELDS, Effect
+from shared.pods.pod_parser import PodParser
 from tests.support.webhook.reviews import reviewed
 
 FULL, LABEL = "leasehold-full", "leasehold.dev/handed-over"

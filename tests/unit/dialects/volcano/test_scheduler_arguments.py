@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import enabled, parse_pod_request
 from shared.dialects.volcano.scheduler_arguments import find_warnings, parse_rules
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import DeviceOrder, NodeOrder
+from shared.runtime.request_settings import RequestSettings, load_rules
 
 GUIDE = """\
 actions: "enqueue, allocate, backfill"
@@ -74,7 +74,7 @@ def test_item_50_the_guides_configuration_is_accepted_without_a_warning(
     conf = tmp_path / "volcano-scheduler.conf"
     conf.write_text(text)
 
-    rules = load_rules(WatcherSettings(volcano_conf=conf))
+    rules = load_rules(RequestSettings(volcano_conf=conf))
 
     request = parse_pod_request(manifest_of(vgpu_number=1), rules)
     assert (request.device_order, request.node_order) == (DeviceOrder.BINPACK, NodeOrder.BINPACK)
@@ -96,7 +96,7 @@ def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path: Path, t
     conf.write_bytes(text)
 
     with pytest.raises(RequestError, match=r"is not a valid volcano-scheduler\.conf"):
-        load_rules(WatcherSettings(volcano_conf=conf))
+        load_rules(RequestSettings(volcano_conf=conf))
 
 
 def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> None:

@@ -1,12 +1,13 @@
-"""A pod as the watcher observes it; pure."""
+"""A pod as the API server last reported it; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.watcher.pod_anti_affinity import PodAntiAffinity
 from shared.dialects.pod_groups import PodGroupReference
+from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
+from shared.pods.pod_anti_affinity import PodAntiAffinity
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
@@ -21,6 +22,8 @@ class ObservedPod:
     resource_version: str
     ours: bool
     """Its `schedulerName` is one that Leasehold serves."""
+    by_kube_scheduler: bool = False
+    """A kube-scheduler with Leasehold's extender chooses its node."""
     node: NodeName | None = None
     phase: str = "Pending"
     deleting: bool = False
@@ -60,7 +63,8 @@ class ObservedPod:
     @property
     def is_pending(self) -> bool:
         """Whether it waits for Leasehold to choose a node."""
-        return self.ours and not (self.node or self.is_terminated or self.deleting or self.gated)
+        waits = self.ours and not self.by_kube_scheduler
+        return waits and not (self.node or self.is_terminated or self.deleting or self.gated)
 
     @property
     def uses_unleased_resources(self) -> bool:
@@ -68,3 +72,20 @@ class ObservedPod:
         return (
             self.node is not None and not self.is_terminated and not (self.ours and self.has_lease)
         )
+
+
+def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) -> PodQueued:
+    """Return the pod, whose request is valid, as services know it that place or bind it."""
+    return PodQueued(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        request=request,
+        created_at=pod.created_at,
+        requeue_number=requeue_number,
+        shown=pod.shown,
+        labels=pod.labels,
+        admitted=pod.admission_span,
+        by_kube_scheduler=pod.by_kube_scheduler,
+    )

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.dialects import LEDGER_RESOURCES, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -27,6 +25,8 @@ from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 from shared.placing.pod_fields import handed_over
+from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 
 TEMPLATES = 4096
 """Pod templates whose parsed request is cached."""
@@ -57,9 +57,15 @@ class PodParser:
     """Parses pods. The request of a template is parsed once for all of its pods."""
 
     def __init__(
-        self, schedulers: frozenset[str], rules: Rules, *, allow_privileged: bool = False
+        self,
+        schedulers: frozenset[str],
+        rules: Rules,
+        *,
+        kube_scheduler: str = "",
+        allow_privileged: bool = False,
     ) -> None:
-        self.schedulers = schedulers
+        self.schedulers = schedulers | ({kube_scheduler} if kube_scheduler else set())
+        self.kube_scheduler = kube_scheduler or None
         self.rules = rules
         self.allow_privileged = allow_privileged
         self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS | {EXEMPT}
@@ -80,6 +86,7 @@ class PodParser:
             name=meta.name,
             resource_version=meta.resource_version,
             ours=ours,
+            by_kube_scheduler=spec.scheduler_name == self.kube_scheduler,
             node=NodeName(spec.node_name) if spec.node_name else None,
             phase=status.phase or "Pending",
             deleting=meta.deletion_timestamp is not None,
@@ -143,6 +150,8 @@ class PodParser:
             repels = parse_anti_affinity(pod)
             resources = pod_resources(pod)
             request = _request(pod, resources, self.rules) if ours else None
+            if request and pod.spec.scheduler_name == self.kube_scheduler:
+                request = _without_scheduler_rules(request)
             if request and request.containers and EXEMPT not in pod.metadata.annotations:
                 check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
@@ -220,6 +229,12 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
         node_requirements=replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
+
+
+def _without_scheduler_rules(request: PodRequest) -> PodRequest:
+    """Return the request without what kube-scheduler decides and no lease depends on."""
+    needs = replace(request.node_requirements, preferred=(), unsupported=())
+    return replace(request, node_requirements=needs)
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:

@@ -4,9 +4,6 @@ import msgspec
 import pytest
 
 from services.watcher.node_parser import parse_node
-from services.watcher.observed_pod import ObservedPod
-from services.watcher.pod_parser import PodParser
-from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.trackers import PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
@@ -14,6 +11,9 @@ from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.request import NodeTerm
+from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_parser import PodParser
+from shared.runtime.request_settings import RequestSettings, load_rules
 
 PARSER = PodParser(frozenset({"volcano"}), Rules())
 
@@ -199,21 +199,21 @@ def test_a_node_capacity_too_large_to_count_is_capped() -> None:
     ("settings", "text"),
     [
         (
-            WatcherSettings(gpu_scheduler_policy="spraed"),
+            RequestSettings(gpu_scheduler_policy="spraed"),
             "--gpu-scheduler-policy: 'spraed' must be one of",
         ),
-        (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be one of"),
-        (WatcherSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
+        (RequestSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be one of"),
+        (RequestSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
     ],
     ids=["gpu policy", "node policy", "dialect"],
 )
-def test_invalid_settings_are_refused_at_the_start(settings: WatcherSettings, text: str) -> None:
+def test_invalid_settings_are_refused_at_the_start(settings: RequestSettings, text: str) -> None:
     with pytest.raises(RequestError, match=text):
         load_rules(settings)
 
 
 def test_pods_of_four_scheduler_names_are_placed_by_default() -> None:
-    assert WatcherSettings().schedulers == (
+    assert RequestSettings().schedulers == (
         "leasehold",
         "volcano",
         "hami-scheduler",

@@ -1,0 +1,120 @@
+"""Leases and Bindings for the pods whose node kube-scheduler chooses.
+
+kube-scheduler calls the extender's bind verb after volumes are bound, and tries the pod again if
+that fails. So a pod that is not bound keeps no reservation, unless its Binding may have been sent.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from services.binder.bind.pod_binder import PodBinder
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ports.ledger import SchedulerLedger
+from services.binder.ports.nats import Publish
+from shared.model.clock import Clock
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.pod_events import BindingFailed, PlacementChosen
+from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import (
+    AlreadyLeased,
+    NoCapacity,
+    Reservation,
+    ReservationOutcome,
+    Reserved,
+    reservation_for,
+)
+from shared.model.names import PodUid
+
+DEADLINE_S = 3.0
+"""Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
+RETRY_S = 0.1
+RESERVATION_S = 10.0
+
+Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
+"""Returns what a preemption has claimed for a pod."""
+
+
+class SchedulerBindings:
+    """Any number of binders may get the same request: the pod has one lease."""
+
+    def __init__(
+        self,
+        *,
+        ledger: SchedulerLedger,
+        pods: PodBinder,
+        updater: LedgerUpdater,
+        publish: Publish,
+        capacity_freed: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self.ledger = ledger
+        self.pods = pods
+        self.updater = updater
+        self.publish = publish
+        self.capacity_freed = capacity_freed
+        self.clock = clock
+
+    async def bind(self, request: PodBindingRequest, claimed: Claimed) -> PodBindingReply:
+        """Reserve, ask the node's agent, commit, bind; on failure end the reservation."""
+        deadline = self.clock.ticks() + DEADLINE_S
+        lease = await self._reserve(request, claimed)
+        if isinstance(lease, PodBindingReply):
+            return lease
+        if lease.node != request.placement.node:
+            reason = f"the pod is being bound to node {lease.node}"
+            return PodBindingReply(reason=reason, node=lease.node)
+        placement = PlacementChosen(lease=lease, trace=request.queued.trace)
+        while True:
+            try:
+                events = await self.pods.bind([placement])
+            except (UnavailableError, ConflictError) as error:
+                if self.clock.ticks() < deadline:
+                    await self.clock.sleep(RETRY_S)
+                    continue
+                return await self._give_up(lease, str(error))
+            await self.publish(events)
+            failures = [event.reason for event in events if isinstance(event, BindingFailed)]
+            if failures:
+                return PodBindingReply(reason=failures[0])
+            return PodBindingReply(bound=True, node=lease.node, lease=lease)
+
+    async def _reserve(
+        self, request: PodBindingRequest, claimed: Claimed
+    ) -> Lease | PodBindingReply:
+        """Return the pod's lease, or the reply if it gets none."""
+        pod, node = request.queued.pod, request.placement.node
+        outcome: ReservationOutcome = NoCapacity(pod=pod, reason=f"{node}: no share is free")
+        if request.placement.shares:
+            outcome = await self._outcome(reservation_for(request.queued, (request.placement,)))
+        else:
+            [lease] = await self.ledger.load([pod])
+            if lease is not None:
+                return lease
+        if isinstance(outcome, NoCapacity) and not outcome.quotas:
+            preempted = await claimed(pod)
+            if preempted is not None and preempted.candidates[0].node == node:
+                outcome = await self._outcome(preempted)
+        match outcome:
+            case Reserved(lease=lease) | AlreadyLeased(lease=lease):
+                return lease
+            case NoCapacity():
+                return PodBindingReply(
+                    reason=outcome.reason, no_capacity=not outcome.quotas, quotas=outcome.quotas
+                )
+        return PodBindingReply(reason="the pod has terminated or was deleted")
+
+    async def _outcome(self, wanted: Reservation) -> ReservationOutcome:
+        [outcome] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVATION_S)
+        return outcome
+
+    async def _give_up(self, lease: Lease, reason: str) -> PodBindingReply:
+        """End the lease if it is still reserved: then no Binding was sent."""
+        if lease.state is LeaseState.RESERVED:
+            try:
+                ended = await self.updater.release_unmoved([lease], reason="it was not bound")
+            except ConflictError:
+                return PodBindingReply(reason=reason, node=lease.node)
+            if ended:
+                self.capacity_freed()
+                return PodBindingReply(reason=reason)
+        return PodBindingReply(reason=reason, node=lease.node)

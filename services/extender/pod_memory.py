@@ -1,0 +1,85 @@
+"""What the extender remembers of pods between kube-scheduler's calls; pure.
+
+Nothing of it is the truth: the ledger decides at the Binding. Losing it costs a retry.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import NodeName, PodUid
+from shared.model.quota import QuotaExcess
+
+REMEMBERED_PODS = 16_384
+ELSEWHERE_S = 15.0
+"""For this long, a pod that has a lease on one node is offered no other."""
+
+
+@dataclass(slots=True)
+class RememberedPod:
+    """One pod."""
+
+    queued: PodQueued
+    has_claims: bool = False
+    """It has PersistentVolumeClaims: their volumes may be provisioned before it is bound."""
+    offered_on: NodeName | None = None
+    """The node on which a preemption makes room for it."""
+    published: tuple[str, int] | None = None
+    """The reason and the capacity number that were last published for it."""
+    excesses: tuple[QuotaExcess, ...] = ()
+    """Exceeded quotas that refused it at the Binding."""
+    excess_capacity: int = -1
+    """The capacity number of that refusal: once it rises, the ledger decides again."""
+    node: NodeName | None = None
+    """The node on which it has a lease."""
+    node_until: float = 0.0
+
+
+class PodMemory:
+    """Pods by uid; those used least recently are forgotten."""
+
+    def __init__(self) -> None:
+        self._pods: OrderedDict[PodUid, RememberedPod] = OrderedDict()
+
+    def get(self, pod: PodUid) -> RememberedPod | None:
+        """Return the pod, if it is known."""
+        return self._pods.get(pod)
+
+    def put(self, queued: PodQueued) -> RememberedPod:
+        """Return the pod with its current request."""
+        pod = self._pods.get(queued.pod)
+        if pod is None:
+            if len(self._pods) >= REMEMBERED_PODS:
+                self._pods.popitem(last=False)
+            pod = self._pods[queued.pod] = RememberedPod(queued)
+        elif pod.queued.request != queued.request:
+            pod.excesses = ()
+        pod.queued = queued
+        self._pods.move_to_end(queued.pod)
+        return pod
+
+    def forget(self, pod: PodUid) -> None:
+        """Forget a pod that is bound."""
+        self._pods.pop(pod, None)
+
+
+class SoftHolds:
+    """When each tentative reservation of the mirror ends that no Binding has followed yet."""
+
+    def __init__(self) -> None:
+        self._ends: dict[PodUid, float] = {}
+
+    def put(self, pod: PodUid, ends_at: float) -> None:
+        """Note when the reservation ends."""
+        self._ends[pod] = ends_at
+
+    def remove(self, pod: PodUid) -> None:
+        """Forget the reservation: a Binding has followed."""
+        self._ends.pop(pod, None)
+
+    def take_ended(self, now: float) -> list[PodUid]:
+        """Return the reservations that have ended, once."""
+        ended = [pod for pod, ends_at in self._ends.items() if ends_at <= now]
+        for pod in ended:
+            del self._ends[pod]
+        return ended

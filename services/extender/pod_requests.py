@@ -1,0 +1,61 @@
+"""Pods as kube-scheduler sends them, or the API server has them, parsed and remembered."""
+
+from typing import Protocol
+
+from services.extender.pod_memory import PodMemory, RememberedPod
+from services.extender.scheduler_api import ExtenderBindingArgs
+from shared.kubernetes.types import ApiPod
+from shared.model.errors import RequestError
+from shared.model.names import OFFER, offered_node
+from shared.pods.observed_pod import queued
+from shared.pods.pod_parser import PodParser
+
+GANG = (
+    "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
+    "by one: set schedulerName leasehold"
+)
+
+
+class PodLookup(Protocol):
+    """Pods of the API server."""
+
+    async def get(self, namespace: str, name: str) -> ApiPod | None:
+        """Return a pod; None: there is none."""
+        ...
+
+
+class PodRequests:
+    """The pods that kube-scheduler asks about."""
+
+    def __init__(self, parser: PodParser, pods: PodLookup) -> None:
+        self.parser = parser
+        self.pods = pods
+        self.memory = PodMemory()
+
+    def observe(self, seen: ApiPod) -> RememberedPod:
+        """Return the pod. Raises RequestError if it can never be placed this way."""
+        observed = self.parser.parse(seen)
+        if not observed.by_kube_scheduler:
+            raise RequestError(
+                f"schedulerName {seen.spec.scheduler_name} is not {self.parser.kube_scheduler}: "
+                "name the profile so, or set --kube-scheduler"
+            )
+        if observed.request is None:
+            raise RequestError(observed.request_error)
+        gang = observed.request.gang
+        if observed.group is not None or (gang is not None and gang.min_member > 1):
+            raise RequestError(GANG)
+        pod = self.memory.put(queued(observed, observed.request))
+        pod.has_claims = any(volume.persistent_volume_claim for volume in seen.spec.volumes)
+        pod.offered_on = offered_node(seen.metadata.annotations.get(OFFER, "")) or None
+        return pod
+
+    async def known(self, args: ExtenderBindingArgs) -> RememberedPod | None:
+        """Return the pod to bind, None if it is gone; another replica may have filtered it."""
+        pod = self.memory.get(args.uid)
+        if pod is not None:
+            return pod
+        found = await self.pods.get(args.namespace, args.name)
+        if found is None or found.metadata.uid != args.uid:
+            return None
+        return self.observe(found)

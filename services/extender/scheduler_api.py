@@ -1,0 +1,53 @@
+"""Bodies of kube-scheduler's requests to extenders, and of the replies; pure.
+
+https://github.com/kubernetes/kube-scheduler/blob/master/extender/v1/types.go: the keys are the
+names of Go fields. Any status but 200 is an error whose body kube-scheduler does not read.
+"""
+
+import msgspec
+
+from shared.kubernetes.types import ApiPod
+from shared.model.names import NodeName, PodUid
+
+
+class ExtenderArgs(msgspec.Struct, rename="pascal", frozen=True):
+    """`ExtenderArgs`: a pod, and the nodes that kube-scheduler's own filters left."""
+
+    pod: ApiPod
+    node_names: tuple[NodeName, ...] | None = None
+    """None: the extender is configured without `nodeCacheCapable`."""
+
+
+class ExtenderBindingArgs(msgspec.Struct, frozen=True):
+    """`ExtenderBindingArgs`: the node that was chosen."""
+
+    name: str = msgspec.field(name="PodName")
+    namespace: str = msgspec.field(name="PodNamespace")
+    uid: PodUid = msgspec.field(name="PodUID")
+    node: NodeName = msgspec.field(name="Node")
+
+
+class ExtenderFilterResult(msgspec.Struct, rename="pascal", frozen=True, kw_only=True):
+    """`ExtenderFilterResult`."""
+
+    node_names: list[NodeName] = []
+    """Those of the request that fit."""
+    failed_and_unresolvable_nodes: dict[NodeName, str] = {}
+    """Why the others do not. On these kube-scheduler tries no preemption: it does not count what
+    leases take."""
+    error: str = ""
+    """Why there is no verdict; the pod is tried again after a pause."""
+
+
+class HostPriority(msgspec.Struct, rename="pascal", frozen=True):
+    """`HostPriority`: a node's score, 0 to 10."""
+
+    host: NodeName
+    score: int
+
+
+class ExtenderBindingResult(msgspec.Struct, rename="pascal", frozen=True):
+    """`ExtenderBindingResult`."""
+
+    error: str = ""
+    """Why the pod is not bound; it is tried again after a pause, perhaps on another node."""

@@ -1,0 +1,137 @@
+"""The extender's HTTPS server: /filter, /prioritize and /bind for kube-scheduler."""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from services.extender.metrics import ExtenderMetrics
+from services.extender.scheduler_api import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+)
+from services.extender.service import Extender
+from shared.model.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""A pod is at most 3 MiB; 15,000 names of 253 characters are less than 4 MiB."""
+RELOAD_S = 60.0
+T = TypeVar("T")
+
+
+def application(extender: Extender, metrics: ExtenderMetrics, client_name: str) -> web.Application:
+    """Build the application; only callers with a certificate for `client_name` are served."""
+
+    async def filter_nodes(request: web.Request) -> web.Response:
+        started = time.perf_counter()
+        args = _decode(await request.read(), ExtenderArgs)
+        result = extender.filter(args)
+        metrics.count("filter", _outcome_of(result), time.perf_counter() - started)
+        return _reply(result)
+
+    async def prioritize(request: web.Request) -> web.Response:
+        started = time.perf_counter()
+        scores = extender.prioritize(_decode(await request.read(), ExtenderArgs))
+        metrics.count("prioritize", "ok" if scores else "error", time.perf_counter() - started)
+        return _reply(scores)
+
+    async def bind(request: web.Request) -> web.Response:
+        started = time.perf_counter()
+        args = _decode(await request.read(), ExtenderBindingArgs)
+        # kube-scheduler may stop waiting; what was begun is finished nevertheless.
+        result: ExtenderBindingResult = await asyncio.shield(extender.bind(args))
+        if result.error:
+            logger.info("pod %s/%s is not bound: %s", args.namespace, args.name, result.error)
+        outcome = "refused" if result.error else "ok"
+        metrics.count("bind", outcome, time.perf_counter() - started)
+        return _reply(result)
+
+    pages = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_authorized(client_name)])
+    pages.router.add_post("/filter", filter_nodes)
+    pages.router.add_post("/prioritize", prioritize)
+    pages.router.add_post("/bind", bind)
+    return pages
+
+
+def _authorized(client_name: str) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        certificate = request.get_extra_info("peercert") or {}
+        names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
+        if client_name not in names:
+            logger.warning(
+                "a caller at %s has a certificate for %s, not for %s",
+                request.remote,
+                ", ".join(sorted(names)) or "no name",
+                client_name,
+            )
+            return web.Response(status=403, text=f"certificate is not for {client_name}\n")
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return web.Response(status=400, text=f"{error}\n")
+
+    return check
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
+
+
+def _reply(result: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+
+def _outcome_of(result: ExtenderFilterResult) -> str:
+    if result.error:
+        return "error"
+    return "ok" if result.node_names else "refused"
+
+
+class ServingFiles:
+    """The TLS context from files, which are read again when they change."""
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path) -> None:
+        self.files = certificate, key, client_ca
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.verify_mode = ssl.CERT_REQUIRED
+        self._loaded: bytes = b""
+        self.load()
+
+    def load(self) -> None:
+        """Load the files. Raises RequestError if one cannot be read or is invalid."""
+        certificate, key, client_ca = self.files
+        try:
+            content = b"".join(path.read_bytes() for path in self.files)
+            if content == self._loaded:
+                return
+            self.context.load_cert_chain(certificate, key)
+            self.context.load_verify_locations(client_ca)
+        except OSError as error:  # ssl.SSLError is one
+            names = ", ".join(map(str, self.files))
+            raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
+        self._loaded = content
+
+    async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Load changed files until cancelled; new connections use them."""
+        while True:
+            await pause(RELOAD_S)
+            try:
+                await asyncio.to_thread(self.load)
+            except RequestError as error:
+                logger.warning("the TLS files are loaded again in %g s: %s", RELOAD_S, error)

@@ -1,0 +1,94 @@
+"""Builds the extender from real clients and serves it."""
+
+import asyncio
+import logging
+
+from services.extender.metrics import ExtenderMetrics
+from services.extender.pod_requests import PodRequests
+from services.extender.server import ServingFiles, application
+from services.extender.service import Extender
+from services.extender.settings import ExtenderSettings
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.types import ApiPod
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
+from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.run import Nats, serve
+from shared.runtime.telemetry import open_tracing
+
+logger = logging.getLogger(__name__)
+
+BIND_TIMEOUT_S = 4.0
+"""Shorter than kube-scheduler's `httpTimeout` of 5 s, longer than a binder's deadline."""
+
+
+class ApiPodLookup:
+    """Reads pods."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self.client = client
+
+    async def get(self, namespace: str, name: str) -> ApiPod | None:
+        """Return a pod; None: there is none."""
+        try:
+            return await self.client.read(pod_path(namespace, name), ApiPod)
+        except NotFoundError:
+            return None
+
+
+class BinderClient:
+    """Requests to the binders."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def bind(self, request: PodBindingRequest) -> PodBindingReply:
+        """Lease and bind. Raises UnavailableError if no binder replies in time."""
+        return await self.bus.request(request, PodBindingReply, timeout_s=BIND_TIMEOUT_S)
+
+
+async def serve_extender(settings: ExtenderSettings) -> None:
+    """Serve the extender until SIGTERM or SIGINT."""
+    tls, clock, metrics = ServingFiles(*settings.tls_files), SystemClock(), ExtenderMetrics()
+    parser = settings.pod_parser()
+    async with (
+        KubernetesClient(load_credentials(settings.kubeconfig)) as client,
+        RedisLeases.connect(
+            settings.redis_url, credentials=settings.redis_client_credentials
+        ) as ledger,
+        Bus.connect_later(
+            settings.nats_url,
+            name="extender",
+            credentials=settings.nats_client_credentials("extender"),
+        ) as bus,
+    ):
+        tracing = open_tracing("extender", settings)
+        extender = Extender(
+            ledger=ledger,
+            pods=PodRequests(parser, ApiPodLookup(client)),
+            binders=BinderClient(bus),
+            clock=clock,
+            tracing=tracing,
+        )
+        pages = application(extender, metrics, settings.client_name)
+        async with health.served(
+            pages, settings.listen, flag="--listen", tls=tls.context
+        ) as address:
+            logger.info("serving kube-scheduler on https://%s", address)
+            reloading = asyncio.create_task(tls.reload(clock.sleep))
+            try:
+                await serve(
+                    "extender",
+                    extender,
+                    bus=bus,
+                    settings=settings,
+                    nats=Nats.MEANWHILE,
+                    tracing=tracing,
+                    probes={"redis": ledger.unready_reason, "ledger": extender.unready_reason},
+                )
+            finally:
+                reloading.cancel()

@@ -1,0 +1,1 @@
+"""Pods of the API server, parsed as requests; pure."""
