@@ -278,13 +278,14 @@ class Judge:
         if pod.uid not in ledger.waiting:
             yield f"P1: {pod.uid} is pending, and has neither lease nor verdict"
         elif pod.request.gang is None:
-            needed = pod.request.containers[0].memory_units or 0
+            needed = pod.request.containers[0]
             yield from (
                 f"P4: {pod.uid} waits, and fits on {uuid}"
                 for uuid, device in ledger.devices.items()
                 if device.status == 1
                 and device.node in ledger.nodes - self.world.api.cordoned
-                and device.memory_used + needed <= device.memory_mib
+                and device.memory_used + (needed.memory_units or 0) <= device.memory_mib
+                and device.cores_used + needed.cores_percent <= ALL_CORES
                 and device.share_count < device.slots
             )
 

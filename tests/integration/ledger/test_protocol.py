@@ -4,6 +4,8 @@ from tests.model.rules import Step
 from tests.model.runs import model_on_server
 
 RUNS = 200
+DELIVERS_HALF = 600145
+"""A seed of a run in which it counts how many calls reach the server."""
 
 
 def test_no_run_of_the_model_breaks_an_invariant() -> None:
@@ -12,6 +14,31 @@ def test_no_run_of_the_model_breaks_an_invariant() -> None:
             run = model.run(seed, steps=50)
             if run.failure:
                 raise AssertionError(f"seed {seed}: {model.shorten(run, limit_s=60)}")
+
+
+def test_a_run_does_not_depend_on_the_runs_before_it() -> None:
+    with model_on_server() as model:
+        first, second = (model.run(DELIVERS_HALF, steps=50) for _ in range(2))
+
+    assert any(step.rule == "deliver_half" for step in first.steps)
+    assert first.story == second.story
+
+
+def test_a_pod_waits_where_resizes_freed_memory_and_no_cores() -> None:
+    steps = [
+        Step("create_pods", {"mib": (100, 100, 100)}),
+        Step("work", {}),
+        Step("resize", {"position": 2, "mib": 30, "number": 0}),
+        Step("create_pods", {"mib": (60,)}),
+        Step("work", {}),
+        Step("resize", {"position": 3, "mib": 10, "number": 0}),
+        Step("create_pods", {"mib": (60,)}),
+    ]
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert sum(": resized" in line for line in run.story) == 2
 
 
 def test_a_device_with_a_pod_of_which_no_record_is_left_takes_no_more_pods() -> None:
