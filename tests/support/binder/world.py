@@ -26,6 +26,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, Share
+from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
 from tests.support.binder.claims import FakeClaims
@@ -209,6 +210,9 @@ class NoPreemptor(PreemptionController):
 
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Violations neither."""
+
+    async def claimed_for(self, pod: PodUid) -> Reservation | None:
+        return None
 
     async def step(self) -> list[PlacementChosen]:
         return []

@@ -1,0 +1,228 @@
+"""Pods whose node kube-scheduler chose: one lease and one Binding, or neither."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services.binder.bind.pod_client import PodClient
+from services.binder.service import Binder
+from services.binder.wiring import BinderPorts, build_binder
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
+from shared.model.events.pod_events import PodBound, PodQueued
+from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
+from shared.model.lease import LeaseState
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Placement
+from shared.model.quota import Quota, QuotaLimits
+from shared.model.request import GpuRequest, PodRequest
+from tests.support.binder.claims import FakeClaims
+from tests.support.binder.world import (
+    FakeAgents,
+    FakeBus,
+    FakeGates,
+    FakeMetrics,
+    NoPreemptor,
+    running,
+)
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import NOW, assert_sound, ledger, share
+from tests.support.simcluster.apiserver import api_server
+from tests.support.waiting import until
+
+PODS = "/api/v1/namespaces/default/pods"
+WHOLE_MIB = 16_000
+
+
+@dataclass
+class SchedulerBindingsStage:
+    """Nodes `a` and `b` with one GPU each, two binders, and the simulated API server."""
+
+    kube: KubernetesClient
+    leases: RedisLeases
+    staging: LedgerStaging
+    clock: FakeClock = field(default_factory=lambda: FakeClock(NOW))
+    agents: FakeAgents = field(default_factory=FakeAgents)
+    bus: FakeBus = field(default_factory=FakeBus)
+    binders: list[Binder] = field(default_factory=list)
+
+    def binder(self) -> Binder:
+        ports = BinderPorts(
+            ledger=self.leases,
+            staging=self.staging,
+            gated_pods=FakeGates(),
+            pods=PodClient(self.kube),
+            claims=FakeClaims(),
+            agents=self.agents,
+            publish=self.bus.publish,
+            metrics=FakeMetrics(),
+            clock=self.clock,
+            host_clock=self.clock,
+        )
+        return build_binder(ports, lambda _: NoPreemptor())
+
+    async def pod(self, name: str) -> PodQueued:
+        spec = {"schedulerName": "leasehold-full", "containers": [{"name": "main", "image": "i"}]}
+        body = {"metadata": {"name": name}, "spec": spec}
+        made = await self.kube.create(PODS, body, dict)
+        containers = (GpuRequest(container="main", gpus=1, memory_units=WHOLE_MIB),)
+        return PodQueued(
+            pod=PodUid(made["metadata"]["uid"]),
+            namespace=Namespace("default"),
+            name=name,
+            resource_version=made["metadata"]["resourceVersion"],
+            request=PodRequest(containers=containers, resources={"pods": 1}),
+            by_kube_scheduler=True,
+        )
+
+    async def bind(self, pod: PodQueued, node: str = "a", binder: int = 0) -> PodBindingReply:
+        """Request the whole GPU of a node."""
+        placement = Placement(node=NodeName(node), shares=(share(node, mib=WHOLE_MIB),))
+        request = PodBindingRequest(queued=pod, placement=placement)
+        return await self.binders[binder].bind_chosen(request)
+
+    async def node_of(self, pod: PodQueued) -> str:
+        found = json.loads(await self.kube.read(f"{PODS}/{pod.name}"))
+        return str(found["spec"].get("nodeName", ""))
+
+    async def nodes_leased(self) -> list[tuple[str, LeaseState]]:
+        return [(lease.node, lease.state) for lease in await assert_sound(self.leases)]
+
+    async def passing(self, reply: Coroutine[Any, Any, PodBindingReply]) -> PodBindingReply:
+        """Let time pass until there is a reply."""
+        replying = asyncio.create_task(reply)
+
+        def replied() -> bool:
+            self.clock.advance(0.1)
+            return replying.done()
+
+        await until(replied)
+        return await replying
+
+
+@pytest.fixture
+async def at(url: str) -> AsyncIterator[SchedulerBindingsStage]:
+    async with (
+        api_server() as api,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
+        ledger(url, {"a": 1, "b": 1}) as leases,
+        LedgerStaging.connect(url, prefix=leases._connection.prefix) as staging,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        stage = SchedulerBindingsStage(kube, leases, staging)
+        stage.binders = [stage.binder(), stage.binder()]
+        for binder in stage.binders:
+            await stack.enter_async_context(running(binder.binding.sender.run))
+        yield stage
+
+
+async def test_a_second_request_gets_the_same_reply_and_changes_nothing(
+    at: SchedulerBindingsStage,
+) -> None:
+    pod = await at.pod("p")
+
+    first = await at.bind(pod)
+    leased = await assert_sound(at.leases)
+    again = [await at.bind(pod), await at.bind(pod, binder=1)]
+
+    assert [(reply.bound, reply.node) for reply in (first, *again)] == [(True, "a")] * 3
+    assert [(lease.node, lease.state) for lease in leased] == [("a", LeaseState.BOUND)]
+    assert await assert_sound(at.leases) == leased
+    assert await at.node_of(pod) == "a"
+    assert any(isinstance(event, PodBound) for event in at.bus.published)
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_requests_for_two_nodes_at_once_end_with_one_lease_and_its_binding(
+    at: SchedulerBindingsStage, attempt: int
+) -> None:
+    pod = await at.pod(f"p{attempt}")
+
+    replies = await asyncio.gather(at.bind(pod, "a"), at.bind(pod, "b", binder=1))
+
+    [winner] = [reply for reply in replies if reply.bound]
+    [loser] = [reply for reply in replies if not reply.bound]
+    assert loser.node == winner.node
+    assert loser.reason == f"the pod is being bound to node {winner.node}"
+    assert await at.node_of(pod) == winner.node
+    assert await at.nodes_leased() == [(winner.node, LeaseState.BOUND)]
+
+
+async def test_a_share_that_is_gone_is_refused_without_a_lease(at: SchedulerBindingsStage) -> None:
+    await at.bind(await at.pod("first"))
+    pod = await at.pod("second")
+
+    reply = await at.bind(pod)
+
+    assert not reply.bound
+    assert reply.no_capacity
+    assert "a" in reply.reason
+    assert await at.leases.load([pod.pod]) == [None]
+
+
+async def test_a_binding_that_the_api_server_refuses_leaves_no_lease(
+    at: SchedulerBindingsStage,
+) -> None:
+    pod = await at.pod("p")
+    await at.kube.bind_pod(pod.namespace, pod.name, pod.pod, "b", {})
+
+    reply = await at.bind(pod)
+
+    assert not reply.bound
+    assert reply.reason
+    assert await at.nodes_leased() == []
+
+
+async def test_a_node_whose_agent_admits_no_pod_gets_none_and_keeps_no_reservation(
+    at: SchedulerBindingsStage,
+) -> None:
+    pod = await at.pod("p")
+    closed = BindReply(deferred_pods=(pod.pod,), reason="the kubelet is away", node_closed=True)
+    at.agents.replies[NodeName("a")] = closed
+
+    reply = await at.passing(at.bind(pod))
+    at.agents.replies.clear()
+    elsewhere = await at.bind(pod, "b")
+
+    assert not reply.bound
+    assert "the kubelet is away" in reply.reason
+    assert elsewhere.bound
+    assert await at.node_of(pod) == "b"
+    assert await at.nodes_leased() == [("b", LeaseState.BOUND)]
+
+
+async def test_an_exceeded_quota_is_named_and_nothing_is_leased(at: SchedulerBindingsStage) -> None:
+    limits = QuotaLimits(milli_gpu=500)
+    await at.leases.quotas.save([Quota(namespace=Namespace("default"), limits=limits)], read_at=NOW)
+
+    reply = await at.bind(await at.pod("p"))
+
+    assert not reply.bound
+    assert not reply.no_capacity
+    assert [(each.measure, each.limit) for each in reply.quotas] == [("milliGPU", 500)]
+    assert await at.nodes_leased() == []
+
+
+async def test_without_shares_a_request_binds_only_a_pod_that_has_a_lease(
+    at: SchedulerBindingsStage,
+) -> None:
+    """The extender's mirror has no free share: the pod may have been leased by an earlier call."""
+    leased, other = await at.pod("leased"), await at.pod("other")
+    await at.bind(leased)
+
+    def request(pod: PodQueued) -> PodBindingRequest:
+        return PodBindingRequest(queued=pod, placement=Placement(node=NodeName("a"), shares=()))
+
+    again = await at.binders[1].bind_chosen(request(leased))
+    refused = await at.binders[1].bind_chosen(request(other))
+
+    assert again.bound
+    assert (refused.bound, refused.no_capacity) == (False, True)
+    assert refused.reason == "a: no share is free"

@@ -1,0 +1,103 @@
+"""The extender's HTTPS server: who may call it, and what it replies to odd bodies."""
+
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from services.extender.metrics import ExtenderMetrics
+from services.extender.server import ServingFiles, application
+from shared.runtime import health
+from tests.support.extender import ExtenderWorld
+from tests.support.servers.tls import Made
+
+NAME = "kube-scheduler"
+Files = tuple[Path, Path]
+
+
+class ExtenderServer:
+    """An extender behind HTTPS, with its authority."""
+
+    def __init__(self, made: Made) -> None:
+        self.made, self.world, self.address = made, ExtenderWorld(), ""
+
+    async def post(
+        self, verb: str, body: bytes, files: Files | None, *, scheme: str = "https"
+    ) -> tuple[int, bytes]:
+        context = ssl.create_default_context(cafile=str(self.made.ca))
+        if files:
+            context.load_cert_chain(*files)
+        connector = aiohttp.TCPConnector(ssl=context)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"{scheme}://{self.address}/{verb}", data=body) as response,
+        ):
+            return response.status, await response.read()
+
+
+@pytest.fixture
+async def extender_server(tmp_path: Path) -> AsyncIterator[ExtenderServer]:
+    started = ExtenderServer(Made(tmp_path))
+    tls = ServingFiles(*started.made.issue("extender"), started.made.ca)
+    pages = application(started.world.extender, ExtenderMetrics(), NAME)
+    async with health.served(pages, "127.0.0.1:0", flag="--listen", tls=tls.context) as address:
+        started.address = address
+        yield started
+
+
+async def test_kube_scheduler_is_served(extender_server: ExtenderServer) -> None:
+    files = extender_server.made.issue(NAME, NAME)
+    body = msgspec.json.encode({"Pod": {}, "NodeNames": ["n0"]})
+
+    replies = [await extender_server.post(verb, body, files) for verb in ("filter", "prioritize")]
+
+    assert [status for status, _ in replies] == [200, 400]
+    assert set(msgspec.json.decode(replies[0][1])["FailedAndUnresolvableNodes"]) == {"n0"}
+
+
+async def test_a_caller_without_a_certificate_for_kube_scheduler_is_refused(
+    extender_server: ExtenderServer, tmp_path: Path
+) -> None:
+    stranger = extender_server.made.issue("stranger", "stranger")
+    other_ca = Made(tmp_path, "others").issue(NAME, NAME)
+
+    status, text = await extender_server.post("filter", b"{}", stranger)
+
+    assert (status, text) == (403, b"certificate is not for kube-scheduler\n")
+    for files, scheme in ((None, "https"), (other_ca, "https"), (None, "http")):
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await extender_server.post("filter", b"{}", files, scheme=scheme)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "reason"),
+    [
+        ("filter", b"no json", "the body is no valid ExtenderArgs"),
+        ("prioritize", b'{"NodeNames": ["n0"]}', "missing required field `Pod`"),
+        ("bind", b'{"PodName": 1}', "the body is no valid ExtenderBindingArgs"),
+    ],
+)
+async def test_an_odd_body_is_refused_with_the_reason(
+    extender_server: ExtenderServer, verb: str, body: bytes, reason: str
+) -> None:
+    files = extender_server.made.issue(NAME, NAME)
+
+    status, text = await extender_server.post(verb, body, files)
+
+    assert status == 400
+    assert reason in text.decode()
+
+
+def test_a_renewed_certificate_is_loaded(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    certificate, key = made.issue("extender")
+    tls = ServingFiles(certificate, key, made.ca)
+    before = tls._loaded
+
+    made.issue("extender")
+    tls.load()
+
+    assert tls._loaded != before

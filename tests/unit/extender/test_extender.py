@@ -1,0 +1,180 @@
+"""The extender's verdicts, scores, soft holds and Bindings."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.extender.pod_requests import GANG
+from services.extender.scheduler_api import ExtenderArgs
+from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, VOLUME_HOLD_S
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import PodBindingReply
+from shared.model.names import NodeName
+from shared.model.quota import QuotaExcess
+from tests.support.extender import ExtenderWorld, args
+from tests.support.waiting import until
+
+
+def test_each_refused_node_has_the_words_of_explain_without_devices() -> None:
+    verdict = ExtenderWorld().filter("big", 90_000, "n0 n2 unknown")
+
+    assert verdict.node_names == []
+    assert verdict.failed_and_unresolvable_nodes == {
+        "n0": "Insufficient GPU memory",
+        "n2": "Insufficient GPU memory",
+        "unknown": "node(s) were not in Leasehold's ledger",
+    }
+
+
+def test_required_affinity_between_pods_is_left_to_kube_scheduler() -> None:
+    terms = [{"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"}]
+    rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+    verdict = ExtenderWorld().filter("a", 1_000, affinity=rule)
+
+    assert verdict.node_names == ["n0", "n1", "n2"]
+
+
+def test_a_pod_of_a_gang_is_refused_with_the_way_out() -> None:
+    annotations = {"scheduling.k8s.io/group-name": "g"}
+
+    verdict = ExtenderWorld().filter("a", 1_000, annotations=annotations)
+
+    assert set(verdict.failed_and_unresolvable_nodes.values()) == {GANG}
+
+
+def test_exactly_one_node_is_best() -> None:
+    world = ExtenderWorld()
+
+    scores = world.extender.prioritize(args("a", 1_000))
+
+    assert [each.score for each in scores].count(10) == 1
+    assert max(each.score for each in scores) == 10
+
+
+@pytest.mark.parametrize(
+    ("volumes", "held_s"),
+    [([], HOLD_S), ([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}], VOLUME_HOLD_S)],
+)
+def test_the_share_of_the_best_node_is_held_for_a_moment(volumes: Any, held_s: float) -> None:
+    world = ExtenderWorld()
+    world.extender.prioritize(args("a", 30_000, "n0 n1", volumes=volumes))
+
+    during = world.filter("b", 30_000, "n0")
+    world.clock.advance(held_s + 0.1)
+    after = world.filter("b", 30_000, "n0")
+
+    assert (during.node_names, after.node_names) == ([], ["n0"])
+
+
+async def test_the_chosen_share_is_requested_from_a_binder() -> None:
+    world = ExtenderWorld()
+    world.filter("a", 1_000)
+
+    assert await world.bind("a", "n1") == ""
+
+    [request] = world.binders.requests
+    assert request.queued.by_kube_scheduler
+    assert request.placement.node == "n1"
+    assert [share.memory_mib for share in request.placement.shares] == [1_000]
+
+
+async def test_a_pod_that_another_replica_filtered_is_read() -> None:
+    world = ExtenderWorld()
+    world.pods.pods["a"] = args("a", 1_000).pod
+
+    assert await world.bind("a", "n1") == ""
+    assert "deleted" in await world.bind("b", "n1")
+
+
+async def test_after_a_loss_of_the_share_others_of_the_node_are_tried_once() -> None:
+    world = ExtenderWorld()
+    world.filter("a", 1_000)
+    refused = PodBindingReply(reason="n1: it has no room", no_capacity=True)
+    world.binders.replies = [refused, refused]
+
+    binding = asyncio.create_task(world.bind("a", "n1"))
+    await until(lambda: world.clock.sleepers)
+    world.clock.advance(AGAIN_S)
+
+    assert await binding == "n1: it has no room"
+    assert len(world.binders.requests) == 2
+
+
+async def test_a_pod_with_a_lease_elsewhere_is_offered_that_node_only() -> None:
+    world = ExtenderWorld()
+    world.filter("a", 1_000)
+    world.binders.replies = [PodBindingReply(reason="elsewhere", node=NodeName("n2"))]
+
+    assert await world.bind("a", "n1") == "elsewhere"
+
+    assert world.filter("a", 1_000).node_names == ["n2"]
+
+
+async def test_an_exceeded_quota_refuses_until_something_is_freed() -> None:
+    world = ExtenderWorld()
+    world.filter("a", 1_000)
+    excess = QuotaExcess(measure="memoryMiB", limit=500, used=0, requested=1_000)
+    world.binders.replies = [PodBindingReply(reason="quota", quotas=(excess,))]
+
+    error = await world.bind("a", "n1")
+    during = world.filter("a", 1_000)
+    world.mirror.capacity += 1
+    after = world.filter("a", 1_000)
+
+    assert "the GPU quota of namespace default blocks the pod" in error
+    assert set(during.failed_and_unresolvable_nodes.values()) == {error}
+    assert after.node_names == ["n0", "n1", "n2"]
+
+
+async def test_no_binder_is_an_error_and_holds_nothing() -> None:
+    world = ExtenderWorld()
+    world.filter("a", 30_000)
+    world.binders.replies = [UnavailableError("no reply")]
+
+    assert await world.bind("a", "n1") == "no reply"
+
+    assert world.filter("b", 30_000).node_names == ["n0", "n1", "n2"]
+
+
+async def test_a_refusal_is_published_when_its_reason_or_the_capacity_changes() -> None:
+    world = ExtenderWorld()
+    published = world.extender.filtered_out()
+    for capacity in (1, 1, 2):
+        world.mirror.capacity = capacity
+        world.filter("a", 90_000)
+    waiting = asyncio.ensure_future(anext(published))
+    await until(lambda: world.clock.sleepers)
+    world.clock.advance(FLUSH_S)
+    [event] = await waiting
+
+    assert event.capacity == 2
+    assert event.refusal.counts == (("InsufficientGpuMemory", 3),)
+    world.filter("a", 90_000)
+    assert not world.extender._refused
+
+
+def test_without_a_snapshot_there_is_no_verdict() -> None:
+    verdict = ExtenderWorld(capacity=-1).filter("a", 1_000)
+
+    assert "no snapshot of the ledger yet" in verdict.error
+
+
+def test_a_configuration_that_sends_whole_nodes_is_named() -> None:
+    world = ExtenderWorld()
+    given = args("a", 1_000)
+
+    verdict = world.extender.filter(ExtenderArgs(pod=given.pod, node_names=None))
+
+    assert "nodeCacheCapable" in verdict.error
+
+
+def test_another_schedulers_pod_is_refused() -> None:
+    world = ExtenderWorld()
+    given = args("a", 1_000, schedulerName="default-scheduler")
+
+    verdict = world.extender.filter(given)
+
+    [text] = set(verdict.failed_and_unresolvable_nodes.values())
+    assert "default-scheduler is not leasehold-full" in text
