@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.model.events.pod_events import Heartbeat
-from shared.model.names import NodeName
+from shared.model.names import REQUIRED_SERVICES, NodeName
 
 MISSED_HEARTBEATS = 3
 """After so many missed heartbeats, a replica is late."""
 RETENTION_S = 300.0
 """A late replica is reported this long while other replicas of its service run."""
-REQUIRED = ("watcher", "placer", "binder")
-"""Services without which no pod is placed."""
 AGENT = "node-agent"
 GRACE_PERIOD_S = 15.0
 """After the dashboard's start, components that have never sent a heartbeat are not yet missing."""
@@ -81,7 +79,7 @@ class ComponentMonitor:
             MissingComponent(
                 service=name, since=self.started_at, text=f"no heartbeat of any {name}"
             )
-            for name in REQUIRED
+            for name in REQUIRED_SERVICES
             if not running.get(name) and name not in known
         ]
 

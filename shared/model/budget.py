@@ -202,6 +202,8 @@ class StoredBudgetState:
     on."""
     restored_ms: int = 0
     """The account was restored from a copy that covers the time before; 0: never restored."""
+    exhausted_ms: int = 0
+    """When the last remaining units were used; 0: there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +267,7 @@ class Balance:
     current_rate_milli_gpu: int
     leases: int
     exhausted_at_ms: int | None = None
-    """When the budget will be exhausted at the current rate; None: not foreseeable."""
+    """When the budget was exhausted, or will be at the current rate; None: not foreseeable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

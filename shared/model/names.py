@@ -12,6 +12,8 @@ SYSTEM_NAMESPACE = "leasehold-system"
 """The namespace of all services but the node agents, in the manifests."""
 AGENTS_NAMESPACE = "leasehold-agents"
 """The namespace of the node agents."""
+REQUIRED_SERVICES = ("watcher", "placer", "binder")
+"""Services without which no pod is placed."""
 OWN_SCHEDULER = "leasehold"
 """`spec.schedulerName` of the pods that Leasehold schedules."""
 DEFAULT_SCHEDULER = "default-scheduler"

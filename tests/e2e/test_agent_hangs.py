@@ -1,5 +1,7 @@
 """An agent hangs while its kubelet runs: its node gets no pods, and conditions name the reason."""
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -45,6 +47,17 @@ async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies() -> 
                 assert found["spec"]["nodeName"] == "node-1"
             refused = await up.until("stuck", lambda pod: "0/2 nodes" in condition(pod))
             assert "had a node agent that was not ready" in condition(refused)
+            text, document, doctor = await asyncio.gather(
+                up.leasehold("gpus"),
+                up.leasehold("gpus", "-o", "json"),
+                up.leasehold("doctor", "--only", "cluster"),
+            )
+            assert "gets no pods: the agent of node node-0 does not respond" in text.out
+            cordoned = {one["node"]: one["cordoned"] for one in json.loads(document.out)["nodes"]}
+            assert "does not respond" in cordoned["node-0"]
+            assert cordoned["node-1"] == ""
+            assert "no heartbeat of the node-agent of node-0" in doctor.out
+            assert doctor.code == 1
 
         await up.until("stuck", running, limit_s=20)
         await up.audit()

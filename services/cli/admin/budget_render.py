@@ -78,7 +78,7 @@ def _runs_out(balance: Balance) -> str:
     if balance.exhausted_at_ms is None:
         return "-"
     left_s = (balance.exhausted_at_ms - balance.at_ms) / 1000
-    return "now" if left_s <= 0 else f"in {age(left_s)}"
+    return f"{age(-left_s)} ago" if left_s <= 0 else f"in {age(left_s)}"
 
 
 def _window_end(balance: Balance) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.server_versions import AS_OF, patched_version
 from shared.ledger.redis_server import RedisFacts
+from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, fail, ok, warn
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from shared.model.names import AGENTS_NAMESPACE, REQUIRED_SERVICES, SYSTEM_NAMESPACE, NodeName
 
 ALL_PODS = "kubectl get pods -A -l app.kubernetes.io/part-of=leasehold"
 
+AGENT = "node-agent"
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0
 WEEK_DAYS = 7.0
@@ -122,19 +124,35 @@ def versions(by_replica: Mapping[str, str]) -> Finding:
     return ok(f"{len(by_replica)} components run, all of version {version}")
 
 
-def components(unready_reasons: Mapping[str, Sequence[str]]) -> Finding:
-    """Judge the reasons why replicas are not ready, by name."""
-    unready = [
-        f"{name}: {', '.join(reasons)}"
-        for name, reasons in sorted(unready_reasons.items())
-        if reasons
+def components(
+    heartbeats: Iterable[Heartbeat], nodes: Iterable[NodeName], *, observed_s: float
+) -> Finding:
+    """Judge which components do not run, and why running ones are not ready.
+
+    `nodes` have devices, which their agents reported; heartbeats were observed for `observed_s`.
+    """
+    running = tuple(heartbeats)
+    problems = [
+        f"no heartbeat of {one} within {observed_s:g} s" for one in _missing(running, nodes)
     ]
-    if unready:
+    problems += sorted(
+        f"{one.instance}: {', '.join(one.unready_reasons)}"
+        for one in running
+        if one.unready_reasons
+    )
+    if problems:
         return fail(
-            "; ".join(unready),
+            "; ".join(problems),
             f"kubectl -n {SYSTEM_NAMESPACE} logs POD; of agents: -n {AGENTS_NAMESPACE}",
         )
-    return ok(f"{len(unready_reasons)} components are ready")
+    return ok(f"{len(running)} components are ready")
+
+
+def _missing(running: Sequence[Heartbeat], nodes: Iterable[NodeName]) -> list[str]:
+    services = {one.service for one in running}
+    served = {one.node for one in running if one.service == AGENT}
+    absent = [f"any {name}" for name in REQUIRED_SERVICES if name not in services]
+    return absent + [f"the {AGENT} of {node}" for node in sorted(nodes) if node not in served]
 
 
 def rights(denied: Iterable[str], allowed: int) -> Finding:

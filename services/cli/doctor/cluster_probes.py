@@ -4,6 +4,7 @@ import asyncio
 import base64
 import ssl
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -21,12 +22,12 @@ from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, ok
+from shared.model.names import NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-AGENT = "node-agent"
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
 RIGHTS = (
@@ -75,6 +76,7 @@ class ClusterProbes:
         nats_url: str,
         nats_credentials: ClientCredentials,
         simulated: bool,
+        nodes: Iterable[NodeName] = (),
     ) -> None:
         self._kubernetes = kubernetes
         self.redis_url = redis_url
@@ -82,7 +84,9 @@ class ClusterProbes:
         self.nats_url = nats_url
         self.nats_credentials = nats_credentials
         self.simulated = simulated
-        self._observing: asyncio.Task[dict[str, Heartbeat]] | None = None
+        self.nodes = tuple(nodes)
+        """The nodes whose agents have reported devices."""
+        self._observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 
     @property
     def kubernetes(self) -> KubernetesClient:
@@ -146,12 +150,12 @@ class ClusterProbes:
     async def versions(self) -> Finding:
         """Observe the replicas' heartbeats for their versions."""
         heartbeats = await self._heartbeats()
-        return judge.versions({name: one.version for name, one in heartbeats.items()})
+        return judge.versions({one.instance: one.version for one in heartbeats})
 
     async def components(self) -> Finding:
-        """Observe the replicas' heartbeats for reasons why they are not ready."""
+        """Observe heartbeats for components that are missing or not ready."""
         heartbeats = await self._heartbeats()
-        return judge.components({name: one.unready_reasons for name, one in heartbeats.items()})
+        return judge.components(heartbeats, self.nodes, observed_s=OBSERVE_S)
 
     async def rights(self) -> Finding:
         """Review the rights of our account at the API server."""
@@ -190,19 +194,19 @@ class ClusterProbes:
         }
         return (await self.kubernetes.create(REVIEWS, body, _SelfAccessReview)).status.allowed
 
-    async def _heartbeats(self) -> dict[str, Heartbeat]:
+    async def _heartbeats(self) -> tuple[Heartbeat, ...]:
         """Return the latest heartbeat of each replica; observed once for all checks."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
         return await self._observing
 
-    async def _observe_heartbeats(self) -> dict[str, Heartbeat]:
+    async def _observe_heartbeats(self) -> tuple[Heartbeat, ...]:
         if self._is_agent():
             raise SkipError(
                 "the NATS user of a node's agent may not observe heartbeats: log in as operator"
             )
         loop = asyncio.get_running_loop()
-        latest: dict[str, Heartbeat] = {}
+        latest: dict[tuple[str, str, str], Heartbeat] = {}
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
@@ -220,13 +224,13 @@ class ClusterProbes:
                 for delivered in batch:
                     for event in delivered.events:
                         if isinstance(event, Heartbeat):
-                            latest[event.instance] = event
-        return {name: one for name, one in latest.items() if not one.stopping}
+                            latest[event.service, event.instance, event.node] = event
+        return tuple(one for one in latest.values() if not one.stopping)
 
     def _is_agent(self) -> bool:
         """Whether we log in to NATS as a node's agent."""
         login = self.nats_credentials.login()
-        return login is not None and login.user.startswith(f"{AGENT}.")
+        return login is not None and login.user.startswith(f"{judge.AGENT}.")
 
     def _nats(self) -> str:
         if not self.nats_url:

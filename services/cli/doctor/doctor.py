@@ -232,6 +232,7 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
             nats_url=target.nats_url,
             nats_credentials=target.nats_credentials,
             simulated=target.simulated,
+            nodes=[name for name, totals in (node_totals or {}).items() if totals.node.devices],
         )
         labels = [(name, "") for name in target.cluster_checks]
         running = [run_check(CLUSTER_CHECKS[name](cluster)) for name in target.cluster_checks]

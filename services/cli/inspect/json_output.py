@@ -1,14 +1,15 @@
 """The output of `--json`: plain dictionaries with stable keys; pure.
 
-`gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy", "fault",
-           "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
-           "layout", "shares": [{"pod", "namespace", "name", "container", "memory_mib",
-           "cores_percent", "slot", "mig", "fence", "state", "measured"}]}]}],
-           "unmeasured_nodes": [node]}; "layout" is the MIG layout of a device with leased
-           instances, "mig" is {"layout", "position", "profile"} or null, and
-           "measured" is {"memory_mib", "cores_percent", "processes", "idle", "idle_since"} or
-           null; "idle_since" is null while the share is in use, and "idle" whether that is longer
-           ago than --idle-after.
+`gpus`:    {"nodes": [{"node", "cordoned", "devices": [{"uuid", "index", "model", "mode",
+           "healthy", "fault", "memory_mib", "used_memory_mib", "used_cores_percent", "slots",
+           "used_shares", "fence", "layout", "shares": [{"pod", "namespace", "name", "container",
+           "memory_mib", "cores_percent", "slot", "mig", "fence", "state", "measured"}]}]}],
+           "unmeasured_nodes": [node], "problems": [text]}; "cordoned" is why a node gets no pods,
+           empty if it does; "problems" are missing components and replies; "layout" is the MIG
+           layout of a device with leased instances, "mig" is {"layout", "position", "profile"} or
+           null, and "measured" is {"memory_mib", "cores_percent", "processes", "idle",
+           "idle_since"} or null; "idle_since" is null while the share is in use, and "idle"
+           whether that is longer ago than --idle-after.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "unhealthy_devices", "shares": [{"container", "device",
            "index", "memory_mib", "cores_percent", "booked_cores", "slot", "mig", "fence",
@@ -37,6 +38,7 @@ from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
 from shared.model.lease import Lease, Share
 from shared.model.lease_json import lease_json, measured_json, mig_json, waiting_json
 from shared.model.ledger import NodeTotals
+from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
 
 Shape = dict[str, Any]
@@ -47,6 +49,7 @@ def gpus(nodes: Iterable[NodeTotals], usage: MeasuredUsage) -> Shape:
     return {
         "nodes": [_node(totals, usage) for totals in nodes if totals.node.devices],
         "unmeasured_nodes": list(usage.unmeasured_nodes),
+        "problems": list(usage.notes),
     }
 
 
@@ -102,6 +105,7 @@ def refusal_shape(refusal: Refusal) -> Shape:
 def _node(totals: NodeTotals, usage: MeasuredUsage) -> Shape:
     return {
         "node": totals.node.facts.name,
+        "cordoned": cordon_reason(totals.node.served),
         "devices": [
             {
                 "uuid": device.uuid,

@@ -13,6 +13,7 @@ from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid
+from shared.model.node import cordon_reason
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -23,6 +24,8 @@ def gpus(nodes: Sequence[NodeTotals], width: int, usage: MeasuredUsage) -> Rende
     for totals in sorted(nodes, key=lambda totals: totals.node.facts.name):
         if totals.node.devices:
             blocks.append(Text(totals.node.facts.name, style="bold"))
+            if reason := cordon_reason(totals.node.served):
+                blocks.append(Text(f"  gets no pods: {reason}", style="yellow"))
             blocks += _device_lines(totals, width, usage)
     if not blocks:
         return Text("no node has reported a device yet: are the node agents running?")
@@ -53,7 +56,7 @@ def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
 
 
 def usage_notes(usage: MeasuredUsage) -> list[Text]:
-    """Return why usage is missing, if it is."""
+    """Return what is missing, if anything."""
     return [Text(note, style="yellow") for note in usage.notes]
 
 

@@ -53,6 +53,7 @@ class DashboardReader:
         return MeasuredUsage(
             shares={one.key: one for one in self._view.usage},
             unmeasured_nodes=self._view.unmeasured_nodes,
+            missing_components=self._view.problems,
             read_at=self._view.read_at,
             idle_after_s=self.idle_after_s,
         )

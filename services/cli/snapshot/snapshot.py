@@ -61,6 +61,8 @@ class MeasuredUsage:
     """Nodes with leases whose agent did not reply."""
     problem: str = ""
     """Why no usage was requested, as text."""
+    missing_components: tuple[str, ...] = ()
+    """Components that are missing or not ready, as the dashboard reports them."""
     read_at: float = 0.0
     """Unix seconds."""
     idle_after_s: float = IDLE_AFTER_S
@@ -68,10 +70,10 @@ class MeasuredUsage:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why usage is missing, if it is, as text."""
+        """What is missing, if anything, as text."""
         silent = ", ".join(self.unmeasured_nodes)
-        problems = (self.problem, silent and f"no usage from the agents of: {silent}")
-        return tuple(filter(None, problems))
+        no_reply = silent and f"no reply from the agents of: {silent}; their usage is not shown"
+        return (*self.missing_components, *filter(None, (self.problem, no_reply)))
 
     def of(self, lease: Lease, share: Share) -> ShareMeasurement | None:
         """Return the usage of a share; None: it was not measured."""

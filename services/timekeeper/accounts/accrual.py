@@ -14,6 +14,7 @@ from shared.model.budget import (
     HOUR_MS,
     Account,
     AccountUpdate,
+    Balance,
     Budget,
     BudgetState,
     BudgetWindow,
@@ -86,7 +87,8 @@ def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int)
     ):
         return True
     current = balance(account, budget, now_ms)
-    return (current.state, current.warned_percent) != (state.state, state.warned_percent)
+    now = (current.state, current.warned_percent, _exhausted_ms(current))
+    return now != (state.state, state.warned_percent, state.exhausted_ms)
 
 
 def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
@@ -203,8 +205,15 @@ def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
         window=current.window.id,
         shape=window_shape(step.budget.policy),
         restored_ms=before.restored_ms,
+        exhausted_ms=_exhausted_ms(current),
     )
     return replace(update, state=state)
+
+
+def _exhausted_ms(current: Balance) -> int:
+    """Return when a budget without remaining units was exhausted; 0: it has units."""
+    remaining = current.remaining_units
+    return 0 if remaining is None or remaining > 0 else current.exhausted_at_ms or 0
 
 
 def apply_update(account: Account, update: AccountUpdate) -> Account:

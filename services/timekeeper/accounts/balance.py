@@ -104,7 +104,8 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         remaining_units=remaining,
         current_rate_milli_gpu=rate,
         leases=len([each for each in account.leases if each.ended_ms is None]),
-        exhausted_at_ms=exhaustion_ms(budget, window, remaining, rate, at_ms),
+        exhausted_at_ms=_exhausted_before(account, budget, remaining)
+        or exhaustion_ms(budget, window, remaining, rate, at_ms),
     )
 
 
@@ -124,9 +125,19 @@ def _used_and_allowed(
 
 def _state_before(account: Account, budget: Budget) -> BudgetState:
     """Return the previous state: a new calendar window starts with OK."""
+    return account.state.state if _state_continues(account, budget) else BudgetState.OK
+
+
+def _state_continues(account: Account, budget: Budget) -> bool:
     sliding = budget.policy.type is PolicyType.SLIDING
-    same = account.state.window == account.windows[-1].id
-    return account.state.state if sliding or same else BudgetState.OK
+    return sliding or account.state.window == account.windows[-1].id
+
+
+def _exhausted_before(account: Account, budget: Budget, remaining: int | None) -> int:
+    """Return when an exhausted budget was exhausted, as stored; 0: it is not, or not stored."""
+    if remaining is None or remaining > 0 or not _state_continues(account, budget):
+        return 0
+    return account.state.exhausted_ms
 
 
 def next_state(
@@ -182,15 +193,15 @@ def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining:
 def exhaustion_ms(
     budget: Budget, window: BudgetWindow, remaining: int | None, rate: int, at_ms: int
 ) -> int | None:
-    """Return when the budget is exhausted at the current rate; None: not in this window."""
-    if remaining is None or remaining <= 0:
-        return None if remaining is None else at_ms
+    """Return when the budget is or was exhausted at the current rate; None: not in this window."""
+    if remaining is None:
+        return None
     slope = rate * HOUR_MS
     if budget.policy.type is PolicyType.BUCKET:
         slope -= budget.policy.refill_units_per_hour
     if slope <= 0:
-        return None
-    at = at_ms + -(-remaining * HOUR_MS // slope)
+        return at_ms if remaining <= 0 else None
+    at = max(window.start_ms, at_ms + -(-remaining * HOUR_MS // slope))
     ends_ms = window.end_ms if window.end_ms is not None and _ends(budget) else LATEST_MS
     return at if at <= ends_ms else None
 

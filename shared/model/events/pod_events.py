@@ -365,4 +365,4 @@ class BudgetChanged(Event):
     """None: there is no limit."""
     current_rate_milli_gpu: int = 0
     exhausted_at: float | None = None
-    """When the budget will be exhausted at the current rate, Unix seconds."""
+    """When the budget was exhausted, or will be at the current rate, Unix seconds."""

@@ -65,5 +65,5 @@ async def test_why_usage_is_missing_is_a_note() -> None:
             unknown = await reader.read([NODE])
 
     assert silent.unmeasured_nodes == (NodeName("n1"),)
-    assert silent.notes == ("no usage from the agents of: n1",)
+    assert silent.notes == ("no reply from the agents of: n1; their usage is not shown",)
     assert unknown.notes == ("usage is not shown: set --nats-url",)

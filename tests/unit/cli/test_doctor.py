@@ -166,8 +166,6 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (cluster_checks.versions({"a": "1", "b": "1"}), OK, "all of version 1"),
     (cluster_checks.versions({"a": "1", "b": "2"}), WARN, "a 1, b 2"),
     (cluster_checks.versions({}), FAIL, "no component"),
-    (cluster_checks.components({"a": (), "b": ()}), OK, "2 components"),
-    (cluster_checks.components({"a": ("gpus: none",)}), FAIL, "a: gpus: none"),
     (cluster_checks.rights([], 5), OK, "5 rights"),
     (cluster_checks.rights(["patch pods"], 5), FAIL, "patch pods"),
     (cluster_checks.runtime_class(exists=True), OK, ""),

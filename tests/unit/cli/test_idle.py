@@ -120,4 +120,4 @@ def test_without_idle_shares_the_report_says_so_and_names_nodes_that_did_not_rep
     text = drawn(idle_report.idle_table(snapshot_of(NODE, usage=usage)))
 
     assert "no share has been idle for 10m" in text
-    assert "no usage from the agents of: node-0" in text
+    assert "no reply from the agents of: node-0" in text

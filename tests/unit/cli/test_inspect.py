@@ -11,6 +11,7 @@ from services.cli.inspect.explanation import explain, shape
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot
 from shared.model.device import DeviceUse
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import CORDON_PREFIX
 from tests.support.snapshots import (
     DEVICE,
     GPU,
@@ -149,10 +150,25 @@ def test_missing_usage_is_a_dash_and_nodes_without_a_reply_are_named() -> None:
     snapshot = replace(HELD, usage=usage)
 
     for text in (drawn(render.gpus([NODE], 160, usage)), drawn(render.ps(snapshot))):
-        assert "no usage from the agents of: node-0" in text
+        assert "no reply from the agents of: node-0" in text
     assert "in use: - MiB, -" in drawn(render.gpus([NODE], 160, usage))
     assert json_output.ps(snapshot)["leases"][0]["shares"][0]["measured"] is None
     assert json_output.ps(snapshot)["unmeasured_nodes"] == ["node-0"]
+
+
+def test_gpus_names_cordoned_nodes_and_missing_components() -> None:
+    reason = "the agent of node node-0 does not respond"
+    node = replace(NODE, node=replace(NODE.node, served=(CORDON_PREFIX + reason,)))
+    usage = MeasuredUsage(missing_components=("node-agent of node-0 does not send heartbeats",))
+
+    text = drawn(render.gpus([node], 160, usage))
+    document = json_output.gpus([node], usage)
+
+    assert f"gets no pods: {reason}" in text
+    assert "node-agent of node-0 does not send heartbeats" in text
+    assert document["nodes"][0]["cordoned"] == reason
+    assert document["problems"] == ["node-agent of node-0 does not send heartbeats"]
+    assert json_output.gpus([NODE], NOT_MEASURED)["nodes"][0]["cordoned"] == ""
 
 
 def test_top_sorts_by_usage_and_filters_by_namespace_and_node() -> None:

@@ -286,6 +286,33 @@ def test_projection_divides_what_remains_by_the_rate() -> None:
     assert balance(now, wanted, T0 + 4 * MINUTE_MS).exhausted_at_ms == T0 + 20 * MINUTE_MS
 
 
+def test_the_time_of_exhaustion_stands_still_after_it_has_come() -> None:
+    wanted = budget(10)
+    now = stepped(account(charged_lease()), wanted, T0 + 19 * MINUTE_MS)
+    seen = [balance(now, wanted, T0 + round(m * MINUTE_MS)).exhausted_at_ms for m in (19, 20, 20.5)]
+    now = stepped(now, wanted, T0 + 21 * MINUTE_MS)
+    (ended,) = now.leases
+    now = replace(now, leases=(replace(ended, ended_ms=T0 + 22 * MINUTE_MS),))
+    for minute in (23, 40):
+        now = stepped(now, wanted, T0 + minute * MINUTE_MS)
+        seen.append(balance(now, wanted, T0 + (minute + 1) * MINUTE_MS).exhausted_at_ms)
+
+    assert seen == [T0 + 20 * MINUTE_MS] * 5
+
+
+def test_a_budget_that_is_exhausted_again_after_a_grant_has_the_later_time() -> None:
+    wanted = budget(10, hysteresis_units=units(5))
+    now = stepped(account(charged_lease()), wanted, T0 + 20 * MINUTE_MS)
+    now = apply_update(now, grant_update(now, units(2), actor="a", reason="r", key=""))
+    now = stepped(now, wanted, T0 + 21 * MINUTE_MS)
+    granted = balance(now, wanted, T0 + 21 * MINUTE_MS)
+    now = stepped(now, wanted, T0 + 30 * MINUTE_MS)
+
+    assert granted.state is BudgetState.EXHAUSTED
+    assert granted.exhausted_at_ms == T0 + 24 * MINUTE_MS
+    assert balance(now, wanted, T0 + 31 * MINUTE_MS).exhausted_at_ms == T0 + 24 * MINUTE_MS
+
+
 @pytest.mark.parametrize("kind", [PolicyType.NONE, PolicyType.SLIDING, PolicyType.BUCKET])
 def test_a_balance_without_an_exhaustion_time_is_published(kind: PolicyType) -> None:
     refill: dict[str, Any] = {"refill_units_per_hour": 1} if kind is PolicyType.BUCKET else {}

@@ -1,0 +1,29 @@
+"""The doctor's verdict on heartbeats: who is missing, who is not ready."""
+
+import pytest
+
+from services.cli.doctor import cluster_checks
+from shared.model.events.pod_events import Heartbeat
+from shared.model.findings import Outcome
+from shared.model.names import REQUIRED_SERVICES, NodeName
+
+AGENT = Heartbeat(service="node-agent", instance="agent-n", node="n")
+SERVICES = [Heartbeat(service=name, instance=f"{name}-0") for name in REQUIRED_SERVICES]
+SICK = Heartbeat(service="webhook", instance="webhook-0", unready_reasons=("nats: closed",))
+
+
+@pytest.mark.parametrize(
+    ("heartbeats", "outcome", "text"),
+    [
+        ([*SERVICES, AGENT], Outcome.OK, "4 components are ready"),
+        ([*SERVICES, AGENT, SICK], Outcome.FAIL, "webhook-0: nats: closed"),
+        (SERVICES, Outcome.FAIL, "no heartbeat of the node-agent of n within 6 s"),
+        ([*SERVICES[1:], AGENT], Outcome.FAIL, "no heartbeat of any watcher within 6 s"),
+    ],
+)
+def test_missing_and_unready_components_are_named(
+    heartbeats: list[Heartbeat], outcome: Outcome, text: str
+) -> None:
+    found = cluster_checks.components(heartbeats, [NodeName("n")], observed_s=6.0)
+
+    assert (found.outcome, found.text) == (outcome, text)
