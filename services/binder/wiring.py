@@ -1,8 +1,7 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
@@ -42,6 +41,7 @@ from services.binder.service import Binder
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.connection import LedgerPart
 from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_clock import LedgerClock
@@ -198,18 +198,24 @@ def _binding(
     )
 
 
-def _unready_reason(*parts: LedgerPart) -> str | None:
-    """Return why the server does not serve the calls of some part, or None."""
-    return next((why for part in parts if (why := part.unready_reason())), None)
+def _probes(
+    api_server: ApiServerReachability, *parts: LedgerPart
+) -> Mapping[str, Callable[[], str | None]]:
+    """Return why the API server, or the server of some part of the ledger, serves no calls."""
+    return {
+        "api": api_server.unready_reason,
+        "redis": lambda: next((why for part in parts if (why := part.unready_reason())), None),
+    }
 
 
 async def serve_binder(settings: BinderSettings) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
-    api_server = load_credentials(settings.kubeconfig)
+    credentials = load_credentials(settings.kubeconfig)
     redis_url, login = settings.redis_url, settings.redis_client_credentials
     clock, metrics = LedgerClock(), PrometheusMetrics()
     async with (
-        KubernetesClient(api_server, timeout_s=settings.api_timeout_s) as client,
+        KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as client,
+        ApiServerReachability.observed(client) as api_server,
         Bus.connect_later(
             settings.nats_url,
             name="binder",
@@ -256,10 +262,8 @@ async def serve_binder(settings: BinderSettings) -> None:
             events_per_s=settings.events_per_s,
         )
 
-        async def request_resync() -> None:
+        async def begin() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        probes = {"redis": partial(_unready_reason, ledger, staging, preemptions, gated_pods)}
-        await serve(
-            "binder", binder, bus=bus, settings=settings, probes=probes, begin=request_resync
-        )
+        probes = _probes(api_server, ledger, staging, preemptions, gated_pods)
+        await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)

@@ -21,6 +21,7 @@ from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.tokens import load_access_tokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
@@ -49,9 +50,12 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
         RedisLeases.connect(redis_url, credentials=credentials) as ledger,
         Budgets.connect(redis_url, credentials=credentials) as store,
     ):
+        probes = {"redis": store.unready_reason}
         client = _kubernetes_client(settings)
         if client is not None:
             await stack.enter_async_context(client)
+            observed = ApiServerReachability.observed(client)
+            probes["api"] = (await stack.enter_async_context(observed)).unready_reason
         objects = BudgetObjects(client) if client and settings.objects else None
         configuration = ConfiguredBudgets(file=file, objects=objects)
         certificate = serving_certificate(settings, client)
@@ -80,7 +84,6 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             old_reports=settings.old_reports,
         )
         await _serve_api(stack, settings, api, certificate)
-        probes = {"redis": store.unready_reason}
         if certificate:
             probes["certificate"] = certificate.unready_reason
         await serve("timekeeper", timekeeper, bus=bus, settings=settings, probes=probes)

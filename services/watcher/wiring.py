@@ -13,6 +13,7 @@ from services.watcher.sources import (
 )
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.reachability import ApiServerReachability
 from shared.model.claim import DraMode
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
@@ -25,6 +26,7 @@ async def serve_watcher(settings: WatcherSettings) -> None:
     file_quotas = load_file(settings.quotas) if settings.quotas else {}
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
+        ApiServerReachability.observed(client) as api_server,
         Bus.connect_later(
             settings.nats_url,
             name="watcher",
@@ -44,6 +46,7 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             claims=claims,
         )
         probes = {
+            "api": api_server.unready_reason,
             "pods": lambda: None if pods.synced else "not listed yet",
             "nodes": lambda: None if nodes.revision is not None else "not listed yet",
         }

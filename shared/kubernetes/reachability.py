@@ -1,0 +1,76 @@
+"""Whether the API server responds: the readiness probe of services that need it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import ForbiddenError
+from shared.model.clock import Clock, SystemClock, end
+from shared.model.errors import LeaseholdError
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+RESPONSE_S = 4.0
+"""A request that takes longer has failed."""
+RETRY_S = 1.0
+"""Before the request is repeated after a failure."""
+PATH = "/version"
+"""Every authenticated user may read it, and the API server has it in memory.
+
+https://kubernetes.io/docs/reference/access-authn-authz/rbac/#discovery-roles
+"""
+
+
+class ApiServerReachability:
+    """Requests the API server's version at an interval."""
+
+    def __init__(self, client: KubernetesClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._responded_at: float | None = None
+        """By the clock's ticks."""
+        self._failure = "no response yet"
+
+    @classmethod
+    @asynccontextmanager
+    async def observed(cls, client: KubernetesClient) -> AsyncIterator[Self]:
+        """Send requests until the context exits."""
+        reachability = cls(client, SystemClock())
+        observing = asyncio.create_task(reachability.run())
+        try:
+            yield reachability
+        finally:
+            await end(observing)
+
+    def unready_reason(self) -> str | None:
+        """Return why requests fail; None: the API server has just responded."""
+        limit_s = INTERVAL_S + RESPONSE_S
+        if self._responded_at is not None and self._clock.ticks() < self._responded_at + limit_s:
+            return None
+        return f"requests to the API server fail: {self._failure}"
+
+    async def run(self) -> None:
+        """Send requests for ever."""
+        while True:
+            pause_s = RETRY_S
+            try:
+                await self._request()
+                pause_s = INTERVAL_S
+            except LeaseholdError as error:
+                self._failure = str(error)
+            except TimeoutError:
+                self._failure = f"no response within {RESPONSE_S:g} s"
+            await self._clock.sleep(pause_s)
+
+    async def _request(self) -> None:
+        """Raise what makes the API server unusable; a missing permission for this does not."""
+        async with asyncio.timeout(RESPONSE_S):
+            try:
+                await self._client.read(PATH)
+            except ForbiddenError as error:
+                logger.debug("%s", error)
+        self._responded_at = self._clock.ticks()
