@@ -1,4 +1,4 @@
-"""docs/reference.md lists the commands, settings, metrics and events of the code."""
+"""docs/reference.md lists the commands, settings, metrics and fields of pods of the code."""
 
 import json
 import os

@@ -1,10 +1,9 @@
-"""The generated parts of docs/reference.md: commands, settings, metrics and events."""
+"""The generated parts of docs/reference.md: commands, settings, metrics and fields of pods."""
 
 import argparse
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from services.cli.parser import EXIT_CODES, build_parser
-from services.topology import roles
-from shared.model import events
-from shared.model.events.event import Event
 from shared.placing.pod_fields import FIELDS, Effect
-from shared.runtime.service import Role
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
@@ -28,10 +23,6 @@ SHARED = 3
 """What as many commands have in common is listed once."""
 Row = tuple[str, str]
 """The name of something, and what it is or does."""
-EVENT_MODULES = tuple(
-    importlib.import_module(f"{events.__name__}.{module.name}")
-    for module in pkgutil.iter_modules(events.__path__)
-)
 
 
 def pieces() -> dict[str, str]:
@@ -41,7 +32,6 @@ def pieces() -> dict[str, str]:
         "commands": _commands(),
         "settings": _settings(),
         "metrics": _metrics(),
-        "events": _events(),
         "pod fields": _pod_fields(),
     }
 
@@ -53,7 +43,9 @@ def _commands() -> str:
     subcommands = next(
         action.choices for action in _actions(build_parser()) if isinstance(action.choices, dict)
     )
-    about = {name: str(found.description) for name, found in subcommands.items()}
+    about = {
+        name: str(found.description).partition("\n\n")[0] for name, found in subcommands.items()
+    }
     rows = {name: _flags(subcommands[name]) for name in sorted(subcommands)}
     users = Counter(row for own in rows.values() for row in own)
     shared = [row for row, number in users.items() if number >= SHARED and "`-" in row[0]]
@@ -64,7 +56,7 @@ def _commands() -> str:
         if alone:
             parts.append(_list(alone))
     parts.append("### Flags of several commands")
-    parts.append("`leasehold COMMAND --help` shows whether a command has them.")
+    parts.append("`leasehold COMMAND --help` shows which a command has, and more about it.")
     parts.append(_list(shared))
     return "\n\n".join(parts)
 
@@ -159,47 +151,14 @@ def _metrics() -> str:
     vendors = ", ".join(f"`{name}`" for name, *_ in node if not name.startswith("leasehold_"))
     parts = []
     for owner, rows in {**registered(), NODE_PAGE: ours}.items():
-        shown = [(f"`{name}{labels}`, {kind}", text) for name, kind, labels, text in rows]
+        shown = [
+            (f"`{name}{labels}`{', histogram' if kind == 'histogram' else ''}", text)
+            for name, kind, labels, text in rows
+        ]
         parts.append(f"### {owner[0].upper()}{owner[1:]}")
         parts.append(_list(shown))
     parts.append(f"As HAMi's and Volcano's monitors name and label them: {vendors}")
     return "\n\n".join(parts)
-
-
-# Events
-
-
-def _kinds_of_events() -> list[type[Event]]:
-    here = [value for module in EVENT_MODULES for value in vars(module).values()]
-    kinds = {value for value in here if _is_below(value, Event)}
-    return sorted(kinds, key=lambda kind: kind.subject)
-
-
-def _events() -> str:
-    rows = []
-    for kind in _kinds_of_events():
-        if not _is_reply(kind):
-            about = str(inspect.getdoc(kind)).partition("\n")[0]
-            rows.append((f"`{kind.subject}`, {_delivery(kind)}", about))
-    return _list(rows)
-
-
-def _delivery(kind: type[Event]) -> str:
-    is_request = any(_replies_to(each, kind) for each in roles().values())
-    return "request" if is_request else str(kind.delivery)
-
-
-def _is_reply(kind: type[Event]) -> bool:
-    every = (role for service_roles in roles().values() for role in service_roles)
-    return any(role.kind == "answers" and kind in role.publishes for role in every)
-
-
-def _consumes(service_roles: Iterable[Role], kind: type[Event]) -> bool:
-    return any(kind in role.consumes for role in service_roles)
-
-
-def _replies_to(service_roles: Iterable[Role], kind: type[Event]) -> bool:
-    return _consumes([role for role in service_roles if role.kind == "answers"], kind)
 
 
 # Fields of pods
