@@ -80,12 +80,15 @@ def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 
 def privileges() -> list[str]:
-    """Rows of what each container may do on its node."""
-    return [
-        f"| {name} | {_user(container, pod)} | {capabilities(container)} | "
-        f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)} |"
-        for name, container, pod in sorted(containers(), key=lambda found: found[0])
-    ]
+    """Rows of what containers may do on their node; those that may do the same have one row."""
+    rows: dict[str, list[str]] = {}
+    for name, container, pod in sorted(containers(), key=lambda found: found[0]):
+        row = (
+            f"{_user(container, pod)} | {capabilities(container)} | "
+            f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)}"
+        )
+        rows.setdefault(row, []).append(name)
+    return [f"| {', '.join(names)} | {row} |" for row, names in rows.items()]
 
 
 def _user(container: dict[str, Any], pod: dict[str, Any]) -> str:
