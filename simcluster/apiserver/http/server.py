@@ -64,6 +64,10 @@ _CREATE_REVIEW = ResourceAttributes("create", "authentication.k8s.io", "tokenrev
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/"
 _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
+_NOT_SIMULATED = {
+    "portforward": "kubectl port-forward is not supported: simulated containers have no network",
+    "attach": "kubectl attach is not supported: use kubectl logs -f",
+}
 _STOP_S = 1.0
 
 
@@ -221,7 +225,7 @@ class ApiServer:
             raise ApiError(
                 501,
                 "NotImplemented",
-                f"pods/{target.subresource} is not simulated; exec and log are",
+                _NOT_SIMULATED[target.subresource],
             )
         await self._writer.admit_connect(target, exec_options(request), user)
         return await serve_exec(request, self.runtime, pod)

@@ -13,6 +13,12 @@ from simcluster.ports import ExecStreams, LogOptions
 NOT_FOUND = 127
 LOG_POLL_S = 1.0
 _SHELLS = frozenset({"sh", "bash"})
+_NO_SHELL = "simulated containers have no interactive shell: run `kubectl exec POD -- COMMAND`"
+_REASONS = {
+    "tar": "kubectl cp is not supported: simulated containers have no files",
+    **dict.fromkeys(_SHELLS, _NO_SHELL),
+}
+"""Why commands that kubectl and its users expect are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,9 @@ def _expand_variable(state: ContainerState, argument: str) -> str:
 
 
 def _unknown(name: str) -> CommandResult:
-    text = f'exec: "{name}": executable file not found in $PATH\n'
-    return CommandResult(NOT_FOUND, err=text)
+    text = f'exec: "{name}": executable file not found in $PATH'
+    reason = _REASONS.get(PurePosixPath(name).name)
+    return CommandResult(NOT_FOUND, err=f"{text} ({reason})\n" if reason else f"{text}\n")
 
 
 def _env(state: ContainerState, _arguments: Sequence[str]) -> CommandResult:

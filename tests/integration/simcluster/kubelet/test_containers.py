@@ -329,6 +329,8 @@ async def test_commands_in_a_container_see_its_environment_and_its_mounts() -> N
                 code, _, err = await executed("git")
                 assert code == 127
                 assert b"executable file not found in $PATH" in err
+                assert b"kubectl cp is not supported" in (await executed("tar", "xmf", "-"))[2]
+                assert b"no interactive shell" in (await executed("bash"))[2]
     finally:
         shutil.rmtree(root)
 
