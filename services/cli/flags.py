@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.cli.command_parser import CommandParser
-from shared.dialects import SCHEDULERS
+from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 from shared.model.usage import IDLE_AFTER_S
 
 Run = Callable[[argparse.Namespace], int]
@@ -106,10 +106,12 @@ def add_watch(command: CommandParser) -> None:
 
 def add_schedulers(command: CommandParser) -> None:
     """Add the flag for our schedulerName values."""
+    default = ",".join((*SCHEDULERS, KUBE_SCHEDULER))
     command.add_argument(
         "--schedulers",
-        default=os.environ.get("LEASEHOLD_SCHEDULERS", ",".join(SCHEDULERS)),
-        help=f"our schedulerName values [LEASEHOLD_SCHEDULERS; default: {','.join(SCHEDULERS)}]",
+        default=os.environ.get("LEASEHOLD_SCHEDULERS", default),
+        help="schedulerName values of our pods, also of those that kube-scheduler places "
+        f"[LEASEHOLD_SCHEDULERS; default: {default}]",
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.server_versions import AS_OF, patched_version
+from shared.dialects import KUBE_SCHEDULER
 from shared.ledger.redis_server import RedisFacts
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, fail, ok, warn
@@ -174,4 +175,24 @@ def runtime_class(exists: bool) -> Finding:
     return ok(
         "there is no RuntimeClass nvidia: NVIDIA's runtime must be the default one of GPU nodes, "
         "or devices be passed by CDI (on a node: container-toolkit, cdi-devices)"
+    )
+
+
+def extender(ready_replicas: Mapping[str, int | None]) -> Finding:
+    """Judge the Deployments of the component `kube-scheduler`; None: there is no such Deployment.
+
+    kube-scheduler is ready without its extender, and the extender without kube-scheduler.
+    """
+    lacking = sorted(name for name, ready in ready_replicas.items() if not ready)
+    if not lacking:
+        counts = ", ".join(f"{name} {ready}" for name, ready in sorted(ready_replicas.items()))
+        return ok(f"ready replicas: {counts}")
+    name = lacking[0]
+    text = "has no ready replica"
+    if ready_replicas[name] is None:
+        text = "does not exist"
+    return fail(
+        f"deployment/{name} {text}: pods with schedulerName {KUBE_SCHEDULER} wait",
+        f"kubectl -n {SYSTEM_NAMESPACE} describe pods -l app.kubernetes.io/name={name}; the auth "
+        f"service creates the Secret auth-{name}",
     )

@@ -22,7 +22,7 @@ from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, ok
-from shared.model.names import NodeName
+from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
 
@@ -62,6 +62,14 @@ class _SelfAccessStatus(msgspec.Struct, frozen=True):
 
 class _SelfAccessReview(msgspec.Struct, frozen=True):
     status: _SelfAccessStatus = msgspec.field(default_factory=_SelfAccessStatus)
+
+
+class _DeploymentStatus(msgspec.Struct, frozen=True):
+    ready: int = msgspec.field(name="readyReplicas", default=0)
+
+
+class _ListedDeployment(msgspec.Struct, frozen=True):
+    status: _DeploymentStatus = msgspec.field(default_factory=_DeploymentStatus)
 
 
 class ClusterProbes:
@@ -179,6 +187,21 @@ class ClusterProbes:
         except NotFoundError:
             return judge.runtime_class(exists=False)
         return judge.runtime_class(exists=True)
+
+    async def extender(self) -> Finding:
+        """Read the Deployments of the component `kube-scheduler`."""
+        ready = {name: await self._ready_replicas(name) for name in ("extender", "kube-scheduler")}
+        if all(replicas is None for replicas in ready.values()):
+            raise SkipError("the component kube-scheduler is not installed")
+        return judge.extender(ready)
+
+    async def _ready_replicas(self, name: str) -> int | None:
+        """Return how many replicas of a Deployment are ready; None: it does not exist."""
+        path = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/{name}"
+        try:
+            return (await self.kubernetes.read(path, _ListedDeployment)).status.ready
+        except NotFoundError:
+            return None
 
     async def _is_allowed(self, verb: str, group: str, resource: str, subresource: str) -> bool:
         attributes = {

@@ -71,6 +71,7 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "webhook": ClusterProbes.webhook,
     "rights": ClusterProbes.rights,
     "runtime-class": ClusterProbes.runtime_class,
+    "extender": ClusterProbes.extender,
     "components": ClusterProbes.components,
     "versions": ClusterProbes.versions,
 }
@@ -114,6 +115,7 @@ REMEDIES: Mapping[str, str] = {
     "webhook": _API,
     "rights": _API,
     "runtime-class": _API,
+    "extender": _API,
     "components": _NATS,
     "versions": _NATS,
 }

@@ -7,6 +7,7 @@ from services.cli.formats import age, measured_text, timestamp
 from services.cli.inspect.gangs import GangSummary, gang_of
 from services.cli.inspect.json_output import lease_shape, refusal_shape
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
@@ -243,6 +244,12 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
         )
     if pod.gates:
         return _gated(pod)
+    if pod.unschedulable_message and pod.scheduler == KUBE_SCHEDULER:
+        return Explanation(
+            verdict="waiting",
+            headline=f"{name} waits; kube-scheduler reports: {pod.unschedulable_message}",
+            next=f"kubectl describe pod {pod.name} -n {pod.namespace}",
+        )
     if pod.unschedulable_message:
         return Explanation(
             verdict="rejected",

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.cli.flags import schedulers_of
 from services.cli.inspect import render
 from services.cli.inspect.explanation import explain, shape
+from services.cli.parser import build_parser
 from services.cli.snapshot.snapshot import PodSummary, Snapshot
-from shared.dialects import SCHEDULERS
+from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import LeaseState
 from shared.model.ledger import NodeTotals, WaitingPod
@@ -95,6 +97,20 @@ def test_explain_of_a_pod_with_neither_lease_nor_refusal(pod: PodSummary, verdic
 
     assert answer.verdict == verdict
     assert answer.next
+
+
+def test_explain_shows_the_extenders_verdict_of_a_pod_that_kube_scheduler_places() -> None:
+    flags = build_parser().parse_args(["explain", POD.name])
+    pod = replace(POD, scheduler=KUBE_SCHEDULER, unschedulable_message="0/3 nodes are available")
+    snapshot = Snapshot(read_at=1_000.0, waiting=(WAITING,))
+
+    refused = explain(pod, snapshot, schedulers_of(flags))
+    elsewhere = explain(pod, Snapshot(read_at=1_000.0), schedulers_of(flags))
+
+    assert refused.verdict == elsewhere.verdict == "waiting"
+    assert WAITING.refusal.reason in refused.headline
+    assert "node node-0 (the nearest fit): Insufficient GPU memory" in refused.lines
+    assert elsewhere.headline.endswith("kube-scheduler reports: 0/3 nodes are available")
 
 
 def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
