@@ -279,7 +279,7 @@ SAMPLES: tuple[Event, ...] = (
         index=0,
         healthy=False,
         fault="XidError: Xid 79, the GPU has fallen off the bus",
-        holders=(LeaseHolder(pod=POD, namespace=NS, name="train"),),
+        holders=(LeaseHolder(pod=POD, namespace=NS, name="train", claim=True),),
         changed_at=4.75,
     ),
     LedgerRebuilt(generation="e2"),

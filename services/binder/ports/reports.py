@@ -9,7 +9,9 @@ from shared.model.names import Namespace, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesEvent:
-    """Content of a core/v1 Event about a pod or a node; equal ones are one Event with a count.
+    """Content of a core/v1 Event about a pod, a ResourceClaim or a node.
+
+    Equal ones are one Event with a count.
 
     For a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
     """
@@ -21,6 +23,7 @@ class KubernetesEvent:
     message: str
     warning: bool = True
     kind: str = "Pod"
+    """`Pod`, `ResourceClaim` or `Node`."""
 
     @property
     def event_name(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
-from shared.model.events.node_events import HealthChanged, ShareRefused, ViolationFound
+from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
@@ -105,11 +105,12 @@ def violation_event(event: ViolationFound) -> KubernetesEvent:
         name=event.name,
         reason=event.reason,
         message=cut(f"node {event.node}: {event.message}"),
+        kind=_kind_of(event),
     )
 
 
 def health_events(event: HealthChanged) -> list[KubernetesEvent]:
-    """Return the Events of a device's health: of its node, and of each pod with a lease on it."""
+    """Return the Events of a device's health: of its node, and of each holder of a lease on it."""
     device = f"GPU {event.index} ({event.device}) of node {event.node}"
     if event.healthy:
         reason, message = "GpuRecovered", f"{device} is healthy again"
@@ -126,7 +127,7 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
         warning=not event.healthy,
         kind="Node",
     )
-    pods = [
+    owners = [
         KubernetesEvent(
             pod=holder.pod,
             namespace=holder.namespace,
@@ -134,10 +135,15 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
             reason=reason,
             message=cut(message + advice),
             warning=not event.healthy,
+            kind=_kind_of(holder),
         )
         for holder in event.holders
     ]
-    return [node, *pods]
+    return [node, *owners]
+
+
+def _kind_of(holder: ViolationFound | LeaseHolder) -> str:
+    return "ResourceClaim" if holder.claim else "Pod"
 
 
 def cut(message: str) -> str:
@@ -180,9 +186,9 @@ def event_body(
         "kind": "Event",
         "metadata": {"name": event.event_name, "namespace": event.namespace},
         "involvedObject": {
-            "apiVersion": "v1",
+            "apiVersion": "resource.k8s.io/v1" if event.kind == "ResourceClaim" else "v1",
             "kind": event.kind,
-            **({"namespace": event.namespace} if event.kind == "Pod" else {}),
+            **({"namespace": event.namespace} if event.kind != "Node" else {}),
             "name": event.name,
             "uid": event.pod,
         },

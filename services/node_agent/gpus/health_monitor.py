@@ -119,7 +119,12 @@ class HealthMonitor:
         self, uuid: DeviceUuid, index: int, record: HealthRecord, now: float
     ) -> HealthChanged:
         holders = [
-            LeaseHolder(pod=lease.pod, namespace=lease.namespace, name=lease.name)
+            LeaseHolder(
+                pod=lease.pod,
+                namespace=lease.namespace,
+                name=lease.name,
+                claim=lease.claim is not None,
+            )
             for lease in self.leases.leases.values()
             if any(share.device == uuid for share in lease.shares)
         ]

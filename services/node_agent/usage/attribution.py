@@ -39,11 +39,13 @@ def attribute_processes(
     origins: Mapping[int, ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
 ) -> Attribution:
-    """Find the container of each process; one without an origin has ended and is skipped."""
-    by_key = {container.key: container for container in containers}
-    names_by_pod: dict[PodUid, list[str]] = {}
-    for uid, name in by_key:
-        names_by_pod.setdefault(uid, []).append(name)
+    """Find the container of each process; one without an origin has ended and is skipped.
+
+    A process on a device of which its container has no share uses a ResourceClaim of its pod. If
+    several requests have shares of the device, which one the container uses is not known.
+    """
+    names_by_pod = _names_by_pod(container.key for container in containers)
+    by_pod = _by_pod(containers)
     leased: list[AttributedProcess] = []
     unleased: list[AttributedProcess] = []
     unattributed = 0
@@ -56,7 +58,9 @@ def attribute_processes(
     for device, process, origin in running:
         pod = pods.get(origin.pod) if origin.pod else None
         container = _container_name(origin, pod, names_by_pod)
-        if container is None:
+        usable = by_pod.get(origin.pod, []) if origin.pod else []
+        shares = _shares_of(container, device, usable)
+        if container is None or len(shares) > 1:
             unattributed += 1
             continue
         found = AttributedProcess(
@@ -64,36 +68,61 @@ def attribute_processes(
             origin=origin,
             device=device,
             pod=pod,
-            leased=by_key.get((origin.pod, container)) if origin.pod else None,
+            leased=shares[0] if shares else None,
             container=container,
         )
-        holds_lease = found.leased is not None and found.leased.leases_device(device)
-        (leased if holds_lease else unleased).append(found)
+        (leased if shares else unleased).append(found)
     return Attribution(leased=tuple(leased), unleased=tuple(unleased), unattributed=unattributed)
 
 
+def _shares_of(
+    container: str | None, device: DeviceUuid, usable: Iterable[LeasedContainer]
+) -> list[LeasedContainer]:
+    """Return the container if it leases the device itself, or else the requests of claims."""
+    holders = [one for one in usable if one.leases_device(device)]
+    own = [one for one in holders if one.lease.claim is None and one.name == container]
+    return own or [one for one in holders if one.lease.claim is not None]
+
+
 def living_pids(
-    containers: Iterable[ContainerKey],
+    users: Mapping[ContainerKey, Sequence[PodUid]],
     origins: Iterable[ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
 ) -> dict[ContainerKey, frozenset[int]]:
     """Return the PIDs of each container's processes in its own namespace.
 
-    A process whose container is not known counts for each of its pod's.
+    `users` are the pods of each container, or of each request of a claim. A process whose container
+    is not known counts for each of its pod's, and every process for all claims of its pod.
     """
-    names_by_pod: dict[PodUid, list[str]] = {}
-    for uid, name in containers:
-        names_by_pod.setdefault(uid, []).append(name)
-    found: dict[ContainerKey, set[int]] = {
-        (uid, name): set() for uid, names in names_by_pod.items() for name in names
-    }
+    names_by_pod = _names_by_pod(users)
+    by_pod: dict[PodUid, list[ContainerKey]] = {}
+    for key, uids in users.items():
+        for uid in uids:
+            by_pod.setdefault(uid, []).append(key)
+    found: dict[ContainerKey, set[int]] = {key: set() for key in users}
     for origin in origins:
-        if origin.pod is None or origin.pod not in names_by_pod:
+        if origin.pod is None or origin.pod not in by_pod:
             continue
         own = _container_name(origin, pods.get(origin.pod), names_by_pod)
-        for name in names_by_pod[origin.pod] if own is None else (own,):
-            found.get((origin.pod, name), set()).add(origin.inner_pid)
+        for key in by_pod[origin.pod]:
+            if own is None or key[0] != origin.pod or key[1] == own:
+                found[key].add(origin.inner_pid)
     return {key: frozenset(pids) for key, pids in found.items()}
+
+
+def _by_pod(containers: Iterable[LeasedContainer]) -> dict[PodUid, list[LeasedContainer]]:
+    found: dict[PodUid, list[LeasedContainer]] = {}
+    for container in containers:
+        for uid in container.pods:
+            found.setdefault(uid, []).append(container)
+    return found
+
+
+def _names_by_pod(containers: Iterable[ContainerKey]) -> dict[PodUid, list[str]]:
+    names: dict[PodUid, list[str]] = {}
+    for uid, name in containers:
+        names.setdefault(uid, []).append(name)
+    return names
 
 
 def _container_name(

@@ -11,15 +11,16 @@ from shared.model.lease import Lease, Share
 from shared.model.names import PodUid
 
 ContainerKey = tuple[PodUid, str]
-"""Pod and name of a container."""
+"""Pod and name of a container; ResourceClaim and name of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedContainer:
-    """A container that leases shares."""
+    """A container that leases shares, or what all containers with a request of a claim share."""
 
     lease: Lease
     name: str
+    """Of the container, or of the request."""
     region_path: RegionPath | None = None
     """Location of its region file; None: HAMi-core does not limit it."""
     seed: RegionSeed | None = None
@@ -45,8 +46,18 @@ class LeasedContainer:
 
     @property
     def key(self) -> ContainerKey:
-        """Pod and container."""
+        """Pod and container, or claim and request."""
         return self.lease.pod, self.name
+
+    @property
+    def described(self) -> str:
+        """Its name in a sentence."""
+        return f"{'container' if self.lease.claim is None else 'request'} {self.name}"
+
+    @property
+    def pods(self) -> tuple[PodUid, ...]:
+        """The pods whose processes may use the shares."""
+        return (self.lease.pod,) if self.lease.claim is None else self.lease.claim.consumers
 
     def leases_device(self, device: str) -> bool:
         """Whether one of its shares is of this device."""

@@ -174,12 +174,13 @@ class UsageMonitor(Collector):
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
         """Return the PIDs of a container's processes in its own namespace; None: not known."""
-        origins = await self._processes_of({container[0]})
+        users = {one.key: one.pods for one in self._leased_containers(complete=False)}
+        users.setdefault(container, (container[0],))
+        origins = await self._processes_of(set(users[container]))
         if origins is None:
             return None
         pods = await self._list_pods(origins.values()) or {}
-        keys = {container, *(one.key for one in self._leased_containers(complete=False))}
-        return living_pids(keys, origins.values(), pods)[container]
+        return living_pids(users, origins.values(), pods)[container]
 
     async def _living_pids(
         self,
@@ -195,19 +196,20 @@ class UsageMonitor(Collector):
         """
         if not self.processes_in_pods:
             return None
-        keys = [one.key for one in containers]
-        living = living_pids(keys, origins.values(), pods)
+        users = {one.key: one.pods for one in containers}
+        living = living_pids(users, origins.values(), pods)
         doubtful = {
-            key[0]
+            pod
             for key, region in regions.items()
             if isinstance(region, Region) and region.holders() - living[key]
+            for pod in users[key]
         }
         if not doubtful:
             return living
         found = await self._processes_of(doubtful)
         if found is None:
             return None
-        return living_pids(keys, [*origins.values(), *found.values()], pods)
+        return living_pids(users, [*origins.values(), *found.values()], pods)
 
     async def _processes_of(self, pods: Set[PodUid]) -> dict[int, ProcessOrigin] | None:
         """Return the processes of pods by PID on the node; None: they are not known."""

@@ -33,6 +33,8 @@ class Violation:
     name: str
     container: str
     device: DeviceUuid | None = None
+    claim: bool = False
+    """See `ViolationFound.claim`."""
     message: str = field(compare=False)
     """Its numbers may change while the violation is the same."""
 
@@ -116,7 +118,8 @@ def _violation(
         name=lease.name,
         container=container.name,
         device=device,
-        message=f"container {container.name} {message}",
+        claim=lease.claim is not None,
+        message=f"{container.described} {message}",
     )
 
 
@@ -159,6 +162,7 @@ def violation_events(
             container=one.container,
             reason=one.reason,
             message=one.message,
+            claim=one.claim,
             found_at=now,
         )
         for one in violations

@@ -115,6 +115,9 @@ class ViolationFound(Event):
     """A `ViolationReason`."""
     message: str
     found_at: float = 0.0
+    claim: bool = False
+    """Whether `pod` and `name` are those of a ResourceClaim, and `container` one of its requests:
+    the containers that use it break the rule together."""
 
     @property
     def route(self) -> str:
@@ -123,11 +126,14 @@ class ViolationFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHolder:
-    """A pod that holds a lease."""
+    """A pod or a ResourceClaim that holds a lease."""
 
     pod: PodUid
+    """The uid of the claim, if it is one."""
     namespace: Namespace
     name: str
+    claim: bool = False
+    """Whether it is a ResourceClaim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

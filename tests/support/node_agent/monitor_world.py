@@ -149,7 +149,7 @@ class MonitorWorld:
         """Add a process on GPU 0."""
         directory = self.root / "proc" / str(pid)
         directory.mkdir(parents=True)
-        (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.lease.pod}/{ID}\n")
+        (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.pods[0]}/{ID}\n")
         (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
         (directory / "stat").write_text(stat_of(pid, began_ticks))
         (before,) = self.driver.samples
@@ -221,9 +221,9 @@ def monitored(tmp_path: Path) -> MonitorWorld:
     return MonitorWorld(tmp_path, monitor, driver, kubelet, record, known, clock)
 
 
-def computing(world: MonitorWorld) -> LeasedContainer:
+def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContainer:
     """Add a container whose process used its GPU 30 s ago."""
-    tenant = world.add_container(lease_of(UID))
+    tenant = world.add_container(lease or lease_of(UID))
     assert tenant.region_path is not None
     image = bytearray(path_of(tenant.region_path).read_bytes())
     process(image, 0, 7, totals=(300 * MIB,), host_pid=70)

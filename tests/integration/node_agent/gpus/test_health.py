@@ -12,8 +12,15 @@ from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
+from shared.model.lease import ClaimAllocation
 from shared.model.names import NodeName
-from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.agent import (
+    NUMBER,
+    OneNodeCluster,
+    lease_of,
+    one_node_cluster,
+    share,
+)
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -45,7 +52,11 @@ async def until_unhealthy(cluster: OneNodeCluster, index: int, state: str = "") 
 
 
 async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_recovers() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+    async with one_node_cluster(timing=QUICK) as cluster, cluster.running() as agent:
+        allocation = ClaimAllocation(generation="g")
+        own = share(1, container="gpu", slot=1)
+        claim = cluster.ledger.grant(lease_of("claim", own, name="two", claim=allocation))
+        agent.leases.observe([claim])
         lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1))
         await cluster.node.phase("one", "Running")
         inject_faults(cluster, gpu1="xid-79")
@@ -57,9 +68,12 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         changes = cluster.events_of(HealthChanged)
         running = cluster.node.pod("one")["status"]["phase"]
 
-    holders = (LeaseHolder(pod=lease.pod, namespace=lease.namespace, name="one"),)
+    holders = {
+        LeaseHolder(pod=lease.pod, namespace=lease.namespace, name="one"),
+        LeaseHolder(pod=claim.pod, namespace=claim.namespace, name="two", claim=True),
+    }
     assert unhealthy.fault == "cordoned: XidError: Xid 79, the GPU has fallen off the bus"
-    assert [(one.index, one.healthy, one.holders) for one in changes] == [
+    assert [(one.index, one.healthy, set(one.holders)) for one in changes] == [
         (1, False, holders),
         (1, True, holders),
     ]

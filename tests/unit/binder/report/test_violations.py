@@ -85,3 +85,25 @@ async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it
     }
     assert node == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
     assert any("Xid 79" in body["message"] and "GPU 3" in body["message"] for body in bodies)
+
+
+async def test_what_concerns_a_claim_is_an_event_of_the_claim() -> None:
+    world = World()
+    holder = LeaseHolder(pod=lease().pod, namespace=lease().namespace, name="gpu", claim=True)
+    unhealthy = replace(health(healthy=False), holders=(holder,))
+
+    async with running(world.binder.write_events):
+        await world.binder.report_violations([replace(found(), name="gpu", claim=True)])
+        await world.binder.report_health([unhealthy])
+        await until(lambda: len(world.pods.events) == 3)
+
+    involved = [body["involvedObject"] for body in bodies(world)]
+    assert [one for one in involved if one["kind"] != "Node"] == 2 * [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "namespace": "default",
+            "name": "gpu",
+            "uid": lease().pod,
+        }
+    ]

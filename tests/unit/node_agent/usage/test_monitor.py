@@ -9,7 +9,8 @@ from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
-from shared.model.lease import MigPlacement
+from shared.model.lease import ClaimAllocation, MigPlacement
+from shared.model.names import PodUid
 from shared.model.usage import share_key
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
@@ -153,6 +154,19 @@ async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
+    world.driver.broken = True
+
+    await world.monitor.scan()
+
+    (use,) = world.monitor.snapshot.containers
+    assert use.shares[0].region is not None
+    assert use.shares[0].region.total == 300 * MIB
+    assert await world.monitor.living_pids(tenant.key) == frozenset({7})
+
+
+async def test_a_process_in_a_pod_of_a_claim_counts_while_it_lives(world: MonitorWorld) -> None:
+    allocation = ClaimAllocation(generation="g", consumers=(PodUid(UID),))
+    tenant = computing(world, lease_of("claim", claim=allocation))
     world.driver.broken = True
 
     await world.monitor.scan()

@@ -1,6 +1,7 @@
 """Usage of containers against their leases, and violations."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, Proce
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason
+from shared.model.lease import ClaimAllocation
 from shared.model.names import Namespace, PodUid
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import process
@@ -34,6 +36,15 @@ def tenant(
         region_path=PLACE if held else None,
         seed=seed(*(one for one in given if one.container == container)) if held else None,
     )
+
+
+def claim_request(
+    request: str, *pods: str, claim: str = "claim-1", gpu: int = 0, held: bool = True
+) -> LeasedContainer:
+    own = share(gpu, 1000, container=request)
+    allocation = ClaimAllocation(generation="g", consumers=tuple(map(PodUid, pods)))
+    held_by = tenant(claim, own, container=request, held=held)
+    return replace(held_by, lease=lease_of(claim, own, name="shared", claim=allocation))
 
 
 def seed(*shares: Any) -> RegionSeed:
@@ -287,3 +298,55 @@ def test_every_byte_is_counted_for_its_own_pod_only(
         assert use.shares[0].driver_bytes == sum(own) * MIB
     counted = sum(use.shares[0].processes for use in snapshot.containers)
     assert counted + sum(snapshot.unleased.values()) == len(chosen)
+
+
+def test_processes_of_all_pods_of_a_claim_use_its_share() -> None:
+    held = region(pids={7: (200 * MIB,), 8: (100 * MIB,)})
+    origins = {70: origin("u1", 7), 71: origin("u2", 8), 72: origin("u3", 9)}
+    processes = sample(using(70), using(71), using(72))
+
+    snapshot = snapshot_of(
+        [claim_request("gpu", "u1", "u2")], held, [processes], origins, kubelet_pod("u3", "main")
+    )
+
+    (use,) = snapshot.containers
+    assert [one.processes for one in use.shares] == [2]
+    assert not use.isolation_lost
+    assert rules(snapshot) == [(ViolationReason.UNLEASED, "u3", "main")]
+
+
+def test_a_claim_beyond_its_lease_is_reported_as_the_claim() -> None:
+    (found,) = snapshot_of(
+        [claim_request("gpu", "u1", held=False)],
+        None,
+        [sample(using(70, 2000))],
+        {70: origin("u1", 7)},
+    ).violations
+
+    assert (found.reason, found.pod, found.name) == (ViolationReason.OVERRUN, "claim-1", "shared")
+    assert found.claim
+    assert found.message.startswith("request gpu uses")
+
+
+def test_a_container_uses_its_own_share_before_a_claim_of_its_pod() -> None:
+    tenants = [tenant("u1", held=False), claim_request("gpu", "u1", held=False)]
+    pod = kubelet_pod("u1", "main", "other", a="main", b="other")
+    origins = {70: origin("u1", 7, "a"), 71: origin("u1", 8, "b")}
+
+    snapshot = snapshot_of(tenants, None, [sample(using(70, 10), using(71, 20))], origins, pod)
+
+    used = [use.shares[0].measured_bytes // MIB for use in snapshot.containers]
+    assert used == [10, 20]
+    assert not snapshot.violations
+
+
+def test_which_of_two_requests_on_one_device_a_process_uses_is_not_known() -> None:
+    tenants = [claim_request(name, "u1", held=False) for name in ("one", "two")]
+    tenants.append(claim_request("three", "u1", gpu=1, held=False))
+    devices = [sample(using(70)), sample(using(70), gpu=1)]
+
+    snapshot = snapshot_of(tenants, None, devices, {70: origin("u1", 7)})
+
+    assert snapshot.unattributed == 1
+    assert [use.shares[0].processes for use in snapshot.containers] == [0, 0, 1]
+    assert not snapshot.violations
