@@ -28,6 +28,7 @@ class DeviceRequestAllocationResult(Struct, frozen=True, rename="camel"):
     pool: str = ""
     device: str = ""
     admin_access: bool | None = None
+    binding_conditions: tuple[str, ...] = ()
     share_id: str | None = field(name="shareID", default=None)
     consumed_capacity: Quantities | None = None
 
@@ -82,7 +83,9 @@ def claim_path(namespace: str, name: str) -> str:
 
 
 def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
-    """Return the claim's allocation of our devices; None: there is none that takes anything.
+    """Return the claim's allocation of our devices; None: there is none.
+
+    Administrative access is part of it only where its pods wait for our condition.
 
     Raises RequestError for an allocation that our slices cannot have led to.
     """
@@ -90,13 +93,13 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     results = _our_results(allocation) if allocation else []
     if allocation is None or not results:
         return None
+    devices, administered = _devices(results, admin=False), _devices(results, admin=True)
     nodes = sorted({result.pool for result in results})
     if len(nodes) > 1:
         raise RequestError(
             f"ResourceClaim {claim.metadata.namespace}/{claim.metadata.name} has devices of "
             f"several nodes: {', '.join(nodes)}"
         )
-    devices = tuple(_device(result) for result in results)
     statuses = [each for each in claim.status.devices if each.driver == DRIVER]
     copies = (bytes(each.data).decode() for each in statuses)
     return AllocatedClaim(
@@ -104,18 +107,23 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         namespace=Namespace(claim.metadata.namespace),
         name=claim.metadata.name,
         node=NodeName(nodes[0]),
-        generation=_generation(allocation, devices),
+        generation=_generation(allocation, (*devices, *administered)),
         devices=devices,
+        admin_devices=administered,
         consumers=_consumers(claim.status.reserved_for),
         resource_version=claim.metadata.resource_version,
-        answer=_answer(statuses, len(devices)),
+        answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
     )
 
 
 def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationResult]:
     results = allocation.devices.results
-    return [each for each in results if each.driver == DRIVER and not each.admin_access]
+    return [
+        each
+        for each in results
+        if each.driver == DRIVER and (not each.admin_access or LEASED in each.binding_conditions)
+    ]
 
 
 def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]) -> str:
@@ -125,6 +133,12 @@ def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]
 
 def _consumers(reserved_for: Iterable[ConsumerReference]) -> tuple[PodUid, ...]:
     return tuple(sorted(PodUid(each.uid) for each in reserved_for if each.resource == "pods"))
+
+
+def _devices(
+    results: Iterable[DeviceRequestAllocationResult], *, admin: bool
+) -> tuple[AllocatedDevice, ...]:
+    return tuple(_device(each) for each in results if bool(each.admin_access) is admin)
 
 
 def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:

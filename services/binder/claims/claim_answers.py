@@ -56,6 +56,16 @@ class AnswerWriter:
             return DONE
         return AnswerResult(ended=tuple(await self.ender.end(lease)))
 
+    async def permit(self, claim: AllocatedClaim) -> AnswerResult:
+        """Write that a claim with nothing but administrative access may be used."""
+        text = "administrative access takes nothing of the devices"
+        answer = ClaimAnswer(condition=LEASED, reason="AdminAccess", message=text)
+        try:
+            await self._write(claim, answer)
+        except LeaseholdError as error:
+            return AnswerResult(unwritten=str(error))
+        return DONE
+
     async def refuse(self, claim: AllocatedClaim, text: str) -> AnswerResult:
         """Let the node's slices follow the ledger, then write why the claim is refused."""
         late = await self.agents.write_slices(claim.node)

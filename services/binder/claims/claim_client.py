@@ -49,7 +49,7 @@ class ClaimClient:
                 "conditions": [condition],
                 **({"data": answer.lease} if answer.lease and number == 0 else {}),
             }
-            for number, device in enumerate(claim.devices)
+            for number, device in enumerate((*claim.devices, *claim.admin_devices))
         ]
         await self.client.apply(
             f"{claim_path(claim.namespace, claim.name)}/status",

@@ -39,6 +39,8 @@ class _Decisions:
 
     leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
     refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
+    permitted: list[AllocatedClaim] = field(default_factory=list)
+    """Claims that need no lease."""
     ended: list[Lease] = field(default_factory=list)
     """Leases of earlier allocations."""
     unresolved: list[str] = field(default_factory=list)
@@ -79,6 +81,7 @@ class ClaimLeaser:
         results = await asyncio.gather(
             *(self.answers.confirm(claim, lease) for claim, lease in leased),
             *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
+            *(self.answers.permit(claim) for claim in decisions.permitted),
         )
         for result in results:
             decisions.ended += result.ended
@@ -97,6 +100,9 @@ class ClaimLeaser:
         new: list[AllocatedClaim] = []
         known = await self.ledger.load([claim.claim for claim in claims])
         for claim, lease in zip(claims, known, strict=True):
+            if not claim.devices:
+                decisions.permitted.append(claim)
+                continue
             if lease is not None and _covers(lease, claim):
                 decisions.leased.append((claim, lease))
                 continue

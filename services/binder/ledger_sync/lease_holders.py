@@ -31,7 +31,7 @@ class LeaseHolders:
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
-    """Return the bound pods and the allocated claims of a complete listing."""
+    """Return the bound pods, and the claims that need a lease, of a complete listing."""
     claims = (
         BoundPod(
             pod=claim.claim,
@@ -42,6 +42,7 @@ def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
             generation=claim.generation,
         )
         for claim in listing.claims
+        if claim.devices
     )
     return (*listing.bound, *claims)
 

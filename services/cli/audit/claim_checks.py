@@ -17,7 +17,7 @@ def claims(snapshot: Snapshot) -> Iterator[Difference]:
     for claim in snapshot.claims:
         lease = leases.pop(claim.claim, None)
         subject = f"claim {claim.namespace}/{claim.name}"
-        if lease is None and claim.answer == LEASED:
+        if lease is None and claim.devices and claim.answer == LEASED:
             text = "it is answered as leased and holds no lease"
             yield Difference(invariant="S3", subject=subject, text=text, settles_s=BIND_S)
         if lease is not None and _allocated(claim) != _leased(lease):

@@ -31,7 +31,7 @@ def results_on(
 def generation_of_claim(claim: ApiResourceClaim) -> str:
     """Return which allocation a claim has; empty: none that needs a lease."""
     allocated = allocated_claim(claim)
-    return allocated.generation if allocated else ""
+    return allocated.generation if allocated and allocated.devices else ""
 
 
 class ClaimReader:

@@ -37,7 +37,9 @@ class AllocatedClaim:
     generation: str
     """See `shared.model.claim.generation_of`."""
     devices: tuple[AllocatedDevice, ...]
-    """Without those for administrative access, which take nothing."""
+    """What the lease covers; empty: the claim needs none."""
+    admin_devices: tuple[AllocatedDevice, ...] = ()
+    """Devices for administrative access, which takes nothing, with a binding condition of ours."""
     consumers: tuple[PodUid, ...] = ()
     """Pods in `status.reservedFor`, sorted."""
     resource_version: str = ""

@@ -335,3 +335,21 @@ async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(binder
     assert refusal.condition == REFUSED
     assert "has 7000 MiB" in refusal.message
     assert refusal.message.endswith("leased it to claim default/c (9000 MiB)")
+
+
+async def test_administrative_access_is_permitted_without_a_lease(binder: Binder) -> None:
+    admin = on(GPU, None, request="admin")
+    alone = binder.claims.put(replace(allocated("alone"), admin_devices=(admin,)))
+    beside = binder.claims.put(replace(allocated("beside", on(GPU)), admin_devices=(admin,)))
+
+    await binder.lease(alone, beside)
+    await binder.lease(binder.claims.stored["alone"])
+
+    [answer] = binder.claims.answers["alone"]
+    assert (answer.condition, answer.lease) == (LEASED, None)
+    assert binder.answered(beside) == [LEASED]
+    assert await binder.lease_of(alone) is None
+    lease = await binder.lease_of(beside)
+    assert lease
+    assert [share.container for share in lease.shares] == ["gpu"]
+    assert await binder.deallocate(alone) == []

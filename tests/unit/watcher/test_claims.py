@@ -75,6 +75,18 @@ def test_devices_of_other_drivers_and_for_administrators_take_nothing() -> None:
     assert len(parsed(other, RESULT).devices) == 1
 
 
+def test_administrative_access_is_answered_where_its_pods_wait_for_it() -> None:
+    waiting = {"adminAccess": True, "bindingConditions": [LEASED], "request": "admin"}
+
+    alone, mixed = parsed(RESULT | waiting), parsed(RESULT | waiting, RESULT)
+    half = parsed(RESULT | waiting, RESULT, devices=[entry(LEASED)])
+    both = parsed(RESULT | waiting, RESULT, devices=[entry(LEASED), entry(LEASED)])
+
+    assert [len(each.devices) for each in (alone, mixed)] == [0, 1]
+    assert [each.admin_devices[0].request for each in (alone, mixed)] == ["admin", "admin"]
+    assert [half.answer, both.answer] == ["", LEASED]
+
+
 def test_devices_of_two_nodes_cannot_be_ours() -> None:
     with pytest.raises(RequestError, match="several nodes: node-a, node-b"):
         parsed(RESULT, RESULT | {"pool": "node-b"})

@@ -3,7 +3,7 @@
 import pytest
 
 from services.node_agent.kubelet.claim_plugin import ClaimReference
-from shared.model.claim import DRIVER
+from shared.model.claim import DRIVER, LEASED
 from shared.model.errors import RequestError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
@@ -74,6 +74,18 @@ async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
 
         await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
 
+        assert not cluster.activated
+
+
+@pytest.mark.parametrize("conditions", [[], [LEASED]])
+async def test_administrative_access_is_prepared_without_a_lease(conditions: list[str]) -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        pod_and_claim(cluster, result(adminAccess=True, bindingConditions=conditions))
+
+        await cluster.node.phase("one", "Running")
+
+        assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in cluster.env("one")
         assert not cluster.activated
 
 
