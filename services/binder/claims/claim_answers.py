@@ -59,7 +59,7 @@ class AnswerWriter:
     async def permit(self, claim: AllocatedClaim) -> AnswerResult:
         """Write that a claim with nothing but administrative access may be used."""
         text = "administrative access takes nothing of the devices"
-        answer = ClaimAnswer(condition=LEASED, reason="AdminAccess", message=text)
+        answer = ClaimAnswer(condition=LEASED, reason="Leased", message=text)
         try:
             await self._write(claim, answer)
         except LeaseholdError as error:
