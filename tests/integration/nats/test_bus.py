@@ -69,6 +69,7 @@ async def running(name: str, service: object, bus: Bus) -> asyncio.Task[None]:
     started = asyncio.Event()
     task = asyncio.create_task(Runner(name, service, bus, Tracing(name, None)).run(started))
     await asyncio.wait_for(started.wait(), 10)
+    await bus.client.flush()  # the server has the subscriptions
     return task
 
 
