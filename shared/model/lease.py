@@ -105,7 +105,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     init: bool = False
     slot: int | None = None
     """Slot number, assigned by the ledger if the share is slotted."""
-    """Product name of the device, as in `Device.model`."""
     fence: int = 0
     """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
