@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
+from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.controller_manager.volumes import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
@@ -44,7 +46,7 @@ def choose_port(host: str, port_file: Path) -> int:
 
 @asynccontextmanager
 async def _running(
-    *parts: ControllerManager | VolumeController | DefaultScheduler,
+    *parts: ControllerManager | ResourceClaimController | VolumeController | DefaultScheduler,
 ) -> AsyncIterator[None]:
     """Run controllers and scheduler while the context is open."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
@@ -78,13 +80,13 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     controllers = ControllerManager(store, server.create)
-    scheduler = DefaultScheduler(store, server.bind)
-    volumes = VolumeController(store)
+    scheduler = DefaultScheduler(store, server.bind, matches_device)
+    claims, volumes = ResourceClaimController(store), VolumeController(store)
     try:
         async with (
             fleet,
             start_server(server, certs) as url,
-            _running(controllers, volumes, scheduler),
+            _running(controllers, claims, volumes, scheduler),
         ):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)

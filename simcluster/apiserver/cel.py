@@ -5,6 +5,7 @@ first expression is compiled. This module adds Kubernetes' quantities and list f
 library does not know optional fields (`?.`) and `cel.bind`; expressions with them do not compile.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -14,6 +15,8 @@ from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_qualified
 from simcluster.apimachinery.objects import Json, JsonValue, json_text
+
+log = logging.getLogger(__name__)
 
 _QUANTITY = "quantity"
 _MISSING = (
@@ -60,6 +63,15 @@ class CelExpression:
 def compile_expression(text: str) -> CelExpression:
     """Compile an expression; `ExpressionError` if it does not compile."""
     return CelExpression(text)
+
+
+def matches_device(text: str, device: Json) -> bool:
+    """Return whether an expression of a device selector matches; not if its evaluation fails."""
+    try:
+        return compile_expression(text).evaluate({"device": device}) is True
+    except ExpressionError as error:
+        log.info("%r of %s: %s", text, device.get("driver"), error)
+        return False
 
 
 def _amount(value: JsonValue) -> JsonValue:

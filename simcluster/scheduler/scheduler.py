@@ -1,4 +1,4 @@
-"""Binds pods of `default-scheduler` that request no devices."""
+"""Binds pods of `default-scheduler` that request no extended resources."""
 
 import asyncio
 import logging
@@ -14,7 +14,9 @@ from simcluster.apimachinery.objects import (
     namespace_of,
 )
 from simcluster.ports import ClusterStore
-from simcluster.scheduler.node_choice import choose_node, requests_devices
+from simcluster.scheduler.claim_allocator import Matches
+from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling
+from simcluster.scheduler.node_choice import NodeChoice, choose_node, requests_devices
 from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
 
 log = logging.getLogger(__name__)
@@ -26,14 +28,24 @@ BindPod = Callable[[str, str, str], None]
 
 
 class DefaultScheduler:
-    """Plays kube-scheduler's part for pods without devices, one pod at a time.
+    """Plays kube-scheduler's part for pods without extended resources, one pod at a time.
 
-    A pod that requests an extended resource waits for a scheduler that knows devices.
+    A pod that requests an extended resource waits for a scheduler that knows devices. Claims are
+    allocated by a small first-fit allocator, `matches` evaluates its CEL expressions.
     """
 
-    def __init__(self, store: ClusterStore, bind: BindPod) -> None:
+    def __init__(
+        self,
+        store: ClusterStore,
+        bind: BindPod,
+        matches: Matches,
+        *,
+        binding_poll_s: float = POLL_S,
+    ) -> None:
         self._store = store
         self._bind = bind
+        self._retry_s = min(RETRY_S, binding_poll_s)
+        self._claims = ClaimScheduling(store, matches, poll_s=binding_poll_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -43,7 +55,8 @@ class DefaultScheduler:
                 while True:
                     watch.poll()
                     waiting = self._schedule()
-                    await asyncio.wait_for(watch.wait(), RETRY_S if waiting else None)
+                    async with asyncio.timeout(self._retry_s if waiting else None):
+                        await watch.wait()
             except TimeoutError:
                 continue
             except ApiError as error:
@@ -53,25 +66,31 @@ class DefaultScheduler:
         """Bind the pods that fit; return whether others wait."""
         fields = f"spec.schedulerName={NAME},spec.nodeName="
         pending = [pod for pod in self._store.list("pods", fields=fields) if _is_pending(pod)]
+        self._claims.forget_others(pending)
         waiting = False
         for pod in pending:
-            claims = self._claims(pod)
-            choice = choose_node(pod, self._store.list("nodes"), self._store.list("pods"), claims)
+            volumes = self._volume_claims(pod)
             try:
-                if choice.node and claims.waiting:
-                    waiting = True
-                    self._select_node(claims, choice.node)
+                choice = self._choose(pod, volumes)
+                if choice.node and volumes.waiting:
+                    self._select_node(volumes, choice.node)
                 elif choice.node:
                     self._bind(namespace_of(pod), name_of(pod), choice.node)
-                else:
-                    waiting = True
+                    continue
+                waiting = True
+                if choice.refusal:
                     self._explain(pod, choice.refusal)
             except ApiError as error:
                 waiting = True
                 log.info("pod %s/%s: %s", namespace_of(pod), name_of(pod), error)
         return waiting
 
-    def _claims(self, pod: Json) -> PodClaims:
+    def _choose(self, pod: Json, volumes: PodClaims) -> NodeChoice:
+        if list_at(pod, "spec.resourceClaims"):
+            return self._claims.choose(pod, volumes)
+        return choose_node(pod, self._store.list("nodes"), self._store.list("pods"), volumes)
+
+    def _volume_claims(self, pod: Json) -> PodClaims:
         claims = self._store.list("persistentvolumeclaims")
         own = {name_of(one): one for one in claims if namespace_of(one) == namespace_of(pod)}
         volumes = {name_of(one): one for one in self._store.list("persistentvolumes")}

@@ -101,11 +101,12 @@ class ClaimManager:
         entries = list_at(pod.obj, "spec.resourceClaims")
         if not entries:
             return
+        current = self._store.find("pods", pod.namespace, pod.name)
+        if current is None:
+            raise ClaimError(f"pod {pod.name} was deleted")
         generated: Mapping[str, str] = {
             status["name"]: status.get("resourceClaimName", "")
-            for status in list_at(
-                self._store.read("pods", pod.namespace, pod.name), "status.resourceClaimStatuses"
-            )
+            for status in list_at(current.obj, "status.resourceClaimStatuses")
         }
         for entry in entries:
             name = entry.get("resourceClaimName") or generated.get(entry["name"], "")

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from simcluster.apimachinery.objects import Json
+from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.registry import open_store
 from simcluster.controller_manager.manager import ControllerManager
+from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.controller_manager.volumes import VolumeController
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.scheduler.scheduler import DefaultScheduler
@@ -16,6 +18,7 @@ from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST
 
 LABELS = {"app": "web"}
+BINDING_POLL_S = 0.1
 
 
 def template(*, annotations: dict[str, str] | None = None, **spec: object) -> Json:
@@ -47,8 +50,11 @@ async def workload_cluster(*, nodes: int = 3) -> AsyncIterator[ApiUnderTest]:
         async with api_server(store=store, runtime=lambda _store: fleet) as api, fleet:
             parts = (
                 ControllerManager(store, api.server.create),
+                ResourceClaimController(store),
                 VolumeController(store),
-                DefaultScheduler(store, api.server.bind),
+                DefaultScheduler(
+                    store, api.server.bind, matches_device, binding_poll_s=BINDING_POLL_S
+                ),
             )
             tasks = [asyncio.create_task(part.run()) for part in parts]
             try:

@@ -1,0 +1,229 @@
+"""A small first-fit allocator of devices for ResourceClaims; pure.
+
+It is not kube-scheduler's: it takes the first devices of a node that match, and never goes back on
+a choice. It knows device classes, selectors, counts, prioritized lists, administrative access,
+taints, capacities with request policies, and binding conditions; not constraints between requests,
+nor shared counters.
+https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+"""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from shared.model.quantity import parse_quantity
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, list_at, name_of
+
+MIB = 1 << 20
+Matches = Callable[[str, Json], bool]
+"""Whether a device, as the variable of this CEL expression, matches it."""
+DeviceKey = tuple[str, str, str]
+"""Driver, pool and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledDevice:
+    """A device of a node."""
+
+    driver: str
+    pool: str
+    spec: Json
+
+    @property
+    def key(self) -> DeviceKey:
+        """Its identity in allocations."""
+        return self.driver, self.pool, str(self.spec["name"])
+
+    @property
+    def shared(self) -> bool:
+        """Whether it can be allocated several times."""
+        return bool(self.spec.get("allowMultipleAllocations"))
+
+    def variable(self) -> Json:
+        """Return it as the variable `device` of CEL expressions."""
+        attributes: defaultdict[str, Json] = defaultdict(dict)
+        for name, value in (self.spec.get("attributes") or {}).items():
+            domain, _, own = name.rpartition("/")
+            attributes[domain or self.driver][own] = next(iter(value.values()))
+        capacity = {
+            name: {"quantity": each["value"]}
+            for name, each in (self.spec.get("capacity") or {}).items()
+        }
+        return {
+            "driver": self.driver,
+            "attributes": dict(attributes),
+            "capacity": {self.driver: capacity},
+            "allowMultipleAllocations": self.shared,
+        }
+
+
+@dataclass(slots=True)
+class AllocatedCapacity:
+    """What is allocated of devices."""
+
+    consumed: dict[DeviceKey, dict[str, Fraction]] = field(default_factory=dict)
+
+    def add(self, results: Iterable[Json]) -> None:
+        """Add the results of an allocation; those for administrative access take nothing."""
+        for result in results:
+            if result.get("adminAccess"):
+                continue
+            key = (result["driver"], result["pool"], result["device"])
+            own = self.consumed.setdefault(key, {})
+            for name, amount in (result.get("consumedCapacity") or {}).items():
+                own[name] = own.get(name, Fraction(0)) + parse_quantity(amount)
+
+
+def devices_of(node: str, slices: Iterable[Json]) -> list[PooledDevice]:
+    """Return the devices of a node, of the newest generation of each pool, in slice order."""
+    own = [found for found in slices if at_path(found, "spec.nodeName") == node]
+    newest: dict[tuple[str, str], int] = {}
+    for found in own:
+        pool = found["spec"]["pool"]
+        key = (found["spec"]["driver"], pool["name"])
+        newest[key] = max(newest.get(key, 0), pool["generation"])
+    return [
+        PooledDevice(found["spec"]["driver"], found["spec"]["pool"]["name"], device)
+        for found in sorted(own, key=name_of)
+        for device in list_at(found, "spec.devices")
+        if found["spec"]["pool"]["generation"]
+        == newest[found["spec"]["driver"], found["spec"]["pool"]["name"]]
+    ]
+
+
+class ClaimAllocator:
+    """Allocates claims on one node, one after the other."""
+
+    def __init__(
+        self,
+        devices: Iterable[PooledDevice],
+        usage: AllocatedCapacity,
+        classes: Mapping[str, Json],
+        matches: Matches,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._usage = usage
+        self._classes = classes
+        self._matches = matches
+
+    def allocate(self, claim: Json) -> list[Json] | None:
+        """Return the results for all requests of a claim; None: they do not fit here."""
+        results: list[Json] = []
+        for request in list_at(claim, "spec.devices.requests"):
+            found = next(self._alternatives(request), None)
+            if found is None:
+                return None
+            results += found
+        return results
+
+    def _alternatives(self, request: Json) -> Iterator[list[Json]]:
+        """Yield what fits: a request's devices, or those of each choice of a prioritized list."""
+        if request.get("exactly"):
+            choices = [(request["name"], request["exactly"])]
+        else:
+            choices = [
+                (f"{request['name']}/{each['name']}", each)
+                for each in request.get("firstAvailable") or ()
+            ]
+        for name, wanted in choices:
+            found = self._results(name, wanted)
+            if found:
+                self._usage.add(found)
+                yield found
+
+    def _results(self, name: str, wanted: Json) -> list[Json]:
+        matching = [device for device in self._devices if self._is_eligible(device, wanted)]
+        fitting = [
+            result
+            for device in matching
+            if (result := self._result(name, device, wanted)) is not None
+        ]
+        if wanted.get("allocationMode") == "All":
+            return fitting if len(fitting) == len(matching) else []
+        count = int(wanted.get("count") or 1)
+        return fitting[:count] if len(fitting) >= count else []
+
+    def _is_eligible(self, device: PooledDevice, wanted: Json) -> bool:
+        device_class = self._classes.get(str(wanted.get("deviceClassName")))
+        if device_class is None:
+            return False
+        selectors = [*list_at(device_class, "spec.selectors"), *(wanted.get("selectors") or ())]
+        return all(
+            self._matches(str(at_path(selector, "cel.expression")), device.variable())
+            for selector in selectors
+        ) and all(
+            _tolerates(wanted.get("tolerations") or (), taint)
+            for taint in device.spec.get("taints") or ()
+        )
+
+    def _result(self, name: str, device: PooledDevice, wanted: Json) -> Json | None:
+        driver, pool, own_name = device.key
+        result: Json = {"request": name, "driver": driver, "pool": pool, "device": own_name}
+        for conditions in ("bindingConditions", "bindingFailureConditions"):
+            if device.spec.get(conditions):
+                result[conditions] = device.spec[conditions]
+        if wanted.get("adminAccess"):
+            return {**result, "adminAccess": True}
+        used = self._usage.consumed.get(device.key)
+        if not device.shared:
+            return result if used is None else None
+        consumed = consumed_capacity(device.spec, at_path(wanted, "capacity.requests") or {})
+        if consumed is None or not _fits(device.spec, used or {}, consumed):
+            return None
+        amounts = {key: _written(amount) for key, amount in consumed.items()}
+        return {**result, "shareID": str(uuid.uuid4()), "consumedCapacity": amounts}
+
+
+def consumed_capacity(device: Json, requests: Mapping[str, str]) -> dict[str, Fraction] | None:
+    """Return what a request takes of each capacity, rounded up by its policy; None: too much."""
+    consumed: dict[str, Fraction] = {}
+    for name, capacity in (device.get("capacity") or {}).items():
+        policy = capacity.get("requestPolicy") or {}
+        default = policy.get("default", capacity["value"])
+        amount = _rounded(parse_quantity(requests.get(name, default)), policy)
+        if amount is None:
+            return None
+        consumed[name] = amount
+    return None if requests.keys() - consumed.keys() else consumed
+
+
+def _rounded(amount: Fraction, policy: Json) -> Fraction | None:
+    values = sorted(map(parse_quantity, policy.get("validValues") or ()))
+    if values:
+        return next((value for value in values if value >= amount), None)
+    bounds = policy.get("validRange") or {}
+    least = parse_quantity(bounds.get("min", "0"))
+    amount = max(amount, least)
+    if "step" in bounds:
+        step = parse_quantity(bounds["step"])
+        amount = least + -(-(amount - least) // step) * step
+    return None if "max" in bounds and amount > parse_quantity(bounds["max"]) else amount
+
+
+def _fits(device: Json, used: Mapping[str, Fraction], more: Mapping[str, Fraction]) -> bool:
+    return all(
+        used.get(name, Fraction(0)) + amount <= parse_quantity(device["capacity"][name]["value"])
+        for name, amount in more.items()
+    )
+
+
+def _written(amount: Fraction) -> str:
+    mib, rest = divmod(amount, MIB)
+    return str(amount) if rest or not mib else f"{mib}Mi"
+
+
+def _tolerates(tolerations: Iterable[Json], taint: Json) -> bool:
+    if taint.get("effect") == "None":
+        return True
+    return any(
+        each.get("key") in {None, "", taint.get("key")}
+        and each.get("effect") in {None, "", taint.get("effect")}
+        and (each.get("operator") == "Exists" or _value(each) == _value(taint))
+        for each in tolerations
+    )
+
+
+def _value(entry: Json) -> JsonValue:
+    return entry.get("value") or ""

@@ -1,0 +1,244 @@
+"""ResourceClaims in the simulated cluster: made, allocated, bound by conditions, deallocated."""
+
+from typing import Any
+
+import pytest
+
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, at_path, list_at
+from simcluster.apiserver.storage.store import ObjectStore
+from tests.support.simcluster.workloads import workload_cluster
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.servers
+DRIVER = "gpu.example.com"
+LEASED, REFUSED = "example.com/Leased", "example.com/Refused"
+
+
+def device(name: str = "gpu-0", *, memory: str = "15Gi", **more: Any) -> Json:
+    policy = {"default": "15Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}
+    return {
+        "name": name,
+        "allowMultipleAllocations": True,
+        "attributes": {"model": {"string": "T4"}},
+        "capacity": {"memory": {"value": memory, "requestPolicy": policy}},
+        **more,
+    }
+
+
+def guarded(**more: Any) -> Json:
+    return device(bindingConditions=[LEASED], bindingFailureConditions=[REFUSED], **more)
+
+
+def prepare(store: ObjectStore, *devices: Json, node: str = "node-0") -> None:
+    expression = "device.driver == 'gpu.example.com'"
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    store.create("deviceclasses", {"metadata": {"name": "gpu"}, "spec": spec})
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    facts = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": list(devices)}
+    store.create("resourceslices", {"metadata": {"name": f"{node}-slice"}, "spec": facts})
+
+
+def exactly(memory: str = "", **more: Any) -> Json:
+    capacity = {"capacity": {"requests": {"memory": memory}}} if memory else {}
+    return {"name": "gpu", "exactly": {"deviceClassName": "gpu", **capacity, **more}}
+
+
+def create_template(store: ObjectStore, *requests: Json) -> None:
+    meta = {"name": "share", "namespace": "default"}
+    spec = {"spec": {"devices": {"requests": list(requests)}}}
+    store.create("resourceclaimtemplates", {"metadata": meta, "spec": spec})
+
+
+def create_pod(store: ObjectStore, name: str, **entry: str) -> Json:
+    entry = entry or {"resourceClaimTemplateName": "share"}
+    return store.create(
+        "pods",
+        {
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "schedulerName": "default-scheduler",
+                "containers": [{"name": "main", "image": "app"}],
+                "resourceClaims": [{"name": "gpu", **entry}],
+            },
+        },
+    )
+
+
+def claims(store: ObjectStore) -> list[Json]:
+    return store.list("resourceclaims")
+
+
+def results(store: ObjectStore) -> list[Json]:
+    return [
+        result
+        for claim in claims(store)
+        for result in list_at(claim, "status.allocation.devices.results")
+    ]
+
+
+def node_of(store: ObjectStore, pod: str) -> str:
+    return str(at_path(store.read("pods", "default", pod), "spec.nodeName") or "")
+
+
+def message_of(store: ObjectStore, pod: str) -> str:
+    conditions = list_at(store.read("pods", "default", pod), "status.conditions")
+    return " ".join(each.get("message", "") for each in conditions)
+
+
+def answer(store: ObjectStore, claim: Json, kind: str, message: str = "") -> None:
+    [result] = claim["status"]["allocation"]["devices"]["results"]
+    keys = {key: result[key] for key in ("driver", "pool", "device", "shareID")}
+    condition = {"type": kind, "status": "True", "reason": "Ledger", "message": message}
+    patch = {"status": {"devices": [{**keys, "conditions": [condition]}]}}
+    name = claim["metadata"]["name"]
+    store.patch("resourceclaims", "default", name, patch, subresource="status")
+
+
+async def test_shares_of_a_device_are_allocated_up_to_its_capacity() -> None:
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, device())
+        create_template(api.store, exactly("7000.5Mi"))
+
+        for name in ("a", "b", "c"):
+            create_pod(api.store, name)
+        await until(lambda: len(results(api.store)) == 2)
+        await until(
+            lambda: any("cannot allocate all claims" in message_of(api.store, p) for p in "abc")
+        )
+
+        amounts = [each["consumedCapacity"]["memory"] for each in results(api.store)]
+        assert amounts == ["7001Mi", "7001Mi"]
+        assert len({each["shareID"] for each in results(api.store)}) == 2
+
+
+async def test_a_pod_is_bound_once_the_binding_conditions_are_true() -> None:
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, guarded())
+        create_template(api.store, exactly("1Gi"))
+        create_pod(api.store, "a")
+        await until(lambda: results(api.store))
+        [claim] = claims(api.store)
+        assert not node_of(api.store, "a")
+
+        answer(api.store, claim, LEASED)
+
+        await until(lambda: node_of(api.store, "a") == "node-0")
+
+
+async def test_a_failure_condition_deallocates_and_the_next_attempt_has_a_new_share() -> None:
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, guarded())
+        create_template(api.store, exactly("1Gi"))
+        create_pod(api.store, "a")
+        await until(lambda: results(api.store))
+        [claim], [first] = claims(api.store), results(api.store)
+
+        answer(api.store, claim, REFUSED, "pod x holds it")
+        await until(lambda: 'message="pod x holds it"' in message_of(api.store, "a"))
+        await until(
+            lambda: (again := results(api.store)) and again[0]["shareID"] != first["shareID"]
+        )
+
+        [claim] = claims(api.store)
+        assert "devices" not in claim["status"]
+
+
+async def test_a_claim_is_deallocated_after_its_last_pod_and_one_of_a_template_is_deleted() -> None:
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, device())
+        create_template(api.store, exactly("1Gi"))
+        meta = {"name": "own", "namespace": "default"}
+        spec = {"devices": {"requests": [exactly("1Gi")]}}
+        api.store.create("resourceclaims", {"metadata": meta, "spec": spec})
+        create_pod(api.store, "a")
+        create_pod(api.store, "b", resourceClaimName="own")
+        create_pod(api.store, "c", resourceClaimName="own")
+        await until(lambda: all(node_of(api.store, pod) for pod in "abc"))
+
+        def consumers() -> int:
+            return len(
+                list_at(api.store.read("resourceclaims", "default", "own"), "status.reservedFor")
+            )
+
+        assert consumers() == 2
+        for pod in ("a", "b"):
+            api.store.delete("pods", "default", pod, grace_s=0)
+        await until(lambda: [each["metadata"]["name"] for each in claims(api.store)] == ["own"])
+        await until(lambda: consumers() == 1)
+        assert len(results(api.store)) == 1
+        api.store.delete("pods", "default", "c", grace_s=0)
+
+        await until(lambda: not results(api.store))
+        assert not api.store.read("resourceclaims", "default", "own")["metadata"].get("finalizers")
+
+
+async def test_counts_prioritized_lists_selectors_and_taints_decide() -> None:
+    async with workload_cluster(nodes=1) as api:
+        taints = [{"key": "sick", "value": "x", "effect": "NoSchedule"}]
+        prepare(api.store, device("gpu-0", taints=taints), device("gpu-1"), device("gpu-2"))
+        selector = "device.attributes['gpu.example.com'].model == 'A100'"
+        create_template(
+            api.store,
+            {
+                "name": "gpu",
+                "firstAvailable": [
+                    {
+                        "name": "best",
+                        "deviceClassName": "gpu",
+                        "selectors": [{"cel": {"expression": selector}}],
+                    },
+                    {"name": "two", "deviceClassName": "gpu", "count": 2},
+                ],
+            },
+        )
+
+        create_pod(api.store, "a")
+        await until(lambda: node_of(api.store, "a"))
+
+        chosen = [(each["request"], each["device"]) for each in results(api.store)]
+        assert chosen == [("gpu/two", "gpu-1"), ("gpu/two", "gpu-2")]
+
+
+async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated() -> None:
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, guarded())
+        create_template(api.store, exactly("1Gi"), {**exactly("2Gi"), "name": "other"})
+        create_pod(api.store, "a")
+        await until(lambda: len(results(api.store)) == 2)
+        [claim] = claims(api.store)
+        name = claim["metadata"]["name"]
+        path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}/status"
+
+        async def apply(result: Json, **more: str) -> int:
+            keys = {key: result[key] for key in ("driver", "pool", "device", "shareID")} | more
+            condition = {"type": LEASED, "status": "True"}
+            body = {"status": {"devices": [{**keys, "conditions": [condition]}]}}
+            async with (
+                api.client() as client,
+                client.patch(
+                    path,
+                    json=body,
+                    params={"fieldManager": "test"},
+                    headers={"Content-Type": "application/apply-patch+yaml"},
+                ) as response,
+            ):
+                return response.status
+
+        statuses = [await apply(each) for each in results(api.store)]
+        refused = await apply(results(api.store)[0], shareID="another")
+
+        assert (statuses, refused) == ([200, 200], 422)
+        assert len(claims(api.store)[0]["status"]["devices"]) == 2
+
+
+async def test_a_claims_spec_is_immutable() -> None:
+    async with workload_cluster(nodes=1) as api:
+        meta = {"name": "own", "namespace": "default"}
+        spec = {"devices": {"requests": [exactly("1Gi")]}}
+        api.store.create("resourceclaims", {"metadata": meta, "spec": spec})
+
+        changed: Json = {"spec": {"devices": {"requests": []}}}
+
+        with pytest.raises(ApiError, match="field is immutable"):
+            api.store.patch("resourceclaims", "default", "own", changed)
