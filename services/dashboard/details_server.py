@@ -106,7 +106,7 @@ class DetailsServer:
             raise web.HTTPNotFound(reason=reason)
         body: Json = {
             "lease": lease_details_json(lease, projection) if lease else None,
-            "trace": await self._trace(pod),
+            "trace": await self._trace(lease.pod if lease else pod),
         }
         if waiting is not None:
             position = 1 + [each.queued.pod for each in projection.queue()].index(pod)

@@ -335,9 +335,9 @@ class Projection:
         return found.shares.get(key), key in found.idle
 
     def lease_of(self, pod: PodUid) -> Lease | None:
-        """Return a pod's live lease."""
+        """Return the live lease of a pod, or of a ResourceClaim that it uses."""
         leases = (lease for totals in self.totals.values() for lease in totals.leases)
-        return next((lease for lease in leases if lease.pod == pod), None)
+        return next((lease for lease in leases if pod in (lease.pod, *lease.users)), None)
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:

@@ -58,6 +58,7 @@ class ConsumerReference(Struct, frozen=True):
     """Who may use the claim."""
 
     resource: str = ""
+    name: str = ""
     uid: str = ""
 
 
@@ -102,6 +103,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         )
     statuses = [each for each in claim.status.devices if each.driver == DRIVER]
     copies = (bytes(each.data).decode() for each in statuses)
+    consumers = _consumers(claim.status.reserved_for)
     return AllocatedClaim(
         claim=PodUid(claim.metadata.uid),
         namespace=Namespace(claim.metadata.namespace),
@@ -110,7 +112,8 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         generation=_generation(allocation, (*devices, *administered)),
         devices=devices,
         admin_devices=administered,
-        consumers=_consumers(claim.status.reserved_for),
+        consumers=tuple(consumers),
+        consumer_names=tuple(consumers.values()),
         resource_version=claim.metadata.resource_version,
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
@@ -131,8 +134,10 @@ def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]
     return generation_of(allocation.allocation_timestamp or "", results)
 
 
-def _consumers(reserved_for: Iterable[ConsumerReference]) -> tuple[PodUid, ...]:
-    return tuple(sorted(PodUid(each.uid) for each in reserved_for if each.resource == "pods"))
+def _consumers(reserved_for: Iterable[ConsumerReference]) -> dict[PodUid, str]:
+    """Return the names of pods by their sorted uids."""
+    pods = {PodUid(each.uid): each.name for each in reserved_for if each.resource == "pods"}
+    return dict(sorted(pods.items()))
 
 
 def _devices(

@@ -187,6 +187,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
     clock; 0: none did."""
 
+    @property
+    def users(self) -> tuple[PodUid, ...]:
+        """The pods that have its shares: one, or the consumers of its claim."""
+        return (self.pod,) if self.claim is None else self.claim.consumers
+
     def shares_of(self, container: str) -> tuple[Share, ...]:
         """Return the shares of one container, in the order of its devices."""
         return tuple(share for share in self.shares if share.container == container)

@@ -1,4 +1,4 @@
-"""The spans of one pod, read from the files that services write."""
+"""The spans of one pod or ResourceClaim, read from the files that services write."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 NS = 1_000_000_000
+CLAIM = "leasehold.claim.name"
+CLAIM_PODS = "leasehold.claim.pods"
+"""Attributes of the spans of a ResourceClaim: its name, and those of the pods that it is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +27,15 @@ class TraceSpan:
     text: str = ""
     links: tuple[str, ...] = ()
     """Spans that it follows from, in this trace or another."""
+    claim: str = ""
+    """Name of the ResourceClaim that it is about."""
 
 
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
     """Return the spans of the newest trace of a pod, in the order of their start.
 
     `name` is the pod's name or its uid; the pod may be gone. Its admission is in an earlier trace,
-    which one of these spans links to.
+    which one of these spans links to. A pod with a ResourceClaim has the trace of the claim.
     """
     found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not found:
@@ -92,8 +97,9 @@ def _matching(path: Path, namespace: str, name: str) -> Iterator[TraceSpan]:
             continue
         raw = _parse(line)
         attributes = raw.get("attributes", {})
-        pod = attributes.get("k8s.namespace.name"), attributes.get("k8s.pod.name")
-        is_named = pod == (namespace, name) and "k8s.pod.uid" in attributes
+        names = (attributes.get("k8s.pod.name"), *attributes.get(CLAIM_PODS, ()))
+        is_here = attributes.get("k8s.namespace.name") == namespace
+        is_named = is_here and name in names and "k8s.pod.uid" in attributes
         if is_named or raw.get("trace") == uid:
             yield _span(raw)
 
@@ -124,4 +130,5 @@ def _span(raw: dict[str, Any]) -> TraceSpan:
         ok=bool(raw.get("ok", True)),
         text=raw.get("text", ""),
         links=tuple(raw.get("links", ())),
+        claim=raw.get("attributes", {}).get(CLAIM, ""),
     )

@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,10 +34,13 @@ from opentelemetry.trace import (
     StatusCode,
     TraceFlags,
 )
+from opentelemetry.util.types import AttributeValue
 
+from shared.model.events.claim_events import ClaimAllocated
 from shared.model.events.event import Event, is_traceparent
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
+from shared.runtime.span_files import CLAIM, CLAIM_PODS
 
 E = TypeVar("E", bound=Event)
 
@@ -97,11 +100,13 @@ class Tracing:
             inside.append(dataclasses.replace(placed, trace=context_of(span), **linked))
         return inside, spans
 
-    def span(self, name: str, parent: str, facts: dict[str, str]) -> Span | None:
+    def span(self, name: str, parent: str, facts: Mapping[str, AttributeValue]) -> Span | None:
         """Begin one span below `parent`; the caller ends it."""
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
-    def over(self, name: str, began_ns: int, facts: dict[str, str], *, fault: str = "") -> str:
+    def over(
+        self, name: str, began_ns: int, facts: Mapping[str, AttributeValue], *, fault: str = ""
+    ) -> str:
         """Record the span of a finished request in a new trace; return its context, or ''."""
         if self.tracer is None:
             return ""
@@ -122,7 +127,7 @@ class Tracing:
         self,
         name: str,
         parent: str,
-        facts: dict[str, str],
+        facts: Mapping[str, AttributeValue],
         kind: SpanKind,
         *,
         link: bool = False,
@@ -134,7 +139,7 @@ class Tracing:
         if above is not None and not link:
             context = trace.set_span_in_context(NonRecordingSpan(above))
             return self.tracer.start_span(name, context, kind=kind, attributes=facts)
-        token = _root_trace_id.set(int(trace_id_of(facts["k8s.pod.uid"]), 16))
+        token = _root_trace_id.set(int(trace_id_of(str(facts["k8s.pod.uid"])), 16))
         try:
             context = trace.set_span_in_context(trace.INVALID_SPAN)
             linked = (above, parse_traceparent(after))
@@ -171,16 +176,23 @@ def parse_traceparent(text: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def pod_attributes(event: Event) -> dict[str, str]:
-    """Return the pod of an event as OpenTelemetry's Kubernetes attributes."""
+def pod_attributes(event: Event) -> dict[str, AttributeValue]:
+    """Return the pod of an event as OpenTelemetry's Kubernetes attributes.
+
+    A ResourceClaim takes the place of a pod, with its name and its pods in attributes of ours.
+    """
     subject: Any = event
-    for part in ("allocation", "lease"):
+    for part in ("allocation", "lease", "claim"):
         if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
             subject = getattr(subject, part)
-    pod = getattr(subject, "pod", None)
+    claim = getattr(subject, "claim", None) if isinstance(event, ClaimAllocated) else None
+    pod = getattr(subject, "pod", claim)
     if not pod:
         return {}
-    facts = {"k8s.pod.uid": str(pod)}
+    facts: dict[str, AttributeValue] = {"k8s.pod.uid": str(pod)}
+    if claim:
+        facts[CLAIM] = subject.name
+        facts[CLAIM_PODS] = subject.consumer_names
     for key, attribute in (
         ("k8s.namespace.name", "namespace"),
         ("k8s.pod.name", "name"),

@@ -1,13 +1,17 @@
 """ResourceClaims at the API server, as the binder reads and answers them."""
 
-from services.binder.ports.claims import ClaimAnswer
+from collections.abc import Sequence
+
+from services.binder.claims.pod_uses import ClaimingPod, uses_of
+from services.binder.ports.claims import ClaimAnswer, RequestUse
 from services.binder.report.explanations import cut, stamp
-from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
 from shared.model.claim import DRIVER
 from shared.model.clock import Clock
 from shared.model.events.claim_events import AllocatedClaim
+from shared.model.names import PodUid
 
 FIELD_MANAGER = "leasehold"
 
@@ -26,6 +30,14 @@ class ClaimClient:
         except NotFoundError:
             return None
         return allocated_claim(claim)
+
+    async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
+        """Return what the containers of a pod use; nothing if it is gone."""
+        try:
+            found = await self.client.read(pod_path(namespace, pod), ClaimingPod)
+        except NotFoundError:
+            return ()
+        return uses_of(found) if found.metadata.uid == uid else ()
 
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         """Write the conditions of all devices in one server-side apply.

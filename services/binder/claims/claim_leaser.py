@@ -6,18 +6,19 @@ the node's slices follow the ledger, or the scheduler would allocate the same sh
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.binder.claims.claim_answers import AnswerWriter
 from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_shares import refusal_text, reservation_of
+from services.binder.claims.combined_requests import CombinedRequests
 from services.binder.ledger_sync.ledger_updates import lease_changes
 from services.binder.ports.ledger import ClaimLedger
 from services.binder.ports.nats import Publish
 from shared.model.claim import LEASED, REFUSED
 from shared.model.clock import Clock
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease
@@ -37,6 +38,7 @@ WAIT_S = 10.0
 class _Decisions:
     """What was decided about the claims of a batch."""
 
+    traces: Mapping[PodUid, str]
     leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
     refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
     permitted: list[AllocatedClaim] = field(default_factory=list)
@@ -64,6 +66,7 @@ class ClaimLeaser:
         self.answers = answers
         self.ender = ender
         self.clock = clock
+        self.combined = CombinedRequests(answers.claims)
         self._waiting_since: dict[PodUid, float] = {}
 
     async def lease(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
@@ -72,11 +75,12 @@ class ClaimLeaser:
         Raises UnavailableError if a claim has to be decided again; the others are answered.
         """
         newest = {event.claim.claim: event.claim for event in events}
+        traces = {event.claim.claim: event.trace for event in events}
         # A refused claim is deallocated by its scheduler.
         claims = [claim for claim in newest.values() if claim.answer != REFUSED]
         if not claims:
             return []
-        decisions = await self._decide(claims)
+        decisions = await self._decide(claims, traces)
         leased = await self._commit(decisions)
         results = await asyncio.gather(
             *(self.answers.confirm(claim, lease) for claim, lease in leased),
@@ -94,14 +98,16 @@ class ClaimLeaser:
             )
         return ended
 
-    async def _decide(self, claims: Sequence[AllocatedClaim]) -> _Decisions:
+    async def _decide(
+        self, claims: Sequence[AllocatedClaim], traces: Mapping[PodUid, str]
+    ) -> _Decisions:
         """Reserve what was allocated, for claims that have no lease on it."""
-        decisions = _Decisions()
+        decisions = _Decisions(traces)
         new: list[AllocatedClaim] = []
         known = await self.ledger.load([claim.claim for claim in claims])
         for claim, lease in zip(claims, known, strict=True):
             if not claim.devices:
-                decisions.permitted.append(claim)
+                new += [] if claim.answer else [claim]
                 continue
             if lease is not None and _covers(lease, claim):
                 decisions.leased.append((claim, lease))
@@ -124,9 +130,11 @@ class ClaimLeaser:
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: _Decisions) -> None:
         totals = await self._totals(claims)
         wanted: list[tuple[AllocatedClaim, Reservation]] = []
-        for claim in claims:
+        for claim in await self._usable(claims, totals, decisions):
             node = totals.get(claim.node)
-            request = reservation_of(claim, node.node if node else None)
+            request = reservation_of(
+                claim, node.node if node else None, decisions.traces[claim.claim]
+            )
             if isinstance(request, Reservation):
                 wanted.append((claim, request))
             else:
@@ -144,6 +152,30 @@ class ClaimLeaser:
                     await self._refuse(claim, request, outcome, totals, decisions)
                 case _:
                     decisions.unresolved.append(f"{_named(claim)} has another lease")
+
+    async def _usable(
+        self,
+        claims: Sequence[AllocatedClaim],
+        totals: Mapping[NodeName, NodeTotals],
+        decisions: _Decisions,
+    ) -> list[AllocatedClaim]:
+        """Return the claims that need a lease, and that their pods can use."""
+        nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
+        refusals = await asyncio.gather(
+            *map(self.combined.refusal, claims, nodes), return_exceptions=True
+        )
+        usable: list[AllocatedClaim] = []
+        for claim, refusal in zip(claims, refusals, strict=True):
+            match refusal:
+                case LeaseholdError():
+                    decisions.unresolved.append(f"the pods of {_named(claim)}: {refusal}")
+                case BaseException():
+                    raise refusal
+                case "":
+                    (usable if claim.devices else decisions.permitted).append(claim)
+                case text:
+                    decisions.refused.append((claim, text))
+        return usable
 
     async def _totals(self, claims: Sequence[AllocatedClaim]) -> dict[NodeName, NodeTotals]:
         names = sorted({claim.node for claim in claims})

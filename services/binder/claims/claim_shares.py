@@ -19,7 +19,9 @@ from shared.placing.refusal.quota_refusals import over_quota
 SHOWN_HOLDERS = 3
 
 
-def reservation_of(claim: AllocatedClaim, node: LedgerNode | None) -> Reservation | str:
+def reservation_of(
+    claim: AllocatedClaim, node: LedgerNode | None, trace: str = ""
+) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
     known = {device_name(device.uuid): device for device, _ in node.devices} if node else {}
     shares: list[Share] = []
@@ -34,6 +36,7 @@ def reservation_of(claim: AllocatedClaim, node: LedgerNode | None) -> Reservatio
         name=claim.name,
         candidates=(Placement(node=claim.node, shares=tuple(shares)),),
         claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
+        trace=trace,
     )
 
 

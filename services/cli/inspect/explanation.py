@@ -13,7 +13,7 @@ from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import WaitingPod
-from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, PodUid
+from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
 
@@ -38,7 +38,7 @@ class Explanation:
 
 def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> Explanation:
     """Explain the state of one pod that exists."""
-    lease = next((lease for lease in snapshot.leases if pod.pod in _holders(lease)), None)
+    lease = next((lease for lease in snapshot.leases if pod.pod in lease.users), None)
     gang = gang_of(pod.pod, snapshot)
     if lease is not None:
         return _with_gang(_running(pod, lease, snapshot), gang)
@@ -46,11 +46,6 @@ def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> 
     if waiting is not None:
         return _with_gang(_waiting(pod, waiting, snapshot), gang)
     return _without_lease(pod, schedulers)
-
-
-def _holders(lease: Lease) -> tuple[PodUid, ...]:
-    """Return the pods that have the shares of a lease: one, or the consumers of a claim."""
-    return lease.claim.consumers if lease.claim else (lease.pod,)
 
 
 def _with_gang(explanation: Explanation, gang: GangSummary | None) -> Explanation:

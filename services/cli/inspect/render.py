@@ -108,10 +108,11 @@ def _share_text(lease: Lease, share: Share, usage: MeasuredUsage) -> str:
 
 
 def _holder(lease: Lease, share: Share) -> str:
-    """Return pod and container; those of other namespaces may be hidden."""
+    """Return pod and container, or claim and request; those of other namespaces may be hidden."""
     if not lease.namespace:
         return "in use by another namespace"
-    return f"{lease.namespace}/{lease.name} {share.container}"
+    kind = "claim " if lease.claim else ""
+    return f"{kind}{lease.namespace}/{lease.name} {share.container}"
 
 
 def _idle(since: float | None, usage: MeasuredUsage) -> str:

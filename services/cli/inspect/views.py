@@ -159,7 +159,8 @@ def trace(flags: argparse.Namespace) -> int:
     if flags.output:
         terminal.print_document(spans_json(spans), flags.output)
     else:
-        print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}")
+        claim = next((f", ResourceClaim {span.claim}" for span in spans if span.claim), "")
+        print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}{claim}")
         print("\n".join(waterfall(spans, terminal.terminal_width())))
     return 0
 

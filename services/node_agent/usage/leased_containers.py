@@ -57,7 +57,7 @@ class LeasedContainer:
     @property
     def pods(self) -> tuple[PodUid, ...]:
         """The pods whose processes may use the shares."""
-        return (self.lease.pod,) if self.lease.claim is None else self.lease.claim.consumers
+        return self.lease.users
 
     def leases_device(self, device: str) -> bool:
         """Whether one of its shares is of this device."""

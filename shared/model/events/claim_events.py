@@ -42,6 +42,8 @@ class AllocatedClaim:
     """Devices for administrative access, which takes nothing, with a binding condition of ours."""
     consumers: tuple[PodUid, ...] = ()
     """Pods in `status.reservedFor`, sorted."""
+    consumer_names: tuple[str, ...] = ()
+    """Their names, in the same order."""
     resource_version: str = ""
     answer: str = ""
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,

@@ -7,22 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.claims.claim_answers import AnswerWriter
-from services.binder.claims.claim_ender import ClaimEnder
-from services.binder.claims.claim_leaser import WAIT_S, ClaimLeaser
-from shared.ledger.leases import RedisLeases
+from services.binder.claims.claim_leaser import WAIT_S
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import UnavailableError
-from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
+from shared.model.events.claim_events import ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import LeaseState
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
+from tests.support.binder.claim_binder import GPU, ClaimBinder
 from tests.support.binder.claims import FakeClaims, allocated, on
-from tests.support.binder.world import FakeAgents, FakeBus
-from tests.support.clock import FakeClock
+from tests.support.binder.world import FakeAgents
 from tests.support.placer.ledger import (
-    NOW,
     assert_sound,
     ledger,
     reservation,
@@ -32,45 +28,6 @@ from tests.support.placer.ledger import (
 )
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
-GPU = uuid("a", 0)
-
-
-class Binder:
-    """A binder's part for claims, on a real ledger."""
-
-    def __init__(self, leases: RedisLeases, claims: FakeClaims, agents: FakeAgents) -> None:
-        self.leases, self.claims, self.agents = leases, claims, agents
-        self.clock, self.bus = FakeClock(NOW), FakeBus()
-        self.ender = ClaimEnder(leases, agents, lambda: None)
-        self.leaser = ClaimLeaser(
-            ledger=leases,
-            publish=self.bus.publish,
-            answers=AnswerWriter(claims, agents, self.ender),
-            ender=self.ender,
-            clock=self.clock,
-        )
-
-    async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
-        return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
-
-    async def deallocate(self, claim: AllocatedClaim) -> list[LeaseChanged]:
-        self.claims.stored.pop(claim.name, None)
-        gone = ClaimDeallocated(
-            claim=claim.claim,
-            namespace=claim.namespace,
-            name=claim.name,
-            node=claim.node,
-            generation=claim.generation,
-        )
-        return await self.ender.end_deallocated([gone])
-
-    def answered(self, claim: AllocatedClaim) -> list[str]:
-        return [answer.condition for answer in self.claims.answers.get(claim.name, [])]
-
-    async def lease_of(self, claim: AllocatedClaim) -> Lease | None:
-        [lease] = await self.leases.load([claim.claim])
-        return lease
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
@@ -79,13 +36,13 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
+async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
     await server.ready()
     async with ledger(server.url) as leases:
-        yield Binder(leases, FakeClaims(), FakeAgents())
+        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
 
 
-async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: Binder) -> None:
+async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder) -> None:
     parts = (
         on(GPU, 4_000, cores_percent=30, request="one", share_id="s1"),
         on(GPU, 2_000, request="two", share_id="s2"),
@@ -117,7 +74,9 @@ async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: Binder) -> 
     await assert_sound(binder.leases)
 
 
-async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(binder: Binder) -> None:
+async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
+    binder: ClaimBinder,
+) -> None:
     claim = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(claim)
     lease = await binder.lease_of(claim)
@@ -136,7 +95,7 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(binder
     assert binder.answered(claim) == [LEASED]
 
 
-async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Binder) -> None:
+async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: ClaimBinder) -> None:
     await reserve(binder.leases, reservation("pod", share("a", 1, 14_000)))
     claim = binder.claims.put(allocated("c", on(GPU), on(uuid("a", 1), 4_001, request="two")))
 
@@ -155,7 +114,7 @@ async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Binde
     await assert_sound(binder.leases)
 
 
-async def test_a_device_that_is_not_there_is_refused(binder: Binder) -> None:
+async def test_a_device_that_is_not_there_is_refused(binder: ClaimBinder) -> None:
     claim = binder.claims.put(allocated("c", on(uuid("elsewhere", 0))))
 
     await binder.lease(claim)
@@ -165,7 +124,7 @@ async def test_a_device_that_is_not_there_is_refused(binder: Binder) -> None:
 
 
 @pytest.mark.parametrize("shares", [(16_000, 1), (1, 16_000)])
-async def test_a_whole_device_is_exclusive(binder: Binder, shares: tuple[int, int]) -> None:
+async def test_a_whole_device_is_exclusive(binder: ClaimBinder, shares: tuple[int, int]) -> None:
     first, second = (allocated(f"c{mib}", on(GPU, mib)) for mib in shares)
     for claim in (first, second):
         binder.claims.put(claim)
@@ -174,7 +133,7 @@ async def test_a_whole_device_is_exclusive(binder: Binder, shares: tuple[int, in
     assert (binder.answered(first), binder.answered(second)) == ([LEASED], [REFUSED])
 
 
-async def test_a_share_without_cores_fits_beside_one_that_has_all(binder: Binder) -> None:
+async def test_a_share_without_cores_fits_beside_one_that_has_all(binder: ClaimBinder) -> None:
     claims = [
         allocated("all-cores", on(GPU, 4_000, cores_percent=100)),
         allocated("none", on(GPU, 5_000)),
@@ -187,8 +146,8 @@ async def test_a_share_without_cores_fits_beside_one_that_has_all(binder: Binder
     assert [binder.answered(claim) for claim in claims] == [[LEASED], [LEASED]]
 
 
-async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: Binder) -> None:
-    other = Binder(binder.leases, binder.claims, binder.agents)
+async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: ClaimBinder) -> None:
+    other = ClaimBinder(binder.leases, binder.claims, binder.agents)
     claims = [binder.claims.put(allocated(f"c{n}", on(GPU, 4_000))) for n in range(8)]
 
     for _ in range(2):
@@ -202,7 +161,9 @@ async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: Binder)
     await assert_sound(binder.leases)
 
 
-async def test_a_lease_ends_if_the_allocation_is_gone_when_it_is_answered(binder: Binder) -> None:
+async def test_a_lease_ends_if_the_allocation_is_gone_when_it_is_answered(
+    binder: ClaimBinder,
+) -> None:
     claim = allocated("c", on(GPU))
     binder.agents.answers[claim.claim] = True
 
@@ -212,7 +173,7 @@ async def test_a_lease_ends_if_the_allocation_is_gone_when_it_is_answered(binder
     assert await binder.lease_of(claim) is None
 
 
-async def test_an_answer_that_could_not_be_written_is_written_later(binder: Binder) -> None:
+async def test_an_answer_that_could_not_be_written_is_written_later(binder: ClaimBinder) -> None:
     claim = binder.claims.put(allocated("c", on(GPU)))
     binder.claims.errors.append(UnavailableError("no answer"))
 
@@ -225,7 +186,9 @@ async def test_an_answer_that_could_not_be_written_is_written_later(binder: Bind
     assert len(await assert_sound(binder.leases)) == 1
 
 
-async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(binder: Binder) -> None:
+async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
+    binder: ClaimBinder,
+) -> None:
     claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
     await binder.lease(claim)
     await binder.leases.activate([claim.claim])
@@ -245,7 +208,7 @@ async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(binder:
     assert binder.answered(successor) == [LEASED]
 
 
-async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: Binder) -> None:
+async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: ClaimBinder) -> None:
     claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
     await binder.lease(claim)
     await binder.deallocate(claim)
@@ -260,7 +223,7 @@ async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: Bind
 
 
 async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
-    binder: Binder,
+    binder: ClaimBinder,
 ) -> None:
     first = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(first)
@@ -292,7 +255,7 @@ async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
     assert (lease.claim.generation, lease.shares[0].memory_mib) == ("g2", 5_000)
 
 
-async def test_the_agent_learns_of_further_consumers(binder: Binder) -> None:
+async def test_the_agent_learns_of_further_consumers(binder: ClaimBinder) -> None:
     claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
     await binder.lease(claim)
     binder.bus.published.clear()
@@ -309,7 +272,7 @@ async def test_the_agent_learns_of_further_consumers(binder: Binder) -> None:
     assert binder.answered(claim) == [LEASED]
 
 
-async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: Binder) -> None:
+async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: ClaimBinder) -> None:
     claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
     await binder.lease(claim)
     binder.agents.answers[claim.claim] = True
@@ -326,7 +289,9 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: B
     assert await binder.lease_of(claim) is None, "an event that comes late restores nothing"
 
 
-async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(binder: Binder) -> None:
+async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(
+    binder: ClaimBinder,
+) -> None:
     claims = [binder.claims.put(allocated(name, on(GPU, 9_000))) for name in ("c", "d")]
 
     await binder.lease(*claims)
@@ -337,7 +302,7 @@ async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(binder
     assert refusal.message.endswith("leased it to claim default/c (9000 MiB)")
 
 
-async def test_administrative_access_is_permitted_without_a_lease(binder: Binder) -> None:
+async def test_administrative_access_is_permitted_without_a_lease(binder: ClaimBinder) -> None:
     admin = on(GPU, None, request="admin")
     alone = binder.claims.put(replace(allocated("alone"), admin_devices=(admin,)))
     beside = binder.claims.put(replace(allocated("beside", on(GPU)), admin_devices=(admin,)))

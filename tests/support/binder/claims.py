@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.ports.claims import ClaimAnswer
+from services.binder.ports.claims import ClaimAnswer, RequestUse
 from services.binder.ports.kubernetes import PodReader
 from shared.model.claim import device_name
 from shared.model.errors import ConflictError, LeaseholdError, RequestError
@@ -44,6 +44,9 @@ class FakeClaims:
         self.stored: dict[str, AllocatedClaim] = {}
         self.answers: dict[str, list[ClaimAnswer]] = {}
         self.errors: list[LeaseholdError] = []
+        self.uses: dict[str, list[RequestUse]] = {}
+        """By name of the pod."""
+        self.unreadable: list[LeaseholdError] = []
 
     def put(self, claim: AllocatedClaim) -> AllocatedClaim:
         self.stored[claim.name] = claim
@@ -51,6 +54,11 @@ class FakeClaims:
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
         return self.stored.get(name)
+
+    async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> list[RequestUse]:
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return self.uses.get(pod, [])
 
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         if self.errors:

@@ -56,6 +56,22 @@ def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(
     assert read_spans(trace_files, namespace="team", name="second") == ()
 
 
+def test_a_pod_has_the_trace_of_its_claim(tmp_path: Path) -> None:
+    about = {
+        "k8s.namespace.name": "team",
+        "k8s.pod.name": "gpu",
+        "k8s.pod.uid": "uid-of-the-claim",
+        "leasehold.claim.name": "gpu",
+        "leasehold.claim.pods": ["first", "second"],
+    }
+    (tmp_path / "binder.jsonl").write_text(line("a", "", 0, 10, attributes=about))
+
+    [span] = read_spans(tmp_path, namespace="team", name="second")
+
+    assert span.claim == "gpu"
+    assert read_spans(tmp_path, namespace="other", name="second") == ()
+
+
 def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         line("old", "", 0, 1, trace="1" * 32) + line("new", "", 500, 501, trace="2" * 32)

@@ -1,0 +1,152 @@
+"""Pods with GPUs beside those that the cluster's own scheduler places, with ResourceClaims too."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from shared.credentials.logins import ClientCredentials
+from shared.ledger.leases import RedisLeases
+from shared.model.names import Namespace
+from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), *NEEDS_KUBECTL]
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+HOST = "kubernetes.io/hostname"
+RULE = "didn't satisfy existing pods anti-affinity rules"
+K8S = Path(__file__).parents[2] / "k8s"
+QUOTA = {
+    "apiVersion": "leasehold.dev/v1alpha1",
+    "kind": "GPUQuota",
+    "metadata": {"name": "default"},
+    "spec": {"maxMilliGPU": 1000},
+}
+CLAIM = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaim",
+    "metadata": {"name": "shared"},
+    "spec": {
+        "devices": {
+            "requests": [
+                {
+                    "name": "gpu",
+                    "exactly": {
+                        "deviceClassName": "gpu.leasehold.dev",
+                        "capacity": {"requests": {"memory": "6000Mi", "cores": "40"}},
+                    },
+                }
+            ]
+        }
+    },
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Stack]:
+    env = {"LEASEHOLD_DRA": "conditions"}
+    async with stack("--nodes", "1", "--gpus", "1xT4", env=env) as up:
+        yield up
+
+
+def quiet_pod(node: str) -> dict[str, object]:
+    """A pod without GPUs, placed by the cluster's scheduler, that wants no noisy ones beside it."""
+    term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"app": "noisy"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "quiet"},
+        "spec": {
+            "nodeSelector": {HOST: node},
+            "affinity": {"podAntiAffinity": {REQUIRED: [term]}},
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "main", "image": "busybox", "command": ["sleep", "1000"]}],
+        },
+    }
+
+
+async def test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone(
+    cluster: Stack,
+) -> None:
+    nodes = await cluster.kubectl("get", "nodes", "-o", "name")
+    node = nodes.out.strip().removeprefix("node/")
+    await cluster.create(quiet_pod(node))
+    await cluster.until("quiet", running)
+    async with redis.asyncio.Redis.from_url(
+        cluster.state()["redis_url"], **cluster.login(), decode_responses=True
+    ) as ledger:
+        facts = [key async for key in ledger.scan_iter(f"*facts:{node}")]
+        await until(lambda: ledger.hget(facts[0], "facts"), lambda text: "noisy" in text)
+    noisy, other = gpu_pod("noisy", vgpu(memory=1000)), gpu_pod("other", vgpu(memory=1000))
+    noisy["metadata"]["labels"] = {"app": "noisy"}
+
+    await cluster.create(noisy)
+    await cluster.create(other)
+
+    await cluster.until("other", running)
+    explained = await until(
+        lambda: cluster.leasehold("explain", "noisy"), lambda done: RULE in done.out
+    )
+    assert succeeded(explained)
+    assert not running(await cluster.pod("noisy"))
+    await cluster.kube.delete("/api/v1/namespaces/default/pods/quiet")
+    await cluster.until("noisy", running, limit_s=20)
+    await cluster.audit()
+    await cluster.clear()
+
+
+def claim_pod(name: str) -> dict[str, Any]:
+    """A pod with the claim, placed by the cluster's scheduler."""
+    pod = gpu_pod(name, {})
+    pod["spec"] |= {
+        "schedulerName": "default-scheduler",
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}],
+    }
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return pod
+
+
+async def until_quota(cluster: Stack) -> None:
+    """Wait until the ledger knows the quota of the namespace."""
+    login = ClientCredentials(login_file=cluster.secret("redis", "operator"))
+    async with RedisLeases.connect(cluster.state()["redis_url"], credentials=login) as ledger:
+        await until(
+            ledger.quotas.totals, lambda totals: totals.quota_of(Namespace("default")) is not None
+        )
+
+
+async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> None:
+    for file in ("base/crds/gpuquotas.yaml", "components/dra/device-classes.yaml"):
+        assert succeeded(await cluster.kubectl("apply", "-f", str(K8S / file)))
+    both = json.dumps({"apiVersion": "v1", "kind": "List", "items": [QUOTA, CLAIM]})
+    await until(lambda: cluster.kubectl("apply", "-f", "-", stdin=both), succeeded)
+    await until_quota(cluster)
+
+    for name in ("one", "two"):
+        await cluster.create(claim_pod(name))
+    await cluster.create(gpu_pod("vendor", vgpu(memory=1000, cores=40)))
+    await cluster.until_all(3)
+    await cluster.audit()
+
+    limits = (await cluster.exec("two", "env")).out.splitlines()
+    assert {"CUDA_DEVICE_MEMORY_LIMIT_0=6000m", "CUDA_DEVICE_SM_LIMIT=40"} <= set(limits)
+    shown = json.loads((await cluster.leasehold("ps", "--json")).out)["leases"]
+    assert {(lease["name"], lease["shares"][0]["device"]) for lease in shown} == {
+        (name, shown[0]["shares"][0]["device"]) for name in ("shared", "vendor")
+    }, "the quota of one GPU has room for both, as the claim counts once"
+    assert "claim default/shared" in (await cluster.leasehold("gpus")).out
+    explained = (await cluster.leasehold("explain", "one")).out
+    assert "default/shared, which 2 pods use" in explained
+    traced = await until(lambda: cluster.leasehold("trace", "one"), succeeded)
+    assert "ResourceClaim shared" in traced.out
+    assert "binder lease_claims" in traced.out
+    await cluster.clear()
+    await until(
+        lambda: cluster.leasehold("ps", "--json"), lambda d: not json.loads(d.out)["leases"]
+    )
+    await cluster.audit()
