@@ -3,19 +3,21 @@
 import contextlib
 from dataclasses import replace
 
+from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
 from tests.model.machine import chosen
+from tests.model.mig import instance_mode
 from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Service
 from tests.model.users import Users, nodes, numbers, positions
-from tests.model.world import NODES, Message
+from tests.model.world import MIG_LAYOUTS, NODES, Message
 
 
 class LeaseProtocol(Users):
     """All rules."""
 
-    @rule(which=any_of("binder", "placer", "agent", "checkpoint"), number=numbers)
+    @rule(which=any_of("binder", "placer", "agent", "checkpoint", "partitioner"), number=numbers)
     def kill(self, which: str, number: int) -> None:
         """Kill a process and start it again; with `checkpoint`, an agent that loses its own."""
         self.count(f"{which}s lost" if which == "checkpoint" else f"{which}s killed")
@@ -24,6 +26,10 @@ class LeaseProtocol(Users):
             world.restart((world.binders if which == "binder" else world.placers)[number])
             return
         machine = world.nodes[NODES[number]]
+        if which == "partitioner":
+            machine.partitioner.restart()
+            world.loop.settle()
+            return
         if which == "checkpoint":
             (machine.folder / f"{machine.name}.json").unlink(missing_ok=True)
             machine.lost_records = True
@@ -184,10 +190,38 @@ class LeaseProtocol(Users):
         """Build a device into the other machine: containers that use it fail."""
         self.count("devices moved")
         first, second = (self.world.nodes[name] for name in NODES)
-        if len(first.devices) == 1:
+        if len(first.devices) == 2:
             first, second = second, first
-        device = first.devices.pop()
+        *others, device = first.devices
         first.kubelet.fail_users(device.uuid)
-        second.devices.append(replace(device, index=len(second.devices)))
-        for machine in (first, second):
-            machine.report()
+        first.change_devices(others)
+        second.change_devices([*second.devices, replace(device, index=len(second.devices))])
+
+    @rule(node=nodes, fault=any_of("fails", "slow", "stuck"))
+    def disturb_driver(self, node: NodeName, fault: str) -> None:
+        """Let the next change of MIG instances fail, or take long."""
+        self.count(f"MIG: the driver is {fault}" if fault != "fails" else "MIG: the driver fails")
+        self.world.nodes[node].driver.fault = fault
+
+    @rule(node=nodes)
+    def reset_device(self, node: NodeName) -> None:
+        """Reset the device with MIG instances: they are gone, and its containers start again."""
+        self.count("MIG: devices reset")
+        machine = self.world.nodes[node]
+        device = machine.devices[0].uuid
+        machine.kubelet.stop_users(device)
+        machine.driver.reset(device)
+
+    @rule(node=nodes, weight=0.5)
+    def change_mode(self, node: NodeName) -> None:
+        """Turn MIG mode of a device off or on, which resets it: containers that use it fail."""
+        self.count("MIG: modes changed")
+        machine = self.world.nodes[node]
+        device, *others = machine.devices
+        machine.kubelet.fail_users(device.uuid)
+        machine.driver.reset(device.uuid)
+        if device.mode is DeviceMode.MIG:
+            changed = replace(device, mode=DeviceMode.HAMI_CORE, layouts=())
+        else:
+            changed = instance_mode(device, *MIG_LAYOUTS[node])
+        machine.change_devices([changed, *others])

@@ -5,32 +5,32 @@ Each check is named by the invariant of docs/architecture.md that it watches.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
+from shared.model.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
-from tests.model.node import KubeletRecord, Node, limit_mib
-from tests.model.raw_ledger import RESERVED, RawLedger, decode
-from tests.model.world import DEVICE_MIB, SLOTS, World
+from tests.model.given import (
+    ALL_CORES,
+    Given,
+    excess,
+    given_to,
+    instance_conflicts,
+    is_as_leased,
+)
+from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
+from tests.model.node import Node
+from tests.model.raw_ledger import RESERVED, RawDevice, RawLedger, RawShare, decode
+from tests.model.world import MIG_LAYOUTS, World
 
-ALL_CORES = 100
 REMEMBERED_S = 600.0
 """The ledger remembers for so long, by its clock, that a pod is gone."""
 GONE_S = 500.0
 """A pod must not come back within this time after that was handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a container was given, read from its environment."""
-
-    pod: str
-    device: str
-    memory_mib: int
-    cores_percent: int
 
 
 class Judge:
@@ -74,7 +74,7 @@ class Judge:
 
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
-        given, lease = _given(record), self.read_ledger().leases.get(record.pod.uid)
+        given, lease = given_to(record), self.read_ledger().leases.get(record.pod.uid)
         entry = _checkpointed(self.world.nodes[node], given.pod)
         if entry is None:
             self.world.fail(f"S9: what {given.pod} was given is not in the checkpoint of {node}")
@@ -84,10 +84,25 @@ class Judge:
             return
         if lease is None or lease.node != node:
             self.world.fail(f"S3: {given.pod} is given devices on {node} without a lease there")
-        elif [(s.device, s.memory_mib, s.cores_percent) for s in lease.shares] != [
-            (given.device, given.memory_mib, given.cores_percent)
-        ]:
+        elif not (record.has_restarted or is_as_leased(lease, given)):
             self.world.fail(f"S7: {given} differs from its lease {lease}")
+        elif given.slices:
+            self._check_position(self.world.nodes[node], given, lease.shares[0])
+
+    def _check_position(self, node: Node, given: Given, share: RawShare) -> None:
+        """S7: the instances of a size have positions by their starts."""
+        sizes = LAYOUTS[share.layout]
+        size, number = sizes[share.position], sizes[: share.position].count(sizes[share.position])
+        there = node.driver.existing[DeviceUuid(given.device)].values()
+        starts = sorted(each.start for each in there if each.memory_slices == size)
+        if starts[number : number + 1] != [given.slices.start] or len(given.slices) != size:
+            self.world.fail(f"S7: {given} is not position {share.position} of {share.layout}")
+
+    def check_destroyed(self, node: NodeName, uuid: str) -> None:
+        """Check a MIG instance that is about to be destroyed."""
+        for record in self.world.nodes[node].kubelet.records.values():
+            if record.visible == uuid:
+                self.world.fail(f"S1: {uuid} is destroyed, and {record.pod.uid} runs on it")
 
     def note_handled(self, event: Event) -> None:
         """Note what the ledger must remember from now on."""
@@ -124,11 +139,14 @@ class Judge:
 
     def _over_given(self) -> Iterator[str]:
         """S1, S9: no agent gives out more of a device than there is. S2: no container twice."""
-        running = [(node, _given(record)) for node, record in _running(self.world)]
-        yield from _excess("S1: containers were given", (given for _, given in running))
+        running = [(node, given_to(record)) for node, record in _running(self.world)]
+        yield from excess("S1: containers were given", [given for _, given in running])
         places = Counter(given.pod for _, given in running)
         yield from (f"S2: {pod} runs {n} times" for pod, n in places.items() if n > 1)
-        for _, record in _running(self.world):
+        for node, record in _running(self.world):
+            existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
+            if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
+                yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
             if record.used_mib > limit_mib(record):
                 yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
 
@@ -141,7 +159,8 @@ class Judge:
             for lease in self.ledger.leases.values()
             for share in lease.shares
         ]
-        yield from _excess("S1: leases take", leased)
+        yield from excess("S1: leases take", leased)
+        yield from instance_conflicts(self.ledger.leases.values())
         for lease in self.ledger.leases.values():
             nodes = {self.ledger.devices[share.device].node for share in lease.shares}
             if nodes != {lease.node}:
@@ -213,7 +232,7 @@ class Judge:
         if not ledger.ready:
             return ["P6: the ledger is not ready"]
         pods = {pod.uid: pod for pod in world.api.pods.values()}
-        running = {record.pod.uid: _given(record) for _, record in _running(world)}
+        running = {record.pod.uid: given_to(record) for _, record in _running(world)}
         unrecorded = self._unrecorded(ledger)
         found = [
             f"P6: {pod} has no lease as given"
@@ -261,14 +280,16 @@ class Judge:
         The lease was lost unseen, and with it the records of the agent, so that the copy in the
         pod's annotation is all that is left. It counts in a rebuild only.
         """
+        if not self.world.lost_unseen:
+            return set()
         return {
             record.pod.uid
-            for node, record in _running(self.world)
-            if self.world.lost_unseen
-            and node.lost_records
-            and f"{NAMESPACE}/{record.pod.name}"
-            in node.agent.checkpoint.unrecorded.get(DeviceUuid(_given(record).device), ())
-            and ledger.devices[_given(record).device].status != 1
+            for node in self.world.nodes.values()
+            if node.lost_records
+            for record in node.kubelet.records.values()
+            if f"{NAMESPACE}/{record.pod.name}"
+            in node.agent.checkpoint.unrecorded.get(DeviceUuid(record.device), ())
+            and ledger.devices[record.device].status != 1
         }
 
     def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
@@ -278,16 +299,36 @@ class Judge:
         if pod.uid not in ledger.waiting:
             yield f"P1: {pod.uid} is pending, and has neither lease nor verdict"
         elif pod.request.gang is None:
-            needed = pod.request.containers[0]
             yield from (
                 f"P4: {pod.uid} waits, and fits on {uuid}"
                 for uuid, device in ledger.devices.items()
                 if device.status == 1
                 and device.node in ledger.nodes - self.world.api.cordoned
-                and device.memory_used + (needed.memory_units or 0) <= device.memory_mib
+                and self._fits(pod.request, uuid, device)
+            )
+
+    def _fits(self, request: PodRequest, uuid: str, device: RawDevice) -> bool:
+        needed = request.containers[0]
+        memory_mib = needed.memory_units or 0
+        if not device.in_mig_mode:
+            return (
+                request.selection.mode != DeviceMode.MIG
+                and not device.layout
+                and device.memory_used + memory_mib <= device.memory_mib
                 and device.cores_used + needed.cores_percent <= ALL_CORES
                 and device.share_count < device.slots
             )
+        shares = [s for each in self.ledger.leases.values() for s in each.shares]
+        taken = {share.position for share in shares if share.device == uuid}
+        return (
+            needed.mig_allowed
+            and (not taken or bool(device.layout))
+            and any(
+                size * SLICE_MIB >= memory_mib and position not in taken
+                for name in ([device.layout] if taken else MIG_LAYOUTS[uuid.split("-")[1]])
+                for position, size in enumerate(LAYOUTS[name])
+            )
+        )
 
 
 def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
@@ -304,27 +345,6 @@ def _unleased(running: Mapping[PodUid, Given], ledger: RawLedger) -> Iterator[st
             (share.device, share.memory_mib) for share in lease.shares
         }:
             yield pod
-
-
-def _excess(what: str, parts: Iterable[Given]) -> Iterator[str]:
-    by_device: dict[str, list[Given]] = {}
-    for part in parts:
-        by_device.setdefault(part.device, []).append(part)
-    for device, here in by_device.items():
-        memory, cores = (sum(p.memory_mib for p in here), sum(p.cores_percent for p in here))
-        if memory > DEVICE_MIB or cores > ALL_CORES or len(here) > SLOTS:
-            holders = ", ".join(f"{part.pod} {part.memory_mib} MiB" for part in here)
-            yield f"{what} {memory} of {DEVICE_MIB} MiB of {device}: {holders}"
-
-
-def _given(record: KubeletRecord) -> Given:
-    environment = record.given or {}
-    return Given(
-        pod=record.pod.uid,
-        device=environment["NVIDIA_VISIBLE_DEVICES"],
-        memory_mib=int(environment["CUDA_DEVICE_MEMORY_LIMIT_0"].removesuffix("m")),
-        cores_percent=int(environment["CUDA_DEVICE_SM_LIMIT"]),
-    )
 
 
 def _checkpointed(node: Node, pod: str) -> dict[str, object] | None:

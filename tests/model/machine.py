@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from shared.model.request import DeviceSelection
 from tests.model.judge import Judge
+from tests.model.mig import SLOW_S
 from tests.model.redis_links import RedisServer
 from tests.model.rules import Step
 from tests.model.world import World
@@ -35,6 +37,7 @@ class Machine:
         self.world = World(server, folder, tell)
         self.judge = Judge(self.world)
         self.world.check_given = self.judge.check_given
+        self.world.check_destroyed = self.judge.check_destroyed
         self.world.check_gangs = self.judge.check_gangs
         self.world.note_handled = self.judge.note_handled
 
@@ -60,16 +63,26 @@ class Machine:
             service.link.restore()
         for node in world.nodes.values():
             node.silent = node.loses_reply = False
+            node.driver.fault = ""
             if node.name not in world.api.nodes:
                 world.api.add_node(node.name)
         while self.server.late_calls:
             self.server.run_late_call()
         world.api.answer_all()
+        if any(
+            not call.done() for each in world.nodes.values() for call in each.driver.calls.values()
+        ):
+            world.loop.advance(SLOW_S["stuck"])
         self.calm_down()
-        late = world.api.create("late", request(gpu(memory=60, cores_percent=30)))
+        last = (
+            request(gpu(memory=60, cores_percent=30)),
+            request(gpu(memory=50, mig_allowed=True), selection=DeviceSelection(mode="mig")),
+        )
+        late = [world.api.create(f"late-{number}", each) for number, each in enumerate(last)]
         self.calm_down()
-        if late.is_terminal:
-            raise BrokenInvariantError(f"P1: {late.uid} is placed where its node refuses it")
+        for pod in late:
+            if pod.is_terminal:
+                raise BrokenInvariantError(f"P1: {pod.uid} is placed where its node refuses it")
 
     def calm_down(self) -> None:
         """Work until everything is as it should be."""

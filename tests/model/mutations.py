@@ -12,8 +12,8 @@ from tests.model.redis_links import EDITS
 FOLDER = Path(shared.ledger.scripts.__file__).parent
 
 
-async def _restore_nothing(*_: object) -> set[Any]:
-    return set()
+async def _nothing(*_: object) -> frozenset[Any]:
+    return frozenset()
 
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
@@ -37,6 +37,18 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "gone pods are placed": ("      if scores[i] then", "      if false then"),
     "devices with shares move": ("or device[D_SHARES] == 0 and row[4] == 1 then", "or true then"),
+    "layouts do not matter": (
+        "  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end\n",
+        "",
+    ),
+    "positions do not matter": (
+        "if position >= 0 and is_slot_used(devices[uuid], position) then",
+        "if false then",
+    ),
+    "agents destroy instances in use": (
+        "services.node_agent.partition.layout_reconciler.LayoutReconciler._used_instances",
+        _nothing,
+    ),
     "agents give out anything": (
         "services.node_agent.records.checkpoint.check_fits",
         lambda *_: None,
@@ -44,7 +56,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "lost leases stay lost": (
         "services.binder.ledger_sync.lost_leases.LostLeases.restore",
-        _restore_nothing,
+        _nothing,
     ),
 }
 """By name: a piece of the scripts and its replacement, or the name of a function and another."""

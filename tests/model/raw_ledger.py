@@ -4,12 +4,15 @@ The layouts are those of `L_*` and `D_*` in `shared/ledger/scripts/common/state.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 
 RESERVED = 1
+MIG = 11
+"""Where a share has its MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,9 @@ class RawShare:
     device: str
     memory_mib: int
     cores_percent: int
+    layout: str
+    """Of the MIG instance that it is; empty: it is none."""
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,9 @@ class RawDevice:
     memory_used: int
     cores_used: int
     share_count: int
+    in_mig_mode: bool
+    layout: str
+    """MIG layout of its leases; empty: they need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +97,29 @@ def _lease(value: bytes) -> RawLease:
     _, _, pod, gang, *_ = unpacker.unpack()
     node, first, *others = unpacker.unpack()
     rows = others[1] if first is False else [[first, *others]]
-    shares = tuple(RawShare(row[0], row[1], row[2]) for row in rows)
-    return RawLease(pod, node, gang, state, expires_at, shares)
+    return RawLease(pod, node, gang, state, expires_at, tuple(map(_share, rows)))
+
+
+def _share(row: Sequence[Any]) -> RawShare:
+    instance = row[MIG] or {}
+    cores_percent = 0 if instance else row[2]
+    layout, position = instance.get("layout", ""), instance.get("position", 0)
+    return RawShare(row[0], row[1], cores_percent, layout, position)
 
 
 def _device(value: bytes) -> RawDevice:
-    memory, slots, status, _, used, cores, shares, _, _, _, length = struct.unpack_from(
-        "<IIBIIIIdBBB", value
+    memory, slots, status, _, used, cores, shares, _, _, mode = struct.unpack_from(
+        "<IIBIIIIdBB", value
     )
-    at = struct.calcsize("<IIBIIIIdBBB") + length
-    node = value[at + 1 : at + 1 + value[at]].decode()
-    return RawDevice(node, memory, slots, status, used, cores, shares)
+    at = struct.calcsize("<IIBIIIIdBB")
+    texts = []
+    for size in "<B", "<B", "<H", "<H", "<B":
+        (length,) = struct.unpack_from(size, value, at)
+        at += struct.calcsize(size)
+        texts.append(value[at : at + length].decode())
+        at += length
+    _, node, _, _, layout = texts
+    return RawDevice(node, memory, slots, status, used, cores, shares, mode == 1, layout)
 
 
 def _known(value: bytes) -> bool:

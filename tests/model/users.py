@@ -1,12 +1,13 @@
 """What users and time do to the cluster, and the order in which messages arrive."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+from shared.model.device import DeviceMode
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang
+from shared.model.request import DeviceSelection, Gang
+from tests.model.kubelet import limit_mib
 from tests.model.machine import Machine, chosen
-from tests.model.node import Node, limit_mib
+from tests.model.node import Node
 from tests.model.rules import any_of, rule, several, together
 from tests.model.world import NODES, Message
 from tests.support.build import gpu, request
@@ -31,15 +32,47 @@ class Users(Machine):
         for each in mib[: len(self.free_names())]:
             self.create(each)
 
-    @rule(lambda self: self.free_names(), mib=sizes, gang=any_of(*GANGS), members=any_of(1, 2, 3))
-    def create_gang(self, mib: int, gang: Gang, members: int) -> None:
-        for _ in range(min(members, len(self.free_names()))):
-            self.create(mib, gang)
+    @rule(
+        lambda self: self.free_names(),
+        weight=2.0,
+        mib=several(any_of(10, 25, 50, 100), at_most=3),
+        mode=any_of(DeviceMode.MIG, DeviceMode.MIG, None),
+    )
+    def create_instance_pods(self, mib: Sequence[int], mode: DeviceMode | None) -> None:
+        """Create pods for MIG instances; without a mode, they take shares of other devices, too."""
+        for each in mib[: len(self.free_names())]:
+            self.create(each, mode=mode, mig_allowed=True)
 
-    def create(self, mib: int, gang: Gang | None = None) -> None:
-        self.count("pods created")
-        wanted = replace(request(gpu(memory=mib, cores_percent=mib // 2)), gang=gang)
-        self.world.api.create(self.free_names()[0], wanted)
+    @rule(
+        lambda self: self.free_names(),
+        mib=sizes,
+        gang=any_of(*GANGS),
+        members=any_of(1, 2, 3),
+        mode=any_of(None, None, DeviceMode.MIG),
+    )
+    def create_gang(
+        self, mib: int, gang: Gang, members: int, mode: DeviceMode | None = None
+    ) -> None:
+        for _ in range(min(members, len(self.free_names()))):
+            self.create(mib, gang, mode=mode, mig_allowed=mode is not None)
+
+    def create(
+        self,
+        mib: int,
+        gang: Gang | None = None,
+        *,
+        mode: DeviceMode | None = None,
+        mig_allowed: bool = False,
+    ) -> None:
+        self.count("pods for MIG instances created" if mig_allowed else "pods created")
+        self.world.api.create(
+            self.free_names()[0],
+            request(
+                gpu(memory=mib, cores_percent=mib // 2, mig_allowed=mig_allowed),
+                selection=DeviceSelection(mode=mode),
+                gang=gang,
+            ),
+        )
 
     def free_names(self) -> list[str]:
         return [name for name in PODS if name not in self.world.api.pods]
@@ -74,6 +107,13 @@ class Users(Machine):
         node, pod = chosen(self.running(), position)
         record = node.kubelet.records[pod]
         record.used_mib = limit_mib(record) * percent // 100
+
+    @rule(lambda self: self.running(), position=positions)
+    def restart_container(self, position: int) -> None:
+        """Let a container crash; the kubelet starts it again."""
+        self.count("containers restarted")
+        node, pod = chosen(self.running(), position)
+        node.kubelet.stop(pod)
 
     def running(self) -> list[tuple[Node, PodUid]]:
         """Return the pods whose containers run, with their nodes."""

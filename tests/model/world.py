@@ -29,7 +29,9 @@ from shared.model.events.request_reply import (
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer
-from tests.model.node import KubeletRecord, Node
+from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.mig import instance_mode
+from tests.model.node import Node
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.services import BinderReplica, PlacerReplica, Service
 from tests.model.virtual_time import EPOCH_S, ActorClock, VirtualLoop
@@ -38,6 +40,9 @@ from tests.support.build import device
 NODES = (NodeName("a"), NodeName("b"))
 DEVICE_MIB = 100
 SLOTS = 4
+MIG_INDEX = 7
+"""Of each node's device that is in MIG mode at first."""
+MIG_LAYOUTS = {"a": ("mixed", "whole"), "b": ("quarters", "halves", "whole")}
 FLOW_LIMIT = 150
 """Messages that one flow delivers: two services may answer each other for ever."""
 
@@ -89,14 +94,19 @@ class World:
                 clock=ActorClock(self.loop),
                 requester=_Requester(self, name),
                 folder=folder,
-                devices=[_device(name, number) for number in range(2 - index)],
+                devices=[
+                    instance_mode(_device(name, MIG_INDEX), *MIG_LAYOUTS[name]),
+                    *(_device(name, number) for number in range(2 - index)),
+                ],
                 note=self.note,
                 publish=self.publish,
                 on_given=self.on_given,
+                on_destroy=self.on_destroy,
             )
             for index, name in enumerate(NODES)
         }
         self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
+        self.check_destroyed: Callable[[NodeName, str], None] = lambda _, __: None
         self.check_gangs: Callable[[], None] = lambda: None
         self.note_handled: Callable[[Event], None] = lambda _: None
         self.rounds = 0
@@ -126,6 +136,9 @@ class World:
             node.stop_agent()
         for service in self.services:
             service.stop()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.settle()
         self.loop.close()
 
     # The bag
@@ -280,10 +293,13 @@ class World:
         self.failures.append(what)
 
     def on_given(self, node: NodeName, record: KubeletRecord) -> None:
-        given = record.given or {}
-        what = [given.get(key) for key in ("CUDA_DEVICE_MEMORY_LIMIT_0", "NVIDIA_VISIBLE_DEVICES")]
-        self.note(f"agent {node} gives {record.pod.uid} {what[0]} of {what[1]}")
+        what = f"{limit_mib(record)} MiB of {record.visible}"
+        self.note(f"agent {node} gives {record.pod.uid} {what}")
         self.check_given(node, record)
+
+    def on_destroy(self, node: NodeName, uuid: str) -> None:
+        self.note(f"partitioner {node} destroys {uuid}")
+        self.check_destroyed(node, uuid)
 
     # What binders request of agents
 

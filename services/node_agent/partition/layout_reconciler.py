@@ -218,7 +218,7 @@ class LayoutReconciler:
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
         async with self._locks.setdefault(device, asyncio.Lock()):
-            instances = await self._list(device)
+            instances = await self.list_device(device)
             if is_laid_out(layout, instances):
                 self._blocked_by.pop(device, None)
                 return instances

@@ -44,8 +44,13 @@ class RemotePartitioner:
         return await self._request(InstancesRequest(device), READ_TIMEOUT_S)
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device in MIG mode."""
-        return (await self.read_device(device)).instances
+        """Return the instances that a device has after all changes that were requested before.
+
+        A change goes on although its caller has given up: an instance that it still destroys must
+        not be given to a container.
+        """
+        request = InstancesRequest(device, after_changes=True)
+        return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 
     async def partition(
         self,

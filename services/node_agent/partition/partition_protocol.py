@@ -25,6 +25,8 @@ class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
     """Request a device's MIG state and instances."""
 
     device: DeviceUuid
+    after_changes: bool = False
+    """Wait until all changes of the device that were requested before have ended."""
 
 
 class PartitionRequest(msgspec.Struct, tag=True, frozen=True):

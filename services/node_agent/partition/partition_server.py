@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from services.node_agent.gpus.driver import GpuDriver
 from services.node_agent.gpus.inventory import Gpu
@@ -48,7 +49,7 @@ class PartitionServer:
         self.gpus = gpus
         self.agent_uid = agent_uid
         self._partitioner = Partitioner(gpus)
-        self._locks: dict[DeviceUuid, asyncio.Lock] = {}
+        self._locks = WeakValueDictionary[DeviceUuid, asyncio.Lock]()
         self._running: set[asyncio.Task[InstancesReply]] = set()
 
     @contextlib.asynccontextmanager
@@ -72,7 +73,9 @@ class PartitionServer:
         try:
             pid, uid = _peer_credentials(writer)
             while line := await _read_line(reader):
-                reply = await self._reply(line) if uid == self.agent_uid else self._refuse(pid, uid)
+                reply = (
+                    await self.reply_to(line) if uid == self.agent_uid else self._refuse(pid, uid)
+                )
                 writer.write(encode_line(reply))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:
@@ -86,14 +89,14 @@ class PartitionServer:
             UnavailableError(f"the partitioner serves user {self.agent_uid}, not {uid}")
         )
 
-    async def _reply(self, line: bytes) -> InstancesReply | FailureReply:
+    async def reply_to(self, line: bytes) -> InstancesReply | FailureReply:
+        """Return the reply to a request."""
         try:
             request = decode_request(line)
-            gpu = await self._gpu(request.device)
-            if isinstance(request, InstancesRequest):
+            if isinstance(request, InstancesRequest) and not request.after_changes:
+                gpu = await self._gpu(request.device)
                 return InstancesReply(gpu.mig, gpu.instances)
-            _check_request(gpu, len(request.layout.positions))
-            task = asyncio.create_task(self._partition(gpu, request))
+            task = asyncio.create_task(self._reply_in_order(request))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
@@ -101,13 +104,20 @@ class PartitionServer:
             logger.info("%s: %s", type(error).__name__, error)
             return failure_reply(error)
 
-    async def _partition(self, gpu: Gpu, request: PartitionRequest) -> InstancesReply:
-        profiles = gpu.mig.profiles if gpu.mig is not None else ()
-        async with self._locks.setdefault(gpu.uuid, asyncio.Lock()):
+    async def _reply_in_order(self, request: InstancesRequest | PartitionRequest) -> InstancesReply:
+        """Reply after all earlier requests for the device."""
+        async with self._locks.setdefault(request.device, asyncio.Lock()):
+            gpu = await self._gpu(request.device)
+            if isinstance(request, InstancesRequest):
+                return InstancesReply(gpu.mig, await self.gpus.instances(gpu.uuid))
+            _check_request(gpu, len(request.layout.positions))
             instances = await self._partitioner.partition(
-                gpu.uuid, request.layout, profiles, request.in_use
+                gpu.uuid,
+                request.layout,
+                gpu.mig.profiles if gpu.mig is not None else (),
+                request.in_use,
             )
-        return InstancesReply(gpu.mig, instances)
+            return InstancesReply(gpu.mig, instances)
 
     async def _gpu(self, device: DeviceUuid) -> Gpu:
         found = {gpu.uuid: gpu for gpu in await self.gpus.discover()}

@@ -9,12 +9,12 @@ from tests.model.runs import model_on_server
 
 MAX_RUNS = 60
 FIRST_SEEDS = {
-    "reserve without memory": 17,
+    "reserve without memory": 6,
     "release keeps totals": 0,
-    "fences stay": 5,
-    "older states of nodes count": 32,
+    "fences stay": 1,
+    "older states of nodes count": 8,
     "gone pods are placed": 5,
-    "devices with shares move": 0,
+    "devices with shares move": 14,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
 
@@ -70,6 +70,32 @@ SHRINK = (
     Step("resize", {"position": 0, "mib": 30, "number": 0}),
     Step("work", {}),
 )
+ONLY_B = (Step("cordon_or_uncordon", {"position": 0}), Step("work", {}), Step("work", {}))
+"""All placers know that node a is cordoned."""
+ONE_POSITION = (
+    *ONLY_B,
+    Step("create_instance_pods", {"mib": (25, 25), "mode": "mig"}),
+    Step("deliver", {"deliveries": ((0, 0, True), (0, 1, True))}),
+)
+TWO_LAYOUTS = (
+    *ONLY_B,
+    Step("create_instance_pods", {"mib": (25, 25), "mode": "mig"}),
+    Step("deliver", {"deliveries": ((0, 0, False),) * 2}),
+    Step("delete_pod", {"position": 0, "force": True}),
+    Step("deliver", {"deliveries": ((2, 0, False),)}),
+    Step("create_instance_pods", {"mib": (50,), "mode": "mig"}),
+    Step("deliver", {"deliveries": ((3, 1, True),)}),
+)
+"""Position 0 is free again, and a placer that knows of no lease chooses it in another layout."""
+LOST_INSTANCES = (
+    Step("redis", {"what": "save"}),
+    Step("create_instance_pods", {"mib": (25, 25), "mode": "mig"}),
+    Step("flow", {}),
+    Step("redis", {"what": "roll back unseen"}),
+    Step("create_instance_pods", {"mib": (100, 100), "mode": "mig"}),
+    Step("flow", {}),
+)
+"""The ledger has lost the leases of instances in use, and leases their devices as a whole."""
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
 
 
@@ -89,6 +115,9 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("gangs begin short", GANG_ENDS, "P5"),
         ("leases shrink before limits", SHRINK, "S7"),
         ("lost writes unseen", PLACERS_READ_NUMBERS_TWICE, "P4"),
+        ("positions do not matter", ONE_POSITION, "S1"),
+        ("layouts do not matter", TWO_LAYOUTS, "S1"),
+        ("agents destroy instances in use", LOST_INSTANCES, "S1"),
     ],
 )
 def test_these_steps_find_the_mutation_and_nothing_else(

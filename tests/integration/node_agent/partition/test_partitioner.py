@@ -190,5 +190,20 @@ async def test_a_started_change_is_finished_if_the_agent_disconnects(tmp_path: P
     assert len(uuids(await gpus.instances(A100))) == 7
 
 
+async def test_instances_are_listed_after_a_change_whose_caller_has_given_up(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as remote:
+        change = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
+        async with asyncio.timeout(30):
+            while not (tmp_path / "mig.json").exists():
+                await asyncio.sleep(0)
+        change.cancel()
+
+        found = await remote.instances(A100)
+
+    assert len(uuids(found)) == 7
+
+
 def uuids(instances: tuple[MigInstance, ...]) -> set[str]:
     return {one.uuid for one in instances if one.uuid}

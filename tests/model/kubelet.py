@@ -1,0 +1,178 @@
+"""A small kubelet: it admits pods one after the other, runs their containers and ends them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
+from shared.dialects.hami_core import MEMORY_LIMIT
+from shared.model.errors import LeaseholdError
+from shared.model.names import DeviceUuid, PodUid
+from tests.model.api_server import NAMESPACE, Pod
+from tests.model.mig import parse_instance
+from tests.support.build import TRIGGER
+
+if TYPE_CHECKING:
+    from tests.model.node import Node
+
+CONTAINER = "main"
+
+
+@dataclass(slots=True)
+class KubeletRecord:
+    """A pod that the kubelet has admitted, or is admitting."""
+
+    pod: Pod
+    device_ids: tuple[str, ...] = ()
+    given: Mapping[str, str] | None = None
+    """The environment of its container, which runs, with its limits now; None: it does not run."""
+    stopped: bool = False
+    """Its container ran, and starts again."""
+    has_restarted: bool = False
+    device: str = ""
+    """The UUID of the device that its container was given a part of."""
+    used_mib: int = 0
+
+    @property
+    def visible(self) -> str:
+        """The UUID of the device or MIG instance that its running container sees."""
+        return (self.given or {}).get("NVIDIA_VISIBLE_DEVICES", "")
+
+
+def limit_mib(record: KubeletRecord) -> int:
+    """Return what a running container may use at most."""
+    instance = parse_instance(record.visible)
+    if instance is not None:
+        return instance.memory_mib
+    return int((record.given or {})[f"{MEMORY_LIMIT}_0"].removesuffix("m"))
+
+
+class Kubelet:
+    """Admits bound pods one after the other, runs their containers and ends them."""
+
+    unreadable_reason = ""
+
+    def __init__(self, node: "Node") -> None:
+        self.node = node
+        self.records: dict[PodUid, KubeletRecord] = {}
+        self.ended: set[PodUid] = set()
+        self.admission: asyncio.Task[None] | None = None
+
+    def sync(self) -> None:
+        """End what the API server has no more, and begin to admit what it has bound."""
+        self.end_deleted()
+        if self.admission is None or self.admission.done():
+            self.admission = self.node.clock.loop.create_task(self._admit())
+
+    def end_deleted(self) -> None:
+        for uid in list(self.records):
+            if self.node.api.find(uid) is None:
+                self.end(uid)
+        for pod in list(self.node.api.pods.values()):
+            if pod.node == self.node.name and pod.deleting:
+                if pod.uid in self.records:
+                    self.end(pod.uid)
+                self.node.api.finish_deleted(pod)
+
+    def end(self, uid: PodUid, phase: str = "") -> None:
+        """End the pod's container; with a `phase`, report it."""
+        record = self.records.pop(uid)
+        self.ended.add(uid)
+        if phase:
+            self.node.api.finish(record.pod, phase)
+
+    def abort_admission(self) -> None:
+        """Fail the pod that is being admitted: its Allocate got no reply."""
+        if self.admission is not None:
+            self.admission.cancel()
+        for uid, record in list(self.records.items()):
+            if record.given is None and not record.stopped:
+                self.end(uid, "Failed")
+
+    def fail_users(self, device: DeviceUuid) -> None:
+        """Fail the containers of a device that is gone."""
+        self.abort_admission()
+        for uid, record in list(self.records.items()):
+            if record.device == device:
+                self.end(uid, "Failed")
+
+    def stop(self, uid: PodUid) -> None:
+        """Stop the pod's container, which starts again by the pod's restart policy."""
+        record = self.records[uid]
+        record.stopped, record.given, record.used_mib = True, None, 0
+
+    def stop_users(self, device: DeviceUuid) -> None:
+        """Stop the containers of a device that is reset."""
+        self.abort_admission()
+        for uid, record in self.records.items():
+            if record.device == device:
+                self.stop(uid)
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        container = KubeletContainer(name=CONTAINER, limits={TRIGGER: 1})
+        return tuple(
+            KubeletPod(
+                uid=uid,
+                namespace=NAMESPACE,
+                name=record.pod.name,
+                phase="Running" if record.given or record.stopped else "Pending",
+                containers=(container,),
+            )
+            for uid, record in self.records.items()
+        )
+
+    async def list_running(self) -> frozenset[PodUid]:
+        return frozenset(uid for uid, record in self.records.items() if record.given is not None)
+
+    async def list_holdings(self) -> PodResources:
+        return PodResources(
+            holdings=tuple(
+                Holding(NAMESPACE, r.pod.name, CONTAINER, TRIGGER, frozenset(r.device_ids))
+                for r in self.records.values()
+                if r.device_ids
+            ),
+            pods=frozenset((NAMESPACE, r.pod.name) for r in self.records.values()),
+        )
+
+    async def _admit(self) -> None:
+        await self._start_again()
+        for pod in list(self.node.api.pods.values()):
+            waits = pod.node == self.node.name and not (pod.is_terminal or pod.deleting)
+            if waits and pod.uid not in self.records and pod.uid not in self.ended:
+                record = self.records[pod.uid] = KubeletRecord(pod)
+                try:
+                    await self._allocate(record)
+                except LeaseholdError as error:
+                    self.node.note(f"kubelet {self.node.name} fails pod {pod.uid}: {error}")
+                    if pod.uid in self.records:
+                        self.end(pod.uid, "Failed")
+
+    async def _start_again(self) -> None:
+        for uid, record in list(self.records.items()):
+            if not record.stopped:
+                continue
+            try:
+                await self.node.agent.handler.pre_start_container(TRIGGER, record.device_ids)
+            except LeaseholdError as error:
+                self.node.note(f"kubelet {self.node.name} does not start {uid} again: {error}")
+                continue
+            entry = self.node.agent.checkpoint.find(uid, CONTAINER, TRIGGER)
+            if self.records.get(uid) is record and entry is not None:
+                record.given = dict(entry.limits.environment)
+                record.stopped, record.has_restarted = False, True
+                self.node.on_given(self.node.name, record)
+
+    async def _allocate(self, record: KubeletRecord) -> None:
+        handler = self.node.agent.handler
+        used = {each for other in self.records.values() for each in other.device_ids}
+        free = [each for each in self.node.snapshot().served[TRIGGER] if each not in used]
+        preferred = await handler.get_preferred_allocation(TRIGGER, free, [], 1)
+        ids = tuple(preferred or free[:1])
+        setup = await handler.allocate(TRIGGER, ids)
+        record.device_ids = ids
+        if record.pod.uid in self.records:
+            record.given = dict(setup.environment)
+            instance = parse_instance(record.visible)
+            record.device = instance.device if instance else record.visible
+            self.node.on_given(self.node.name, record)
