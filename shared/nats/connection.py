@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,8 +43,15 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         if protocol is not None:  # None: the other end is gone already
             protocol._over_ssl = True  # noqa: SLF001
 
+    def writelines(self, payload: Iterable[bytes]) -> None:
+        """Write, or raise ConnectionResetError; uvloop raises RuntimeError on a closed socket."""
+        try:
+            super().writelines(payload)
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
     def close(self) -> None:
-        """Close the connection; abort after `GOODBYE_S` if the server does not respond."""
+        """Close the connection; abort after `CLOSE_S` if the server does not respond."""
         super().close()
         if self._io_writer is not None:
             transport = self._io_writer.transport

@@ -22,7 +22,7 @@ CONTEXT_MIB = 256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROUNDS = 30
+ROUNDS = 10
 """How often thirty pods are admitted at once on one node."""
 
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName
-from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import Stack, gpu_pod, running, stack, succeeded, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,8 +30,9 @@ async def run(
     """Run a pod on a node; return it with the variables of its container under `env`."""
     await start(up, name, memory, node=node, mode=mode)
     pod = await up.until(name, running)
-    printed = (await up.exec(name, "env")).out
-    pod["env"] = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+    printed = await up.exec(name, "env")
+    assert succeeded(printed), printed.err
+    pod["env"] = dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
     return pod
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+import uvloop
 from prometheus_client import REGISTRY
 
 from shared.model.errors import RequestError, UnavailableError
@@ -175,6 +176,16 @@ async def test_the_work_of_a_dead_replica_is_redelivered_to_another(server: Nats
 
         await until(lambda: recorder.seen == ["p1"])
         task.cancel()
+
+
+async def test_a_process_ends_although_its_server_has_just_gone(server: NatsServer) -> None:
+    async def leave() -> None:
+        async with Bus.connect(server.url, name="test") as bus:
+            server.kill()
+            await until(lambda: not bus.connected)
+            await bus.client.publish("unsent", b"")
+
+    await asyncio.to_thread(uvloop.run, leave())
 
 
 async def test_a_request_reaches_the_node_that_it_names(server: NatsServer) -> None:
