@@ -65,6 +65,8 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     await up.kube.delete(
         "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/leasehold"
     )
+    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {f"limits.{NUMBER}": "4"}}}
+    await up.kube.create("/api/v1/namespaces/default/resourcequotas", quota)
     plugins = up.root / "nodes" / "node-0" / "device-plugins"
     done = Done(0, "{}", "")
     try:
@@ -87,6 +89,8 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     assert "Xid 79" in found["device-health"]["text"]
     assert "vgpu.sock" in found["other-plugins"]["text"]
     assert "allkeys-lru" in found["redis"]["text"]
+    assert f"limits.{NUMBER} of default/gpus" in found["resource-quotas"]["text"]
+    assert f"requests.{NUMBER}" in found["resource-quotas"]["fix"]
     assert all(found[name]["fix"] for name in outcomes(done, "fail"))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.server_versions import AS_OF, patched_version
-from shared.dialects import KUBE_SCHEDULER
+from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.ledger.redis_server import RedisFacts
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, fail, ok, warn
@@ -175,6 +175,29 @@ def runtime_class(exists: bool) -> Finding:
     return ok(
         "there is no RuntimeClass nvidia: NVIDIA's runtime must be the default one of GPU nodes, "
         "or devices be passed by CDI (on a node: container-toolkit, cdi-devices)"
+    )
+
+
+def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
+    """Judge the names in ResourceQuotas, by `NAMESPACE/NAME`.
+
+    Extended resources are counted as `requests.NAME` only.
+    https://kubernetes.io/docs/concepts/policy/resource-quotas/#quota-for-extended-resources
+    """
+    quotas = {quota: set(names) for quota, names in sorted(hard.items())}
+    counted = {f"requests.{name}" for name in GPU_RESOURCES}
+    uncounted = {f"limits.{name}" for name in GPU_RESOURCES} | GPU_RESOURCES
+    wrong = {quota: names & uncounted for quota, names in quotas.items() if names & uncounted}
+    if not wrong:
+        return ok(f"{sum(bool(names & counted) for names in quotas.values())} limit GPUs")
+    first = next(iter(wrong))
+    namespace, _, name = first.partition("/")
+    instead = ", ".join(sorted(f"requests.{each.removeprefix('limits.')}" for each in wrong[first]))
+    return warn(
+        "not counted, so they limit nothing: "
+        + "; ".join(f"{', '.join(sorted(names))} of {quota}" for quota, names in wrong.items()),
+        f"kubectl -n {namespace} edit resourcequota {name}, and write {instead}; a GPUQuota limits "
+        "all dialects together, see docs/budgets.md",
     )
 
 

@@ -72,6 +72,24 @@ class _ListedDeployment(msgspec.Struct, frozen=True):
     status: _DeploymentStatus = msgspec.field(default_factory=_DeploymentStatus)
 
 
+class _ListedMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+
+
+class _ListedQuotaSpec(msgspec.Struct, frozen=True):
+    hard: dict[str, str] = {}
+
+
+class _ListedQuota(msgspec.Struct, frozen=True):
+    metadata: _ListedMetadata = _ListedMetadata()
+    spec: _ListedQuotaSpec = _ListedQuotaSpec()
+
+
+class _ListedQuotas(msgspec.Struct, frozen=True):
+    items: tuple[_ListedQuota, ...] = ()
+
+
 class ClusterProbes:
     """NATS, Redis, the API server and its objects; a check without an address is skipped."""
 
@@ -187,6 +205,13 @@ class ClusterProbes:
         except NotFoundError:
             return judge.runtime_class(exists=False)
         return judge.runtime_class(exists=True)
+
+    async def resource_quotas(self) -> Finding:
+        """Read all ResourceQuotas for names that the API server accepts and does not count."""
+        quotas = (await self.kubernetes.read("/api/v1/resourcequotas", _ListedQuotas)).items
+        return judge.resource_quotas(
+            {f"{each.metadata.namespace}/{each.metadata.name}": each.spec.hard for each in quotas}
+        )
 
     async def extender(self) -> Finding:
         """Read the Deployments of the component `kube-scheduler`."""

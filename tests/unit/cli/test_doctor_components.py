@@ -1,4 +1,4 @@
-"""The doctor's verdict on heartbeats: who is missing, who is not ready."""
+"""The doctor's verdicts on heartbeats and on ResourceQuotas."""
 
 import pytest
 
@@ -27,3 +27,30 @@ def test_missing_and_unready_components_are_named(
     found = cluster_checks.components(heartbeats, [NodeName("n")], observed_s=6.0)
 
     assert (found.outcome, found.text) == (outcome, text)
+
+
+@pytest.mark.parametrize(
+    ("hard", "outcome", "text", "instead"),
+    [
+        ({"a/gpus": ["requests.nvidia.com/gpu", "limits.cpu"]}, Outcome.OK, "1 limit GPUs", ""),
+        (
+            {"a/other": ["limits.cpu", "limits.example.org/dongle"]},
+            Outcome.OK,
+            "0 limit GPUs",
+            "",
+        ),
+        (
+            {"b/gpus": ["limits.nvidia.com/gpu", "pods"], "a/vgpus": ["volcano.sh/vgpu-memory"]},
+            Outcome.WARN,
+            "not counted, so they limit nothing: volcano.sh/vgpu-memory of a/vgpus; "
+            "limits.nvidia.com/gpu of b/gpus",
+            "kubectl -n a edit resourcequota vgpus, and write requests.volcano.sh/vgpu-memory",
+        ),
+    ],
+)
+def test_names_in_quotas_that_kubernetes_does_not_count_are_found(
+    hard: dict[str, list[str]], outcome: Outcome, text: str, instead: str
+) -> None:
+    found = cluster_checks.resource_quotas(hard)
+
+    assert (found.outcome, found.text, instead in found.fix) == (outcome, text, True)
