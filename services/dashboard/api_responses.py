@@ -5,7 +5,6 @@ state of the lease: no names, no times, no reasons, no measured usage. Amounts a
 one device and Unix seconds.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from services.dashboard.projection import (
 )
 from services.dashboard.recent_events import RecentEvent
 from shared.model.budget import UNITS_PER_GPU_MINUTE
-from shared.model.device import DeviceMode
+from shared.model.device import DeviceMode, visible_fault
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease_json import Json, measured_json, mig_json, waiting_json
 from shared.model.ledger import WaitingPod
@@ -28,7 +27,6 @@ from shared.model.names import DeviceUuid, Namespace, NodeName
 
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
-_NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
 
 
 def all_namespaces(_: Namespace) -> bool:
@@ -67,12 +65,6 @@ def device_json(view: DeviceView, visible: NamespaceFilter) -> Json:
         "numa": device.numa,
         "shares": [_share(share, visible) for share in view.shares],
     }
-
-
-def visible_fault(fault: str, visible: NamespaceFilter) -> str:
-    """Return the fault of a device; empty if it names a pod of another namespace than these."""
-    named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
-    return fault if all(map(visible, named)) else ""
 
 
 def _capacity(view: DeviceView) -> int:

@@ -6,10 +6,10 @@ Names are tenants' input: all text passes through `text`, which escapes it.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from services.dashboard.api_responses import NamespaceFilter, visible_fault
+from services.dashboard.api_responses import NamespaceFilter
 from services.dashboard.missing_components import MissingComponent
 from services.dashboard.projection import DeviceView, Projection, ShareView
-from shared.model.device import Device
+from shared.model.device import Device, visible_fault
 from shared.model.ledger import WaitingPod
 
 MAX_ROWS = 100

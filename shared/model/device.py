@@ -1,16 +1,17 @@
 """Devices as node agents report them, their use in the ledger, and whether a request fits; pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
+_NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
 
 
 class DeviceMode(StrEnum):
@@ -87,15 +88,26 @@ class Device:
     isolation: Isolation = Isolation.SHARED
 
     @property
+    def public_fault(self) -> str:
+        """The fault, for users of any namespace; empty if it names pods."""
+        return visible_fault(self.fault, lambda _: False)
+
+    @property
     def health_text(self) -> str:
-        """Why an unhealthy device gets no shares."""
-        return f"it is unhealthy: {self.fault}" if self.fault else "it is unhealthy"
+        """Why an unhealthy device gets no shares, for users of any namespace."""
+        return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
 
     @property
     def model_label(self) -> str:
         """The model as a label value: without the prefix `NVIDIA`, with dashes for spaces."""
         name = _NO_LABEL.sub("-", self.model.removeprefix("NVIDIA "))
         return name[:LABEL_LENGTH].strip("-_.")
+
+
+def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
+    """Return the fault of a device; empty if it names a pod of a namespace that is not visible."""
+    named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
+    return fault if all(map(is_visible, named)) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

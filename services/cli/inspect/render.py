@@ -44,6 +44,7 @@ def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
         row = _lease_row(lease, snapshot, device_faults)
         leases.add_row(*row, *(identities if wide else ()))
     blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
+    blocks += _fault_lines(snapshot)
     if snapshot.waiting:
         waiting = new_table("WAITING", "FOR", "VERDICT")
         waiting.columns[2].no_wrap = False
@@ -53,6 +54,17 @@ def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
             waiting.add_row(pod, age(snapshot.read_at - since), one.refusal.text)
         blocks += [Text(), waiting]
     return Group(*blocks, *usage_notes(snapshot.usage))
+
+
+def _fault_lines(snapshot: Snapshot) -> list[Text]:
+    """Return the fault of each device that is not healthy and has a lease of the list."""
+    leased = {share.device for lease in snapshot.leases for share in lease.shares}
+    devices, faults = snapshot.devices, snapshot.device_faults
+    return [
+        Text(f"{devices[uuid][0]} device {devices[uuid][1].index}: {fault}", style="red")
+        for uuid, fault in faults.items()
+        if uuid in leased
+    ]
 
 
 def usage_notes(usage: MeasuredUsage) -> list[Text]:

@@ -11,6 +11,7 @@ from shared.placing.device_filters import device_excluded
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
+NAMED_FAULTS = 3
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 
 
@@ -34,7 +35,7 @@ def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
         if _allowed(request, device)
     ]
     if not allowed:
-        return "no device that the pod can use is healthy"
+        return _for_health(request, nearest)
     node, device = max(allowed, key=lambda pair: _free_mib(pair[1]))
     free = _free_mib(device)
     where = f"node {node.name} device {device.index}"
@@ -55,6 +56,20 @@ def _free_mib(device: MirroredDevice) -> int:
     return device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
 
 
+def _for_health(request: PodRequest, nearest: BlockedNodes) -> str:
+    """Name the faults of the devices on the first of the nodes that has any."""
+    for node, _ in nearest:
+        faults = [
+            f"device {device.index}: {device.device.public_fault or 'its agent reports it unhealthy'}"
+            for device in node.devices
+            if not device.healthy and device_excluded(request.selection, device.device) is None
+        ]
+        if faults:
+            more = f"; and {len(faults) - NAMED_FAULTS} more" if len(faults) > NAMED_FAULTS else ""
+            return f"check node {node.name}: {'; '.join(faults[:NAMED_FAULTS])}{more}"
+    return "no device that the pod can use is healthy"
+
+
 def _for_count(request: PodRequest, nearest: BlockedNodes) -> str:
     node = max((node for node, _ in nearest), key=lambda node: len(node.devices))
     return f"request at most {len(node.devices)} GPUs in one container, as node {node.name} has"
@@ -72,7 +87,7 @@ def _for_instance(request: PodRequest, nearest: BlockedNodes) -> str:
     allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
     largest = max((device.largest_instance_mib for device in allowed), default=0)
     if largest < 1:
-        return "no device in MIG mode that the pod can use is healthy"
+        return _for_health(request, nearest)
     return f"request at most {largest} MiB, the largest MIG instance of these nodes, or for none"
 
 
@@ -123,9 +138,7 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     "GpuExcluded": _fixed_hint(
         "remove the devices of node {node} from its annotation of excluded devices"
     ),
-    "GpuUnhealthy": _fixed_hint(
-        "check the devices of node {node}: its agent reports them unhealthy"
-    ),
+    "GpuUnhealthy": _for_health,
     "GpuTypeExcluded": _fixed_hint("allow more types of GPU, or add a node that has one of these"),
     "GpuUuidExcluded": _fixed_hint("allow more UUIDs, or do not list any"),
     "GpuInstanceTooSmall": _for_instance,

@@ -305,4 +305,20 @@ def test_an_unhealthy_device_is_not_blamed_on_the_annotation_that_its_agent_wrot
     assert refusal.counts == (("GpuUnhealthy", 1),)
     [verdict] = refusal.nearest_nodes[0].devices
     assert verdict.reason == "it is unhealthy: XID 79 (the GPU has fallen off the bus)"
-    assert "annotation" not in refusal.hint
+    assert refusal.hint == "check node n1: device 0: XID 79 (the GPU has fallen off the bus)"
+
+
+def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
+    sick = replace(device(), healthy=False, fault="cordoned: XidError: Xid 94, memory error")
+    unknown = replace(device("b", index=1), healthy=False, fault="pods team/a use parts of it")
+
+    refusal = refused(request(gpu(memory=5000)), ledger_node("n1", sick, unknown))
+
+    assert refusal.hint == (
+        "check node n1: device 0: cordoned: XidError: Xid 94, memory error; "
+        "device 1: its agent reports it unhealthy"
+    )
+    assert [each.reason for each in refusal.nearest_nodes[0].devices] == [
+        "it is unhealthy: cordoned: XidError: Xid 94, memory error",
+        "it is unhealthy",
+    ]
