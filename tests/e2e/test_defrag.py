@@ -49,6 +49,10 @@ async def test_what_if_and_defrag_make_room_for_a_waiting_pod() -> None:
         assert "one more would run on node-0 without default/beside-" in tried.out
         assert "1 more node like node-0 (2x Tesla T4 of 15360 MiB) would run all" in tried.out
         await up.create(whole)
+        waiting = await up.kubectl("get", "pod", "whole", "-o", "yaml")
+        manifest.write_text(waiting.out)
+        again = await up.leasehold("what-if", str(manifest))
+        assert "Pod whole: 0 of 1 would run" in again.out
         early = await until(
             lambda: up.leasehold("defrag", "whole", "--dry-run"), lambda done: "stays" in done.out
         )

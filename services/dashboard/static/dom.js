@@ -44,6 +44,21 @@ export function hue(namespace) {
   return value;
 }
 
+/** A button that copies the text of an element, and a place for what came of it. */
+export function copyButton(element) {
+  const status = el("span", { role: "status" });
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(element.textContent);
+      status.textContent = "Copied.";
+    } catch {
+      getSelection().selectAllChildren(element);
+      status.textContent = "Selected: copy it with the keyboard.";
+    }
+  };
+  return [el("button", { type: "button", onclick: copy }, "Copy"), " ", status];
+}
+
 export function swatch(namespace) {
   const element = el("span", { class: "swatch", "aria-hidden": "true" });
   element.style.setProperty("--hue", hue(namespace));

@@ -1,6 +1,6 @@
 // The drawer: the details of one device, lease or namespace.
 import { drawChart } from "./chart.js";
-import { age, clock, detailsLink, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
+import { age, clock, copyButton, detailsLink, el, measuredMib, measuredText, mib, shareText, swatch } from "./dom.js";
 import { waterfall } from "./trace.js";
 
 export class Drawer {
@@ -85,7 +85,8 @@ export class Drawer {
     }
     if (waiting) {
       sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),
-        el("ul", {}, ...waiting.nearest.map((node) => el("li", {}, `${node.node}: ${node.reason}`))));
+        el("ul", {}, ...waiting.nearest.map((node) => el("li", {}, `${node.node}: ${node.reason}`))),
+        el("h3", {}, "What would make room"), whatIf(pod));
     }
     if (ended) sections.push(el("p", {}, "It has no lease."));
     sections.push(el("h3", {}, "Trace"));
@@ -153,6 +154,12 @@ function budgetChart(history, budget) {
     lines.push({ label: "At the current rate", colour: "soft", dashed: true, values: column((instant) => instant >= last.at && instant <= until ? last.minutes + rate * (instant - last.at) : null) });
   }
   return { label: "GPU-minutes used in this window", at, lines, unit: "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
+}
+
+/** The command that shows whose end, or which more nodes, would let a waiting pod run. */
+function whatIf(pod) {
+  const command = el("code", {}, `kubectl get pod ${pod.name} -n ${pod.namespace} -o yaml | leasehold what-if -`);
+  return el("p", {}, command, " ", ...copyButton(command));
 }
 
 function title(text) { return el("h2", { id: "drawer-title" }, text); }

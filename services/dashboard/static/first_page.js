@@ -1,5 +1,5 @@
 // What to try while no pod has a lease and none waits.
-import { el } from "./dom.js";
+import { copyButton, el } from "./dom.js";
 
 export class FirstPage {
   constructor(state) {
@@ -32,18 +32,8 @@ function withoutPods(manifest) {
   const head = el("h2", {}, "No pod has a share of a GPU");
   if (!manifest) return [head, el("p", {}, "No node serves a resource that pods can request: ", el("code", {}, "leasehold doctor"), " finds out why.")];
   const command = `kubectl apply -f - <<'EOF'\n${manifest}EOF\n`;
-  const status = el("span", { role: "status" });
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(command);
-      status.textContent = "Copied.";
-    } catch {
-      getSelection().selectAllChildren(text);
-      status.textContent = "Selected: copy it with the keyboard.";
-    }
-  };
   const text = el("pre", { tabindex: "0", "aria-label": "A pod to try" }, command);
   return [head, el("p", {}, "This pod gets one; it appears here within a second:"), text,
-    el("p", {}, el("button", { type: "button", onclick: copy }, "Copy"), " ", status),
+    el("p", {}, ...copyButton(text)),
     el("p", {}, el("code", {}, "kubectl leasehold explain first"), " tells why it runs on its node, or why it waits.")];
 }

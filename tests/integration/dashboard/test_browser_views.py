@@ -86,6 +86,23 @@ async def test_a_url_opens_its_details_at_once(browser: Browser) -> None:
         await expect(page.get_by_role("dialog")).to_contain_text("research/train")
 
 
+async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
+    browser: Browser,
+) -> None:
+    async with dashboard() as shown:
+        await shown.publish(await wait(shown, "big", "vision"))
+        page = await opened(browser, shown)
+        await page.locator("#waiting").get_by_role("link", name="vision/big").click()
+        command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
+        await expect(page.get_by_role("dialog")).to_contain_text(command)
+
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.get_by_role("dialog").get_by_role("button", name="Copy").click()
+
+        await expect(page.get_by_role("status")).to_have_text("Copied.")
+        assert await page.evaluate("navigator.clipboard.readText()") == command
+
+
 async def test_the_filter_applies_to_all_lists(browser: Browser) -> None:
     async with dashboard() as shown:
         await lease(shown, "train", "research", 0)
