@@ -16,11 +16,17 @@ def main() -> int:
     parser.add_argument(
         "--image", default="registry.example.org/leasehold", help="name of the image"
     )
+    parser.add_argument(
+        "--downloads",
+        default="https://example.org/leasehold/releases/download",
+        metavar="URL",
+        help="where the files of releases are, each in a folder vVERSION",
+    )
     parser.add_argument("--tag", default="", help="the tag of the commit, vVERSION")
     parser.add_argument("--dry-run", action="store_true", help="publish nothing, use no secrets")
     flags = parser.parse_args()
     try:
-        made = artifacts.make_all(flags.output, image=flags.image)
+        made = artifacts.make_all(flags.output, image=flags.image, downloads=flags.downloads)
         for path in made:
             print(f"{path.stat().st_size:>10,} bytes  {path}")
         if flags.command == "publish":

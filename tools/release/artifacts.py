@@ -1,23 +1,24 @@
-"""Makes the files of a release, the same ones from the same commit: wheel, source, chart, notes."""
+"""Makes the files of a release, the same ones from the same commit."""
 
-import gzip
 import hashlib
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import tomllib
 from pathlib import Path
 
 import yaml
 
+from tools.release import krew_plugin
+from tools.release.archive import ArchivedFile, tar_gz
 from tools.release.bill_of_materials import bill_of_materials
 from tools.release.changelog import section
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "k8s" / "chart"
+LOCK = ROOT / "locks" / "runtime.txt"
+LAUNCHER = ROOT / "tools" / "release" / "krew" / krew_plugin.LAUNCHER
 NOTES = "NOTES.md"
 CHECKSUMS = "SHA256SUMS"
 
@@ -28,8 +29,11 @@ def version() -> str:
     return found
 
 
-def make_all(output: Path, *, image: str) -> list[Path]:
-    """Write all files of a release into `output` and return their paths, the checksums last."""
+def make_all(output: Path, *, image: str, downloads: str) -> list[Path]:
+    """Write all files of a release into `output` and return their paths, the checksums last.
+
+    `downloads` is the URL below which the files of all releases are, each in a folder vVERSION.
+    """
     output.mkdir(parents=True, exist_ok=True)
     for old in output.iterdir():
         if old.is_file():
@@ -39,7 +43,8 @@ def make_all(output: Path, *, image: str) -> list[Path]:
     number = version()
     chart = output / f"leasehold-chart-{number}.tgz"
     chart.write_bytes(chart_archive(image, number, built_at))
-    bill = bill_of_materials((ROOT / "locks" / "runtime.txt").read_text(), number, built_at)
+    _write_plugin(output, number, built_at, downloads)
+    bill = bill_of_materials(LOCK.read_text(), number, built_at)
     (output / f"leasehold-{number}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
     (output / NOTES).write_text(section((ROOT / "CHANGELOG.md").read_text(), number))
     made = sorted(output.iterdir())
@@ -50,22 +55,31 @@ def make_all(output: Path, *, image: str) -> list[Path]:
 
 def chart_archive(image: str, number: str, built_at: int) -> bytes:
     """Return the chart as `helm package` writes it, with the released image as default."""
-    packed = io.BytesIO()
-    # mtime: gzip's header has the time, too.
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=built_at) as compressed,
-        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for path in sorted(CHART.rglob("*")):
-            if not path.is_file():
-                continue
-            content = path.read_bytes()
-            if path == CHART / "values.yaml":
-                content = _released_values(content.decode(), image, number).encode()
-            entry = tarfile.TarInfo(f"leasehold/{path.relative_to(CHART)}")
-            entry.size, entry.mtime, entry.mode = len(content), built_at, 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
+    files = []
+    for path in sorted(CHART.rglob("*")):
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        if path == CHART / "values.yaml":
+            content = _released_values(content.decode(), image, number).encode()
+        files.append(ArchivedFile(f"leasehold/{path.relative_to(CHART)}", content))
+    return tar_gz(files, built_at)
+
+
+def _write_plugin(output: Path, number: str, built_at: int, downloads: str) -> None:
+    """Write the plugin of kubectl that krew installs: its archive and its manifest."""
+    (wheel,) = output.glob("*.whl")
+    notices = [ArchivedFile(name, (ROOT / name).read_bytes()) for name in ("LICENSE", "NOTICE")]
+    files = krew_plugin.archived_files(
+        ArchivedFile(wheel.name, wheel.read_bytes()),
+        LOCK.read_bytes(),
+        LAUNCHER.read_bytes(),
+        notices,
+    )
+    archive = tar_gz(files, built_at)
+    (output / krew_plugin.archive_name(number)).write_bytes(archive)
+    manifest = krew_plugin.manifest(number, archive, downloads)
+    (output / "leasehold.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
 
 
 def _released_values(values: str, image: str, number: str) -> str:

@@ -20,13 +20,14 @@ from tools.release.bill_of_materials import bill_of_materials
 from tools.release.changelog import ChangelogError, check_released, section
 
 ROOT = Path(__file__).parents[3]
+DOWNLOADS = "https://example.org/leasehold/releases/download"
 IMAGE = "registry.example.org/leasehold"
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("dist")
-    artifacts.make_all(output, image=IMAGE)
+    artifacts.make_all(output, image=IMAGE, downloads=DOWNLOADS)
     return output
 
 
@@ -68,7 +69,7 @@ def test_the_chart_is_an_archive_for_helm_with_the_released_image(dist: Path) ->
 
 
 def test_the_same_commit_makes_the_same_files(dist: Path, tmp_path: Path) -> None:
-    artifacts.make_all(tmp_path, image=IMAGE)
+    artifacts.make_all(tmp_path, image=IMAGE, downloads=DOWNLOADS)
 
     assert (tmp_path / artifacts.CHECKSUMS).read_text() == (dist / artifacts.CHECKSUMS).read_text()
 
