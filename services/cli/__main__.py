@@ -3,11 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
 from services.cli.completion import NO_FILES, candidates
 from services.cli.parser import build_parser, parse
+from services.cli.program import program_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
@@ -18,7 +18,7 @@ COMPLETE = "__complete"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    program = _program()
+    program = program_name()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == [COMPLETE]:
         print("\n".join(candidates(build_parser(), words[1:])))
@@ -43,11 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def complete_plugin() -> None:
     """Complete `kubectl leasehold`: kubectl runs `kubectl_complete-leasehold WORDS`."""
     print("\n".join((*candidates(build_parser(), sys.argv[1:]), NO_FILES)))
-
-
-def _program() -> str:
-    """Return the command as it was typed: kubectl runs a plugin as `kubectl-leasehold`."""
-    return "kubectl leasehold" if Path(sys.argv[0]).name.startswith("kubectl-") else "leasehold"
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from services.cli.program import program
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import LeaseholdError, RequestError
@@ -178,10 +180,10 @@ def locked(directory: StateDir) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             pid = _read_pid(directory) or "unknown"
+            flag = f"--state {shlex.quote(str(directory.root))}"
             raise AlreadyRunningError(
-                f"{directory.root} is in use by process {pid}: show it with `leasehold ps --state "
-                f"{directory.root}`, stop it with `leasehold down --state {directory.root}`, or "
-                "choose another --state"
+                f"{directory.root} is in use by process {pid}: show it with `{program()} ps "
+                f"{flag}`, stop it with `{program()} down {flag}`, or choose another --state"
             ) from error
         write_supervisor_pid(directory)
         yield

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from services.cli import terminal
 from services.cli.formats import timestamp
+from services.cli.program import program, program_name
 from services.cli.snapshot.location import ClusterLocation, locate, locate_ledger
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.report.budget_reports import minutes
@@ -47,8 +48,8 @@ def budget(flags: argparse.Namespace) -> int:
         balances = asyncio.run(_visible_balances(location, namespace))
     if namespace is not None and not balances:
         print(
-            f"leasehold budget: namespace {namespace} has no budget and has used no GPU; "
-            "`leasehold budget` lists those that have",
+            f"{program_name()} budget: namespace {namespace} has no budget and has used no GPU; "
+            f"`{program()} budget` lists those that have",
             file=sys.stderr,
         )
         return 1
@@ -132,7 +133,7 @@ def _balance(account: Account, now_ms: int) -> Balance:
 
 def _grant(flags: argparse.Namespace) -> int:
     if len(flags.words) != 3:
-        raise RequestError("write `leasehold budget grant NAMESPACE MINUTES --reason TEXT`")
+        raise RequestError(f"write `{program()} budget grant NAMESPACE MINUTES --reason TEXT`")
     _, name, amount = flags.words
     units = parse_gpu_minutes(amount)
     namespace = Namespace(name)

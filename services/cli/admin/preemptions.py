@@ -12,6 +12,7 @@ from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, pl
 from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
 from services.cli import terminal
 from services.cli.admin.preemption_render import DryRun, dry_run_shape, dry_run_text, shape, text
+from services.cli.program import program, program_name
 from services.cli.snapshot.location import locate_ledger
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.ledger.preemptions import Preemptions
@@ -40,7 +41,7 @@ def preemptions(flags: argparse.Namespace) -> int:
 
     state, dry_run = asyncio.run(read())
     if isinstance(dry_run, str):
-        print(f"leasehold preemptions: {dry_run}", file=sys.stderr)
+        print(f"{program_name()} preemptions: {dry_run}", file=sys.stderr)
         return 1
     if dry_run is None:
         _print(flags, shape(state), text(state))
@@ -66,7 +67,7 @@ async def _dry_run(
         return f"there is no pod {name}; `kubectl get pods -A` lists them"
     waiting = await reader.ledger.waiting_pods.load([pod.pod])
     if not waiting:
-        return f"pod {name} does not wait for devices; `leasehold explain` shows its state"
+        return f"pod {name} does not wait for devices; `{program()} explain` shows its state"
     in_progress = next(
         (each.preemption for each in state.open if each.preemption.id == pod.pod), None
     )

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from services.cli import terminal
+from services.cli.program import program
 from services.cli.snapshot.location import nats_credentials_of
 from services.cli.state_dir import StateDir, load_state
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -97,7 +98,7 @@ def _target(flags: argparse.Namespace) -> ResizeTarget:
     saved = None if flags.nats_url else load_state(directory)
     if saved is None and not flags.nats_url:
         raise UnavailableError(
-            f"no stack in {directory.root}: run `leasehold up`, or set --state, or --nats-url "
+            f"no stack in {directory.root}: run `{program()} up`, or set --state, or --nats-url "
             "and --kubeconfig of a cluster"
         )
     kubeconfig = flags.kubeconfig or (saved.kubeconfig if saved else "")
@@ -129,8 +130,8 @@ async def _request(target: ResizeTarget, request: ResizeRequest) -> ResizeReply:
             return await bus.request(request, ResizeReply, timeout_s=REPLY_S)
         except UnavailableError as error:
             raise UnavailableError(
-                f"no reply from a binder ({error}); the outcome is unknown: see `leasehold ps`, or "
-                "run the command again, the same size is never granted twice"
+                f"no reply from a binder ({error}); the outcome is unknown: see `{program()} ps`, "
+                "or run the command again, the same size is never granted twice"
             ) from error
 
 

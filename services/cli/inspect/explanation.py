@@ -36,16 +36,18 @@ class Explanation:
     """Further keys of the JSON form."""
 
 
-def explain(pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str]) -> Explanation:
-    """Explain the state of one pod that exists."""
+def explain(
+    pod: PodSummary, snapshot: Snapshot, schedulers: frozenset[str], program: str = "leasehold"
+) -> Explanation:
+    """Explain the state of one pod that exists; `program` runs this program again."""
     lease = next((lease for lease in snapshot.leases if pod.pod in lease.users), None)
     gang = gang_of(pod.pod, snapshot)
     if lease is not None:
-        return _with_gang(_running(pod, lease, snapshot), gang)
+        return _with_gang(_running(pod, lease, snapshot, program), gang)
     waiting = next((one for one in snapshot.waiting if one.queued.pod == pod.pod), None)
     if waiting is not None:
-        return _with_gang(_waiting(pod, waiting, snapshot), gang)
-    return _without_lease(pod, schedulers)
+        return _with_gang(_waiting(pod, waiting, snapshot, program), gang)
+    return _without_lease(pod, schedulers, program)
 
 
 def _with_gang(explanation: Explanation, gang: GangSummary | None) -> Explanation:
@@ -71,7 +73,7 @@ def shape(pod: PodSummary, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
+def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot, program: str) -> Explanation:
     lines = [
         f"lease       {lease.state}, version {lease.version}, held for "
         f"{age(snapshot.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
@@ -90,7 +92,7 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot) -> Explanation:
         verdict="running",
         headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
         lines=tuple(lines),
-        next=f"leasehold trace {pod.name} -n {pod.namespace}",
+        next=f"{program} trace {pod.name} -n {pod.namespace}",
         extra=(("lease", lease_shape(lease, snapshot.usage)), ("annotations", views)),
     )
 
@@ -155,7 +157,7 @@ def _share_lines(lease: Lease, share: Share, snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _waiting(pod: PodSummary, waiting: WaitingPod, snapshot: Snapshot) -> Explanation:
+def _waiting(pod: PodSummary, waiting: WaitingPod, snapshot: Snapshot, program: str) -> Explanation:
     refusal = waiting.refusal
     since = waiting.waiting_since or waiting.queued.created_at
     waited = age(snapshot.read_at - since)
@@ -164,7 +166,7 @@ def _waiting(pod: PodSummary, waiting: WaitingPod, snapshot: Snapshot) -> Explan
         verdict="waiting",
         headline=f"{pod.namespace}/{pod.name} has waited for {waited}: {refusal.reason}",
         lines=(*_nearest_lines(refusal), *queue_lines),
-        next="; ".join(filter(None, (refusal.hint, "`leasehold gpus` shows every lease"))),
+        next="; ".join(filter(None, (refusal.hint, f"`{program} gpus` shows every lease"))),
         extra=(("refusal", refusal_shape(refusal)), ("queue", queue)),
     )
 
@@ -221,7 +223,7 @@ def _default_scheduler(schedulers: frozenset[str]) -> str:
     return OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
 
 
-def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
+def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
     name = f"{pod.namespace}/{pod.name}"
     if pod.scheduler not in schedulers:
         ours = " or ".join(sorted(schedulers))
@@ -235,10 +237,10 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
         return Explanation(
             verdict="ended",
             headline=f"{name} has {pod.phase.lower()}; its lease has ended",
-            next=f"leasehold trace {pod.name} -n {pod.namespace}",
+            next=f"{program} trace {pod.name} -n {pod.namespace}",
         )
     if pod.gates:
-        return _gated(pod)
+        return _gated(pod, program)
     if pod.unschedulable_message and pod.scheduler == KUBE_SCHEDULER:
         return Explanation(
             verdict="waiting",
@@ -254,11 +256,11 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str]) -> Explanation:
     return Explanation(
         verdict="unknown",
         headline=f"{name} is {pod.phase or 'new'} and not in the ledger yet",
-        next="leasehold audit",
+        next=f"{program} audit",
     )
 
 
-def _gated(pod: PodSummary) -> Explanation:
+def _gated(pod: PodSummary, program: str) -> Explanation:
     name, gates = f"{pod.namespace}/{pod.name}", ", ".join(pod.gates)
     if BUDGET_GATE in pod.gates:
         return Explanation(
@@ -266,7 +268,7 @@ def _gated(pod: PodSummary) -> Explanation:
             headline=f"{name} waits until namespace {pod.namespace} has GPU time again: its "
             f"scheduling gate {BUDGET_GATE} goes when its budget's next window begins, or more is "
             "granted",
-            next=f"leasehold budget {pod.namespace}",
+            next=f"{program} budget {pod.namespace}",
             extra=(("gates", list(pod.gates)),),
         )
     return Explanation(

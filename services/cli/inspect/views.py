@@ -12,6 +12,7 @@ from services.cli import terminal
 from services.cli.flags import schedulers_of
 from services.cli.inspect import json_output
 from services.cli.inspect.shown_changes import Shown
+from services.cli.program import program, program_name
 from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
 from services.cli.snapshot.location import ClusterLocation, locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
@@ -111,18 +112,21 @@ def explain(flags: argparse.Namespace) -> int:
         pod = await reader.pod(flags.namespace, flags.pod)
         return pod, await _snapshot_and_usage(reader)
 
+    def explained(pod: PodSummary, snapshot: Snapshot) -> explanation.Explanation:
+        return explanation.explain(pod, snapshot, schedulers_of(flags), program())
+
     def document(read: tuple[PodSummary | None, Snapshot]) -> dict[str, Any]:
         pod, snapshot = read
         if pod is None:
             return {}
-        return explanation.shape(pod, explanation.explain(pod, snapshot, schedulers_of(flags)))
+        return explanation.shape(pod, explained(pod, snapshot))
 
     def show(read: tuple[PodSummary | None, Snapshot]) -> None:
         pod, snapshot = read
         if pod is None:
             print(
-                f"leasehold explain: there is no pod {flags.namespace}/{flags.pod}; `kubectl get "
-                "pods -A` lists them, -n names another namespace",
+                f"{program_name()} explain: there is no pod {flags.namespace}/{flags.pod}; "
+                "`kubectl get pods -A` lists them, -n names another namespace",
                 file=sys.stderr,
             )
         elif flags.output:
@@ -130,8 +134,7 @@ def explain(flags: argparse.Namespace) -> int:
         else:
             from services.cli.inspect import render
 
-            explained = explanation.explain(pod, snapshot, schedulers_of(flags))
-            terminal.print_text(render.explanation(explained))
+            terminal.print_text(render.explanation(explained(pod, snapshot)))
 
     shown = Shown(read=read, document=document, show=show)
     pod, _ = read_with_flags(flags, shown.once_or_watched(watch=flags.watch))
@@ -150,9 +153,9 @@ def trace(flags: argparse.Namespace) -> int:
     spans = read_spans(directory, namespace=flags.namespace, name=flags.pod)
     if not spans:
         print(
-            f"leasehold trace: no span of pod {flags.namespace}/{flags.pod} is in {directory}; "
-            "spans arrive half a second after they end. Services with --otlp-endpoint send them "
-            "there: the trace id is the pod's uid without its hyphens",
+            f"{program_name()} trace: no span of pod {flags.namespace}/{flags.pod} is in "
+            f"{directory}; spans arrive half a second after they end. Services with "
+            "--otlp-endpoint send them there: the trace id is the pod's uid without its hyphens",
             file=sys.stderr,
         )
         return 1

@@ -15,6 +15,7 @@ from services.cli.plan import render
 from services.cli.plan.leased_requests import read_requests
 from services.cli.plan.moves import MovePlan, plan_moves
 from services.cli.plan.what_if import TriedPod, forecast
+from services.cli.program import program
 from services.cli.request.manifest_report import load_watcher_rules
 from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.cli.snapshot.location import locate_ledger
@@ -72,7 +73,7 @@ async def _defrag(flags: argparse.Namespace) -> int:
         waiting = await reader.ledger.waiting_pods.load([pod.pod])
         if not waiting:
             return _refuse(
-                f"pod {name} does not wait for devices; `leasehold explain` shows its state"
+                f"pod {name} does not wait for devices; `{program()} explain` shows its state"
             )
         evictions = EvictionClient(reader.kubernetes)
         pods, budgets = await evictions.list_pods()

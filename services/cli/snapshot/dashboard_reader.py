@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from services.cli.program import program
 from services.cli.snapshot.cluster_objects import ClusterObjects
 from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
@@ -147,7 +148,7 @@ async def open_dashboard_reader(
         if error.where != NO_KUBECONFIG:
             raise
         raise UnavailableError(
-            "there is nothing to read: run `leasehold up` for a simulated cluster, or name a "
+            f"there is nothing to read: run `{program()} up` for a simulated cluster, or name a "
             f"cluster with --kubeconfig or KUBECONFIG ({location.absent}; {error.what})"
         ) from error
     async with KubernetesClient(credentials) as kubernetes:

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.cli.program import program
 from services.cli.state_dir import State, StateDir, load_state, supervisor_pid
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -98,7 +99,7 @@ class _GivenFlags:
 
 def _in_state(directory: StateDir, saved: State, given: _GivenFlags) -> ClusterLocation:
     """Return the location of a stack of `leasehold up`, with the servers that the flags name."""
-    hint = f"nothing runs in {directory.root} now: run `leasehold up`, or name a cluster with "
+    hint = f"nothing runs in {directory.root} now: run `{program()} up`, or name a cluster with "
     return ClusterLocation(
         redis_url=saved.redis_url,
         redis_credentials=_own_or_saved(given.redis_credentials, saved),
@@ -122,8 +123,8 @@ def locate_ledger(flags: argparse.Namespace) -> ClusterLocation:
     raise UnavailableError(
         f"there is no stack in {StateDir.at(Path(flags.state)).root}, and this command reads the "
         "ledger with an administrator's permissions: in a cluster, run `kubectl -n "
-        f"{SYSTEM_NAMESPACE} exec deploy/operator -- leasehold {flags.command}`; on one machine, "
-        "run `leasehold up` first, or set --state; --redis-url names another ledger"
+        f"{SYSTEM_NAMESPACE} exec -i deploy/operator -- leasehold {flags.command}`; on one "
+        f"machine, run `{program()} up` first, or set --state; --redis-url names another ledger"
     )
 
 

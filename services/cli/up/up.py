@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.cli import credentials
+from services.cli.program import program
 from services.cli.state_dir import (
     ComponentState,
     State,
@@ -195,16 +197,17 @@ def next_steps(directory: StateDir, page: str = "") -> str:
     """Return commands for a first pod, as they can be pasted into a shell."""
     page_line = f"\n  open {page}   # all of this, live" if page else ""
     is_default = directory == StateDir.at(Path(".leasehold"))
-    flag = "" if is_default else f" --state {directory.root}"
+    flag = "" if is_default else f" --state {shlex.quote(str(directory.root))}"
+    command = program()
     note = "" if shutil.which("kubectl") else "   # install kubectl first: none is on PATH"
     return f"""Try next:
-  export KUBECONFIG={directory.kubeconfig}{note}
+  export KUBECONFIG={shlex.quote(str(directory.kubeconfig))}{note}
   kubectl apply -f - <<'EOF'
 {EXAMPLE}
 EOF
   kubectl exec first -- env       # the limits of its share
 {load_line()}
-  leasehold gpus{flag}            # every device and its leases
-  leasehold explain first{flag}   # why it runs where it runs
-  leasehold trace first{flag}     # how long each step took{page_line}
-  leasehold down{flag}            # stops it, as Ctrl-C does without --headless"""
+  {command} gpus{flag}            # every device and its leases
+  {command} explain first{flag}   # why it runs where it runs
+  {command} trace first{flag}     # how long each step took{page_line}
+  {command} down{flag}            # stops it, as Ctrl-C does without --headless"""

@@ -196,7 +196,7 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
         denied = await at.leasehold("gpus")
 
         assert audit.code == 3
-        assert "exec deploy/operator -- leasehold audit" in audit.err
+        assert "exec -i deploy/operator -- leasehold audit" in audit.err
         assert elsewhere.code == 2
         assert "may not read the dashboard through the API server" in elsewhere.err
         assert (pod.code, "cannot get resource" in pod.err) == (2, True)

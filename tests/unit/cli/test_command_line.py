@@ -12,6 +12,7 @@ import yaml
 
 from services.cli.__main__ import main
 from services.cli.parser import build_parser
+from services.cli.program import program
 from services.cli.state_dir import (
     MAX_ROOT_BYTES,
     ComponentState,
@@ -218,6 +219,31 @@ def test_the_next_steps_can_be_pasted() -> None:
 
     assert f"<<'EOF'\n{EXAMPLE}\nEOF\n" in text
     assert "leasehold explain first --state /tmp/s" in text
+    assert "  export KUBECONFIG='/tmp/my s/kubeconfig'" in next_steps(StateDir(Path("/tmp/my s")))
+    assert "leasehold gpus --state '/tmp/my s' " in next_steps(StateDir(Path("/tmp/my s")))
+
+
+@pytest.mark.parametrize(
+    ("typed", "on_path", "pasted"),
+    [
+        ("bin/leasehold", "bin", "leasehold"),
+        ("bin/leasehold", "other", "bin/leasehold"),
+        ("my bin/leasehold", "other", "'my bin/leasehold'"),
+        ("bin/kubectl-leasehold", "bin", "kubectl leasehold"),
+        ("services/cli/__main__.py", "other", "leasehold"),
+    ],
+)
+def test_hints_name_the_program_as_the_shell_finds_it(
+    typed: str, on_path: str, pasted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("bin", "my bin", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "leasehold").touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / on_path))
+    monkeypatch.setattr(sys, "argv", [typed])
+
+    assert program() == pasted
 
 
 def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixture[str]) -> None:

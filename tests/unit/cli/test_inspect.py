@@ -118,7 +118,7 @@ def test_an_unhealthy_device_and_its_leases_are_marked() -> None:
     assert "UNHEALTHY" in bars
     assert "cordoned: XidError: Xid 79" in bars
     assert "active, on an unhealthy device" in drawn(render.ps(held), 160)
-    assert f"{node.node.facts.name} device 0: cordoned: XidError: Xid 79" in drawn(render.ps(held))
+    assert f"{node.node.facts.name} device 2: cordoned: XidError: Xid 79" in drawn(render.ps(held))
     assert "XidError" not in drawn(render.ps(held.of_pods("nowhere", "")))
     assert json_output.ps(held)["leases"][0]["unhealthy_devices"] == [GPU]
     assert json_output.gpus([node], NOT_MEASURED)["nodes"][0]["devices"][0]["fault"] == sick.fault
