@@ -60,7 +60,7 @@ def _for_health(request: PodRequest, nearest: BlockedNodes) -> str:
     """Name the faults of the devices on the first of the nodes that has any."""
     for node, _ in nearest:
         faults = [
-            f"device {device.index}: {device.device.public_fault or 'its agent reports it unhealthy'}"
+            f"device {device.index}: {device.device.public_fault or 'it is unhealthy'}"
             for device in node.devices
             if not device.healthy and device_excluded(request.selection, device.device) is None
         ]

@@ -316,7 +316,7 @@ def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
 
     assert refusal.hint == (
         "check node n1: device 0: cordoned: XidError: Xid 94, memory error; "
-        "device 1: its agent reports it unhealthy"
+        "device 1: it is unhealthy"
     )
     assert [each.reason for each in refusal.nearest_nodes[0].devices] == [
         "it is unhealthy: cordoned: XidError: Xid 94, memory error",
