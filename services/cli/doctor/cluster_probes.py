@@ -72,7 +72,7 @@ class _ListedDeployment(msgspec.Struct, frozen=True):
     status: _DeploymentStatus = msgspec.field(default_factory=_DeploymentStatus)
 
 
-class _ListedMetadata(msgspec.Struct, frozen=True):
+class _ListedQuotaName(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
 
@@ -82,7 +82,7 @@ class _ListedQuotaSpec(msgspec.Struct, frozen=True):
 
 
 class _ListedQuota(msgspec.Struct, frozen=True):
-    metadata: _ListedMetadata = _ListedMetadata()
+    metadata: _ListedQuotaName = _ListedQuotaName()
     spec: _ListedQuotaSpec = _ListedQuotaSpec()
 
 
