@@ -36,6 +36,7 @@ from shared.dialects.reserved import (
     is_denied,
     names_devices,
 )
+from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
@@ -64,6 +65,8 @@ class AdmissionPolicy:
     """GPU pods may have privileged containers, which see every device whatever they lease."""
     allow_unread_secrets: bool = False
     """`envFrom` may refer to Secrets and ConfigMaps whose keys cannot be read."""
+    claims: bool = False
+    """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
     """A container may request more memory than the largest device has, and wait for a larger."""
 
@@ -102,16 +105,18 @@ def decide(
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     gpu_containers = [container for container in pod.containers if _requests_gpu(container)]
+    subject = _subject(pod, pod.containers, policy, env_from_keys)
     if not exempt:
-        patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(gpu_containers))
+        patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
     if not gpu_containers or not policy.schedulers.serves(pod):
         if gpu_containers:
             warnings.append(
                 f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
                 "node agents refuse containers without a lease"
             )
-        return _decide_without_lease(pod, policy, patches, warnings)
-    subject = _subject(pod, pod.containers, policy, env_from_keys)
+        uses_claims = any(_uses_claims(each, policy) for each in pod.containers)
+        broken = violations(subject, exempt=exempt) if uses_claims else ()
+        return _decide_without_lease(pod, policy, patches, warnings, broken)
     found = [*violations(subject, exempt=exempt), *policy.schedulers.unsupported(pod)]
     if found:
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
@@ -135,10 +140,11 @@ def _decide_without_lease(
     policy: AdmissionPolicy,
     patches: Iterable[PatchOperation],
     warnings: Iterable[str],
+    broken: Iterable[str],
 ) -> AdmissionDecision:
-    """Decide on a pod that gets no GPU from Leasehold; its node, if it names our scheduler."""
+    """Decide on a pod without a lease of its own; its node, if it names our scheduler."""
     ours = policy.schedulers.has(pod)
-    found = list(policy.schedulers.unsupported(pod)) if ours else []
+    found = [*broken, *(policy.schedulers.unsupported(pod) if ours else ())]
     if found:
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     scheduler = policy.schedulers.patches(pod) if ours else ()
@@ -162,10 +168,11 @@ def decide_update(
     """
     before = {container.name: container for container in old.containers}
     added = [each for each in pod.containers if each.ephemeral and each.name not in before]
-    in_gpu_pod = any(map(_requests_gpu, pod.containers))
+    subject = _subject(replace(pod, node=""), added, policy, env_from_keys)
+    in_gpu_pod = bool(subject.gpu_containers_of_pod)
     found = [*device_names(pod, added)]
     if in_gpu_pod:
-        found += violations(_subject(replace(pod, node=""), added, policy, env_from_keys))
+        found += violations(subject)
     for each in pod.containers:
         changed = each.name in before and each.image != before[each.name].image
         if changed and is_cuda_image(each.image) and not _is_limited(each):
@@ -193,8 +200,8 @@ def _subject(
     return PolicySubject(
         pod=pod,
         containers=containers,
-        gpu_containers=[container for container in containers if _requests_gpu(container)],
-        gpu_containers_of_pod=[each for each in pod.containers if _requests_gpu(each)],
+        gpu_containers=[each for each in containers if _holds_gpu(each, policy)],
+        gpu_containers_of_pod=[each for each in pod.containers if _holds_gpu(each, policy)],
         env_from_keys=env_from_keys,
         allow_privileged=policy.allow_privileged,
         allow_unread_secrets=policy.allow_unread_secrets,
@@ -204,6 +211,18 @@ def _subject(
 def _requests_gpu(container: ReviewedContainer) -> bool:
     amounts = {**container.requests, **container.limits}
     return any(name in GPU_RESOURCES for name in amounts)
+
+
+def _uses_claims(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
+    """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
+    amounts = {**container.requests, **container.limits}
+    return policy.claims and (
+        container.has_claims or any(name.startswith(EXTENDED_RESOURCES) for name in amounts)
+    )
+
+
+def _holds_gpu(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
+    return _requests_gpu(container) or _uses_claims(container, policy)
 
 
 def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str]]:

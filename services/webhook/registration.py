@@ -23,6 +23,7 @@ from shared.dialects.reserved import (
     STRIPPED_ANNOTATIONS,
     VISIBLE,
 )
+from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.names import AGENTS_NAMESPACE, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE
 
@@ -35,11 +36,14 @@ EXEMPT_WEBHOOK = "exempt.pods.leasehold.dev"
 """The webhook for pods with GPUs in exempt namespaces, to which `pod_policy` does not apply."""
 ALL_PODS_WEBHOOK = "all-pods.pods.leasehold.dev"
 """The webhook for pods without GPUs in namespaces whose pods Leasehold places, too."""
+CLAIMS_WEBHOOK = "claims.pods.leasehold.dev"
+"""The webhook for pods that may get GPUs by ResourceClaims, where these are served."""
 PATHS = {
     WEBHOOK: PATH,
     DEVICE_HIDING_WEBHOOK: PATH,
     EXEMPT_WEBHOOK: EXEMPT_PATH,
     ALL_PODS_WEBHOOK: ALL_PODS_PATH,
+    CLAIMS_WEBHOOK: PATH,
 }
 """The path of each webhook."""
 TIMEOUT_S, HIDING_TIMEOUT_S = 5, 2
@@ -66,6 +70,21 @@ def requests_gpu() -> str:
     return (
         f"object.spec.containers.exists(c, {in_one}) || "
         f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"
+    )
+
+
+def uses_claims() -> str:
+    """Return the condition, in CEL, that the pod may get devices by ResourceClaims.
+
+    A pod does not say of which driver they are, and a claim may be created after its pod.
+    """
+    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in EXTENDED_RESOURCES)
+    extended = (
+        f"has(c.resources) && has(c.resources.limits) && c.resources.limits.exists(k, {named})"
+    )
+    return (
+        "(has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0) || "
+        f"{_some_container(extended)}"
     )
 
 
@@ -125,19 +144,20 @@ def _some_container(condition: str) -> str:
     )
 
 
-def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
+def configuration(client: Callable[[str], Mapping[str, Any]], *, claims: bool = False) -> Manifest:
     """Return the MutatingWebhookConfiguration; `client` returns the `clientConfig` of a webhook.
+
+    `claims`: with the webhook of `claims_configuration`.
 
     The webhooks for pods with GPUs fail closed. Those for other pods fail open: without them they
     run, the container runtime decides which devices they see, and kube-scheduler places them;
     placers refuse those of them that only kube-scheduler could place.
     """
-    own = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
-    concerns = f"({requests_gpu()}) || ({has_reserved_annotation()})"
-    concerned = ("concerns-leasehold", concerns)
-    without_gpu = ("requests-no-gpu", f"!({concerns})")
-    not_own = ("not-an-exempt-namespace", f"!(request.namespace in [{own}])")
+    concerned = ("concerns-leasehold", _concerns())
+    without_gpu = ("requests-no-gpu", f"!({_concerns()})")
+    not_own = _not_own()
     changed = ("is-new-or-changes-images", changes_images())
+    added = claims_configuration(client)["webhooks"] if claims else []
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -178,8 +198,35 @@ def configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
                 fails_open=True,
                 new_only=True,
             ),
+            *added,
         ],
     }
+
+
+def claims_configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
+    """Return the webhook for pods with ResourceClaims, which the component `dra` adds."""
+    conditions = [
+        ("requests-no-gpu", f"!({_concerns()})"),
+        ("uses-claims", uses_claims()),
+        _not_own(),
+        ("is-new-or-changes-images", changes_images()),
+    ]
+    selector = _labelled(EXEMPT_LABEL, "NotIn")
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME},
+        "webhooks": [_webhook(client, CLAIMS_WEBHOOK, conditions, selector)],
+    }
+
+
+def _concerns() -> str:
+    return f"({requests_gpu()}) || ({has_reserved_annotation()})"
+
+
+def _not_own() -> tuple[str, str]:
+    own = ", ".join(f"'{name}'" for name in EXEMPT_NAMESPACES)
+    return "not-an-exempt-namespace", f"!(request.namespace in [{own}])"
 
 
 def _webhook(

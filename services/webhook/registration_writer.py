@@ -34,10 +34,12 @@ class _WebhookConfiguration(msgspec.Struct, frozen=True):
 class RegistrationWriter:
     """Updates the MutatingWebhookConfiguration's CAs."""
 
-    def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
+    def __init__(self, client: KubernetesClient, *, url: str = "", claims: bool = False) -> None:
         self.client = client
         self.url = url
         """The webhook's URL without a path; empty: the operator installs the configuration."""
+        self.claims = claims
+        """The configuration that it creates selects pods with ResourceClaims, too."""
 
     async def trust(self, authorities: bytes) -> None:
         """Write the authorities (PEM) unless the configuration has them.
@@ -60,7 +62,8 @@ class RegistrationWriter:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            await self.client.create(CONFIGURATIONS, configuration(fields.__getitem__))
+            made = configuration(fields.__getitem__, claims=self.claims)
+            await self.client.create(CONFIGURATIONS, made)
             return
         operations = [
             operation

@@ -47,6 +47,8 @@ class ReviewedContainer:
     init: bool
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
+    has_claims: bool = False
+    """It uses ResourceClaims, of whatever driver."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in order, of several with one name the last, which takes effect; the
     value of one with `valueFrom` is empty."""
@@ -122,6 +124,7 @@ class _RawEnv(msgspec.Struct, frozen=True, rename="camel"):
 class _RawResources(msgspec.Struct, frozen=True):
     limits: _Quantities | None = None
     requests: _Quantities | None = None
+    claims: tuple[_RawNamed, ...] | None = None
 
 
 class _RawCapabilities(msgspec.Struct, frozen=True):
@@ -277,6 +280,7 @@ def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContai
         ephemeral=kind == "ephemeralContainers",
         limits=_amounts(resources.limits),
         requests=_amounts(resources.requests),
+        has_claims=bool(resources.claims),
         variables={name: variable.text for name, variable in env.items()},
         value_from=frozenset(name for name, variable in env.items() if variable.value_from),
         env_from=tuple(_env_from_sources(container)),

@@ -8,6 +8,7 @@ from services.webhook.handover import SchedulerChoice
 from shared.dialects import SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
+from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
 
@@ -93,6 +94,7 @@ class WebhookSettings(ServiceSettings):
             out_of_budget_class=self.out_of_budget_class,
             allow_privileged=self.allow_privileged,
             allow_unread_secrets=self.allow_unread_secrets,
+            claims=self.dra is not DraMode.OFF,
             allow_larger_requests=self.allow_larger_requests,
         )
 

@@ -35,7 +35,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
-        registration = RegistrationWriter(client)
+        registration = RegistrationWriter(client, claims=policy.claims)
         certificate = ServingCertificate(
             store, registration.trust, settings.names, lambda: datetime.now(UTC)
         )

@@ -17,6 +17,10 @@ LEASED = "leasehold.dev/Leased"
 REFUSED = "leasehold.dev/Refused"
 """Binding failure condition of the devices: True if the ledger refuses the lease."""
 
+EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernetes.io/")
+"""Prefixes of extended resources for which schedulers create claims: that of our class, and of any
+class by its name."""
+
 MEMORY = "memory"
 """Capacity of a device in bytes."""
 CORES = "cores"

@@ -5,12 +5,13 @@ from pathlib import Path
 import yaml
 
 from services.webhook.annotation_policy import annotation_policy, writers
-from services.webhook.registration import configuration, service_client
+from services.webhook.registration import claims_configuration, configuration, service_client
 from services.webhook.service_policies import service_policies
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tools.generate.pages import ROOT
 
 BASE = ROOT / "k8s" / "base"
+CLAIMS_WEBHOOK = ROOT / "k8s" / "components" / "dra" / "webhook-configuration.yaml"
 HEAD = "# Generated: python -m tools.generate\n"
 
 
@@ -21,9 +22,11 @@ def webhook_manifests() -> dict[Path, str]:
         "annotation-policy.yaml": annotation_policy(writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE)),
         "service-policies.yaml": service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
     }
+    by_path = {BASE / name: objects for name, objects in found.items()}
+    by_path[CLAIMS_WEBHOOK] = [claims_configuration(service_client(SYSTEM_NAMESPACE))]
     return {
-        BASE / name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
-        for name, objects in found.items()
+        path: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        for path, objects in by_path.items()
     }
 
 

@@ -284,3 +284,25 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
         "own-scheduler": "mine",
     }
     assert unreviewed == 201, "the webhook fails open for these pods"
+
+
+async def test_pods_with_claims_are_reviewed_where_claims_are_served(tmp_path: Path) -> None:
+    def using(name: str, **own: Any) -> dict[str, Any]:
+        main = {"name": "main", "image": "app", "resources": {"claims": [{"name": "gpu"}]}, **own}
+        claims = [{"name": "gpu", "resourceClaimName": "gpu"}]
+        return {
+            "metadata": {"name": name},
+            "spec": {"containers": [main], "resourceClaims": claims},
+        }
+
+    preload = {"env": [{"name": "LD_PRELOAD", "value": ""}]}
+    async with cluster() as (api, kube, client):
+        async with replica(api, kube, tmp_path, claims=True):
+            denied, denial = await created(client, using("free", **preload))
+            admitted, shown = await created(client, using("held"))
+        away, _ = await created(client, using("away"))
+        plain, _ = await created(client, pod("plain"))
+
+    assert (denied, admitted, away, plain) == (403, 201, 500, 201)
+    assert "variable LD_PRELOAD is set by the lease only" in denial["message"]
+    assert shown["spec"]["containers"][0]["env"] == [{"name": VISIBLE, "value": "void"}]
