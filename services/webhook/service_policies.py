@@ -117,9 +117,14 @@ def _object_validations() -> Iterator[tuple[str, str]]:
 
 
 def _slice_validations() -> Iterator[tuple[str, str]]:
-    """Yield expressions; a slice's driver and node never change, so the old ones count."""
+    """Yield expressions; a slice's driver, node and pool never change, so the old ones count."""
     spec = "(oldObject == null ? object : oldObject).spec"
     yield _own_node(f"has({spec}.nodeName) ? {spec}.nodeName : ''", "the ResourceSlice")
+    yield (
+        f"{spec}.pool.name == variables.node",
+        "the pool of a ResourceSlice is not that of its node: schedulers would ignore the slices "
+        "that another node has there",
+    )
     yield (
         f"{spec}.driver == '{DRIVER}'",
         f"a node agent writes only ResourceSlices of {DRIVER}",

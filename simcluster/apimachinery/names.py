@@ -13,6 +13,8 @@ _SUBDOMAIN_TEXT = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or "
     "'.', and must start and end with an alphanumeric character"
 )
+_RBAC = "rbac.authorization.k8s.io/"
+"""In this group, a name is any segment of a path, such as `system:kube-scheduler`."""
 _LABEL_TEXT = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and "
     "must start and end with an alphanumeric character"
@@ -52,10 +54,16 @@ def metadata_causes(obj: Json) -> list[Cause]:
     if not name:
         text = "Required value: name or generateName is required"
         causes.append(Cause("FieldValueRequired", text, "metadata.name"))
+    elif str(obj.get("apiVersion", "")).startswith(_RBAC) and _is_path_segment(str(name)):
+        pass
     elif not isinstance(name, str) or not is_subdomain(name):
         text = f'Invalid value: "{name}": {_SUBDOMAIN_TEXT}'
         causes.append(Cause("FieldValueInvalid", text, "metadata.name"))
     return [*causes, *_label_causes(meta.get("labels")), *_annotation_causes(meta)]
+
+
+def _is_path_segment(name: str) -> bool:
+    return name not in {".", ".."} and "/" not in name and "%" not in name
 
 
 def _label_causes(labels: object) -> list[Cause]:

@@ -1,7 +1,7 @@
 """The tables of docs/security.md: rights of service accounts and containers, from the manifests."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -10,8 +10,8 @@ from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS as REDIS_USERS
 from services.webhook.pod_policy import RULES
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
+from tools.generate.component_tries import table
 from tools.generate.pages import DOCS, ROOT, filled
-from tools.generate.tries import table
 
 PAGE = DOCS / "security.md"
 NODE = "NODE"
@@ -19,14 +19,28 @@ RUNTIME_EVENTS = {"heartbeat.sent", "resync.requested"}
 """Events that the runtime publishes for every service."""
 
 
-def manifests() -> Iterator[dict[str, Any]]:
-    for path in sorted((ROOT / "k8s" / "base").glob("*.yaml")):
+def manifests(folder: str = "base") -> Iterator[dict[str, Any]]:
+    """Every object of a folder of k8s."""
+    for path in sorted((ROOT / "k8s" / folder).glob("*.yaml")):
         yield from filter(None, yaml.safe_load_all(path.read_text()))
 
 
-def rights() -> dict[str, list[str]]:
-    """Describe the permissions of each service account."""
-    objects = list(manifests())
+def components() -> list[str]:
+    """Return the names of all components."""
+    return sorted(each.name for each in (ROOT / "k8s" / "components").iterdir())
+
+
+def all_rights() -> dict[str, list[str]]:
+    """Describe the permissions of each service account, and those that components add."""
+    return rights(list(manifests())) | {
+        f"{account}, with the component {component}": may
+        for component in components()
+        for account, may in rights(list(manifests(f"components/{component}"))).items()
+    }
+
+
+def rights(objects: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Describe the permissions of each service account in these manifests."""
     roles = {
         (found["kind"], found["metadata"]["name"]): found["rules"]
         for found in objects
@@ -41,7 +55,10 @@ def rights() -> dict[str, list[str]]:
             for subject in binding["subjects"]:
                 where = _where(binding, subject)
                 rights_of = may.setdefault(subject["name"], [])
-                rights_of += [_words(rule) + where for rule in roles[role]]
+                known = [_words(rule) + where for rule in roles.get(role, ())]
+                rights_of += known or [
+                    f"what the cluster's own {role[0]} `{role[1]}` allows{where}"
+                ]
     return may
 
 
@@ -149,7 +166,7 @@ def generated() -> str:
     """Return the page with tables generated from the manifests."""
     rows = [
         f"| {name} | {'; '.join(may) or 'nothing: it has no token'} |"
-        for name, may in sorted(rights().items())
+        for name, may in sorted(all_rights().items())
     ]
     head = "| container | user | capabilities | process IDs | host paths |"
     return filled(

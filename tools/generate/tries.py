@@ -63,16 +63,6 @@ DEVICE = {
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-SLICE = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "ResourceSlice",
-    "metadata": {"name": "stolen"},
-    "spec": {
-        "driver": "gpu.leasehold.dev",
-        "nodeName": OTHER,
-        "pool": {"name": OTHER, "generation": 1, "resourceSliceCount": 1},
-    },
-}
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 NODE, NODE_2 = f"/api/v1/nodes/{OWN}", f"/api/v1/nodes/{OTHER}"
@@ -146,7 +136,13 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(POLICY, "label a pod on its own node", "PATCH", f"{PODS}/own", LABEL),
         Try(POLICY, "add a finalizer to a pod on its own node", "PATCH", f"{PODS}/own", FINALIZER),
         Try(POLICY, "create Koordinator's Device of another node", "POST", DEVICES, DEVICE),
-        Try(RBAC, "create a ResourceSlice, without the component dra", "POST", SLICES, SLICE),
+        Try(
+            RBAC,
+            "create a ResourceSlice, without the component dra",
+            "POST",
+            SLICES,
+            {"metadata": {"name": "new"}},
+        ),
         Try(RBAC, "list pods", "GET", PODS),
         Try(RBAC, "evict a pod", "POST", f"{PODS}/own/eviction", {"metadata": {"name": "own"}}),
         Try(RBAC, "bind a pod", "POST", f"{PODS}/waiting/binding", BINDING),
@@ -240,18 +236,17 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
         Try(RBAC, "read the webhook's Secret", "GET", f"{SYSTEM}/secrets/webhook-certificate"),
     ),
+    "placer": (
+        Try(RBAC, "list pods", "GET", PODS),
+        Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
+        Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
+    ),
+    "viewer": (
+        Try(ALLOWED, "read a pod by its name", "GET", f"{PODS}/own"),
+        Try(RBAC, "list pods", "GET", PODS),
+        Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
+        Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
+        Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
+    ),
 }
-"""By service account. The placer has no token."""
-
-
-def table() -> str:
-    """Return the tries as a Markdown table: what is allowed, and how much else is denied."""
-    rows = ["| with the token of | allowed | other requests, denied |", "|---|---|---|"]
-    for account, tries in TRIES.items():
-        allowed = "; ".join(each.words for each in tries if each.outcome is ALLOWED)
-        policy = [each for each in tries if each.outcome is POLICY]
-        denied = sum(each.outcome is not ALLOWED for each in tries)
-        by = f", {len(policy)} of them by policies" if policy else ""
-        rows.append(f"| {account} | {allowed or 'nothing'} | {denied}{by} |")
-    everywhere = "; ".join(each.words for each in EVERYWHERE)
-    return "\n".join([*rows, f"| every service | nothing | {everywhere} |"])
+"""By service account."""
