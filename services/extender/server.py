@@ -88,7 +88,7 @@ def _authorized(client_name: str) -> Middleware:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
 
 

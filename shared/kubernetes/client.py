@@ -379,7 +379,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise UnexpectedResponseError(f"a response is not a {kind.__name__}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnavailableError(f"a response is not JSON: {error}") from error
 
 

@@ -140,7 +140,7 @@ def parse_error_response(
     """Parse the body of an error response: a Status of the API server, or text of a proxy."""
     try:
         status = msgspec.json.decode(body, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = Status()
     if not status.message:
         text = body[:300].decode(errors="replace").strip()

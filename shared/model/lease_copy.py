@@ -92,7 +92,10 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             created_at=float(copy["at"]),
             resized_at=float(copy.get("resized", 0.0)),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        *(ValueError, TypeError, KeyError),
+        *(AttributeError, OverflowError, RecursionError),
+    ) as error:
         raise RequestError(
             f"{ANNOTATION} of {namespace}/{name} is not a lease: {error!r}"
         ) from error

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = (20_000, 20, 50)
 """Garbage collection is rare: a batch creates many objects and hardly any cycles."""
+RECURSION_LIMIT = 12_000
+"""Objects of the API server have up to 10,000 levels, as Go decodes them: users choose the
+parameters of a ResourceClaim, for one. msgspec counts a level as a call."""
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
 """For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 
@@ -129,6 +132,7 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
     """Run a service's `entry`; a known error is logged as one line, with exit code 1."""
     telemetry.open_logs(service, log_level)
     gc.set_threshold(*GC_THRESHOLD)
+    sys.setrecursionlimit(RECURSION_LIMIT)
     try:
         _runner()(_with_exception_handler(entry))
     except KeyboardInterrupt:

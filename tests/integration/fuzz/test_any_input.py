@@ -107,9 +107,12 @@ ROUTES = {
     "reports": ("/budget/{}/report",),
     "dashboard": (
         *("/", "/static/{}", "/login", "/logout", "/api/v1/state", "/api/v1/events"),
-        *("/api/v1/devices/{}", "/api/v1/leases/{}", "/api/v1/namespaces/{}"),
+        *("/api/v1/cluster", "/api/v1/budgets", "/api/v1/first-pod", "/api/v1/leases/{}"),
+        *("/api/v1/devices/{}", "/api/v1/devices/{}/history"),
+        *("/api/v1/namespaces/{}", "/api/v1/namespaces/{}/history"),
     ),
     "old-metrics": ("/metrics",),
+    "usage": ("/metrics",),
     "http": ("/healthz", "/readyz", "/metrics"),
     "https": tuple(sorted(set(PATHS.values()))),
 }

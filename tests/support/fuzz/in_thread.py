@@ -68,4 +68,5 @@ def without_tracebacks() -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-    assert [text[:500] for text in handler.found] == []
+    found = [text[:500] for text in handler.found]
+    assert not found, found

@@ -1,11 +1,13 @@
 """Cutting a stream into lines, and how long to wait when it breaks."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.kubernetes.reflector import pause_s
-from shared.kubernetes.watch_events import Lines, UnreadableLineError
+from shared.kubernetes.types import ApiPod
+from shared.kubernetes.watch_events import EventReader, Lines, Undecodable, UnreadableLineError
 
 
 @given(st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line)), st.data())
@@ -56,3 +58,14 @@ def test_retry_after_lengthens_the_pause() -> None:
     assert pause_s(1, jitter=1, retry_after_s=30) == 30
     assert pause_s(9, jitter=1, retry_after_s=1) == 10
     assert pause_s(1, jitter=1, retry_after_s=86_400) == 60
+
+
+DEEP = b'{"type": "ADDED", "object": {"spec": {"other": ' + b"[" * 20_000 + b"]" * 20_000 + b"}}}"
+
+
+def test_an_object_that_is_too_deep_is_one_that_cannot_be_read() -> None:
+    reader = EventReader(ApiPod)
+
+    assert isinstance(reader.read_item(msgspec.Raw(DEEP)), Undecodable)
+    with pytest.raises(UnreadableLineError):
+        reader.read_event(DEEP)

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,3 +269,25 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
         await end(task, children)
 
     assert task.cancelled()
+
+
+DEEP_OBJECT = """
+import msgspec
+from shared.kubernetes.resource_claims import ApiResourceClaim
+from shared.runtime.run import run
+
+async def read():
+    deep = b"[" * 9_990 + b"]" * 9_990
+    claim = b'{"metadata": {"name": "a"}, "spec": {"config": ' + deep + b"}}"
+    print(msgspec.json.decode(claim, type=ApiResourceClaim).metadata.name)
+
+run(read, service="test", log_level="info")
+"""
+
+
+def test_a_service_reads_objects_as_deep_as_api_servers_store_them() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", DEEP_OBJECT], capture_output=True, text=True, check=False
+    )
+
+    assert (found.stdout, found.returncode) == ("a\n", 0), found.stderr
