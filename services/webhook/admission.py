@@ -114,8 +114,7 @@ def decide(
                 f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
                 "node agents refuse containers without a lease"
             )
-        uses_claims = any(_uses_claims(each, policy) for each in pod.containers)
-        broken = violations(subject, exempt=exempt) if uses_claims else ()
+        broken = _broken_with_claims(subject, policy, exempt=exempt)
         return _decide_without_lease(pod, policy, patches, warnings, broken)
     found = [*violations(subject, exempt=exempt), *policy.schedulers.unsupported(pod)]
     if found:
@@ -149,6 +148,14 @@ def _decide_without_lease(
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     scheduler = policy.schedulers.patches(pod) if ours else ()
     return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=tuple(warnings))
+
+
+def _broken_with_claims(
+    subject: PolicySubject, policy: AdmissionPolicy, *, exempt: bool
+) -> Iterator[str]:
+    """Yield the rules that a pod with ResourceClaims breaks; nothing for one without."""
+    if any(_uses_claims(each, policy) for each in subject.containers):
+        yield from violations(subject, exempt=exempt)
 
 
 def decide_without_gpu(pod: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDecision:
