@@ -4,6 +4,7 @@ from typing import Protocol
 
 from services.extender.pod_memory import PodMemory, RememberedPod
 from services.extender.scheduler_api import ExtenderBindingArgs
+from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 from shared.model.names import OFFER, offered_node
@@ -37,8 +38,8 @@ class PodRequests:
         observed = self.parser.parse(seen)
         if not observed.by_kube_scheduler:
             raise RequestError(
-                f"schedulerName {seen.spec.scheduler_name} is not {self.parser.kube_scheduler}: "
-                "name the profile so, or set --kube-scheduler"
+                f"schedulerName {seen.spec.scheduler_name} is not {KUBE_SCHEDULER}: name the "
+                "profile so in kube-scheduler's configuration"
             )
         if observed.request is None:
             raise RequestError(observed.request_error)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.handover import SchedulerChoice
-from shared.dialects import SCHEDULERS
+from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.model.claim import DraMode
@@ -49,14 +49,12 @@ class WebhookSettings(ServiceSettings):
         SCHEDULERS,
         "schedulerName values of the pods that Leasehold schedules",
     )
-    handover_scheduler: str = setting(
-        "",
-        "schedulerName of the kube-scheduler with the extender, which gets pods that need more "
-        "than devices; empty: none is installed, and such pods are denied",
+    kube_scheduler: bool = setting(
+        False,
+        "a kube-scheduler with Leasehold's extender is installed: it gets pods that need more than "
+        "devices, which are denied otherwise",
     )
-    all_pods_by: str = setting(
-        "placer", "placer, or kube-scheduler: all GPU pods go to --handover-scheduler"
-    )
+    all_pods_by: str = setting("placer", "placer, or kube-scheduler: all GPU pods go to it")
     dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
     strict_namespaces: tuple[str, ...] = setting(
         (),
@@ -103,16 +101,15 @@ class WebhookSettings(ServiceSettings):
         if self.all_pods_by not in {"placer", "kube-scheduler"}:
             raise RequestError(f"--all-pods-by {self.all_pods_by}: is placer or kube-scheduler")
         all_pods = self.all_pods_by == "kube-scheduler"
-        if all_pods and not self.handover_scheduler:
+        if all_pods and not self.kube_scheduler:
             raise RequestError(
-                "--all-pods-by kube-scheduler needs --handover-scheduler: install the extender"
+                "--all-pods-by kube-scheduler needs --kube-scheduler: install the extender"
             )
+        handover = KUBE_SCHEDULER if self.kube_scheduler else ""
         return SchedulerChoice(
             placer=self.scheduler,
-            served=frozenset(
-                filter(None, {self.scheduler, *self.schedulers, self.handover_scheduler})
-            ),
-            handover=self.handover_scheduler,
+            served=frozenset(filter(None, {self.scheduler, *self.schedulers, handover})),
+            handover=handover,
             all_pods=all_pods,
         )
 

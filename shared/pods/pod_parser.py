@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shared.dialects import LEDGER_RESOURCES, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
+from shared.dialects import (
+    KUBE_SCHEDULER,
+    LEDGER_RESOURCES,
+    REQUEST_ANNOTATIONS,
+    REQUEST_LABELS,
+    pod_groups,
+)
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import node_conflict
@@ -61,11 +67,9 @@ class PodParser:
         schedulers: frozenset[str],
         rules: Rules,
         *,
-        kube_scheduler: str = "",
         allow_privileged: bool = False,
     ) -> None:
-        self.schedulers = schedulers | ({kube_scheduler} if kube_scheduler else set())
-        self.kube_scheduler = kube_scheduler or None
+        self.schedulers = schedulers | {KUBE_SCHEDULER}
         self.rules = rules
         self.allow_privileged = allow_privileged
         self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS | {EXEMPT}
@@ -86,7 +90,7 @@ class PodParser:
             name=meta.name,
             resource_version=meta.resource_version,
             ours=ours,
-            by_kube_scheduler=spec.scheduler_name == self.kube_scheduler,
+            by_kube_scheduler=spec.scheduler_name == KUBE_SCHEDULER,
             node=NodeName(spec.node_name) if spec.node_name else None,
             phase=status.phase or "Pending",
             deleting=meta.deletion_timestamp is not None,
@@ -150,7 +154,7 @@ class PodParser:
             repels = parse_anti_affinity(pod)
             resources = pod_resources(pod)
             request = _request(pod, resources, self.rules) if ours else None
-            if request and pod.spec.scheduler_name == self.kube_scheduler:
+            if request and pod.spec.scheduler_name == KUBE_SCHEDULER:
                 request = _without_scheduler_rules(request)
             if request and request.containers and EXEMPT not in pod.metadata.annotations:
                 check_device_access(pod, allow_privileged=self.allow_privileged)

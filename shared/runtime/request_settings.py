@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
+from shared.dialects import SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import check_rules
 from shared.dialects.volcano import scheduler_arguments
@@ -25,10 +25,6 @@ class RequestSettings:
 
     schedulers: tuple[str, ...] = setting(
         SCHEDULERS, "schedulerName values of the pods that Leasehold schedules"
-    )
-    kube_scheduler: str = setting(
-        KUBE_SCHEDULER,
-        "schedulerName of the pods that a kube-scheduler with Leasehold's extender schedules",
     )
     koordinator_scoring: str = setting(
         "LeastAllocated",
@@ -63,7 +59,6 @@ class RequestSettings:
         return PodParser(
             frozenset(self.schedulers),
             load_rules(self),
-            kube_scheduler=self.kube_scheduler,
             allow_privileged=self.allow_privileged,
         )
 

@@ -201,7 +201,7 @@ def test_a_pod_without_gpus_is_denied_or_handed_over_if_it_names_our_scheduler()
 
 
 def test_kube_scheduler_gets_all_pods_where_that_is_set() -> None:
-    settings = WebhookSettings(handover_scheduler=FULL, all_pods_by="kube-scheduler")
+    settings = WebhookSettings(kube_scheduler=True, all_pods_by="kube-scheduler")
 
     given = patched(pod({"schedulerName": "volcano"}), settings.policy.schedulers)
 
@@ -212,7 +212,7 @@ def test_kube_scheduler_gets_all_pods_where_that_is_set() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"all_pods_by": "kube-scheduler"}, "needs --handover-scheduler"),
+        ({"all_pods_by": "kube-scheduler"}, "needs --kube-scheduler"),
         ({"all_pods_by": "volcano"}, "is placer or kube-scheduler"),
     ],
 )
