@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     add("--node-cpu", default="64", help="cpu of each node (%(default)s)")
     add("--node-memory", default="512Gi", help="memory of each node (%(default)s)")
     add("--max-pods", type=int, default=110, help="pods per node (%(default)s)")
+    add("--scheduler-config", type=Path,
+        help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
     add("--window", type=int, default=DEFAULT_WINDOW,
         help="changes per kind that watches and paged lists can go back (%(default)s)")  # fmt: skip
     add("--bookmark-s", type=float, default=60.0,

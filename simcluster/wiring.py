@@ -21,7 +21,8 @@ from simcluster.controller_manager.volumes import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.scheduler.scheduler import DefaultScheduler
+from simcluster.scheduler.extender import SchedulerExtender
+from simcluster.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("simcluster")
 
@@ -46,7 +47,7 @@ def choose_port(host: str, port_file: Path) -> int:
 
 @asynccontextmanager
 async def _running(
-    *parts: ControllerManager | ResourceClaimController | VolumeController | DefaultScheduler,
+    *parts: ControllerManager | ResourceClaimController | VolumeController | Scheduler,
 ) -> AsyncIterator[None]:
     """Run controllers and scheduler while the context is open."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
@@ -80,13 +81,16 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     controllers = ControllerManager(store, server.create)
-    scheduler = DefaultScheduler(store, server.bind, matches_device)
+    schedulers = [Scheduler(store, server.bind, matches_device)]
+    if options.scheduler_config:
+        extender = SchedulerExtender.load(options.scheduler_config)
+        schedulers.append(Scheduler(store, server.bind, matches_device, extender=extender))
     claims, volumes = ResourceClaimController(store), VolumeController(store)
     try:
         async with (
             fleet,
             start_server(server, certs) as url,
-            _running(controllers, claims, volumes, scheduler),
+            _running(controllers, claims, volumes, *schedulers),
         ):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)

@@ -6,6 +6,7 @@
     DIR/redis/USER            user:secret, for --redis-credentials
     DIR/ca.crt, ca.key        with --names: an authority, for --nats-ca-file and --redis-ca-file
     DIR/server.crt, .key      the certificate that it issued for servers of these names
+    DIR/kube-scheduler.crt, .key  and for a kube-scheduler, as a client of the extender
 
 Only the owner can read the files, with --shared their group as well. An existing secret stays, and
 so does a server's certificate in the first half of its year.
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from services.auth.nats_users import all_users, nats_configuration
 from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
+from services.auth.root_secret import KUBE_SCHEDULER
 from shared.credentials import certificates
 from shared.credentials.logins import load_login
 from shared.model.errors import RequestError
@@ -68,6 +70,16 @@ class CredentialFiles:
     def key(self) -> Path:
         """The key of that certificate."""
         return self.root / "server.key"
+
+    @property
+    def scheduler_certificate(self) -> Path:
+        """The certificate of the extender's client."""
+        return self.root / f"{KUBE_SCHEDULER}.crt"
+
+    @property
+    def scheduler_key(self) -> Path:
+        """The key of that certificate."""
+        return self.root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
         """Return the file with a user's secret at NATS."""
@@ -119,7 +131,7 @@ def write(
 
 
 def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
-    """Make the authority once, and issue the servers' certificate when it is due."""
+    """Make the authority once, and issue the certificates that are due."""
     now = datetime.now(UTC)
     if not files.authority_key.exists():
         issued = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
@@ -128,11 +140,16 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
     authority = certificates.Issued(
         certificate=files.authority.read_bytes(), key=files.authority_key.read_bytes()
     )
-    if files.key.exists() and not certificates.is_due(files.certificate.read_bytes(), names, now):
-        return
-    issued = certificates.issue(authority, names, now, days=SERVER_DAYS)
-    _write(files.key, issued.key.decode(), mode)
-    _write(files.certificate, issued.certificate.decode(), mode)
+    pairs = (
+        (files.certificate, files.key, names),
+        (files.scheduler_certificate, files.scheduler_key, [KUBE_SCHEDULER]),
+    )
+    for certificate, key, own in pairs:
+        if key.exists() and not certificates.is_due(certificate.read_bytes(), own, now):
+            continue
+        issued = certificates.issue(authority, own, now, days=SERVER_DAYS, client=own is not names)
+        _write(key, issued.key.decode(), mode)
+        _write(certificate, issued.certificate.decode(), mode)
 
 
 def show(flags: argparse.Namespace) -> int:

@@ -59,6 +59,11 @@ class StateDir:
         return self.root / "kubeconfig"
 
     @property
+    def scheduler_configuration(self) -> Path:
+        """The configuration of the simulated cluster's scheduler with the extender."""
+        return self.root / "kube-scheduler.yaml"
+
+    @property
     def logs(self) -> Path:
         """One log per component, and the previous one as `.log.1`."""
         return self.root / "logs"

@@ -30,18 +30,43 @@ class NodeChoice:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FittingNodes:
+    """The nodes that fit, the best first, and how many others there are by why they do not."""
+
+    nodes: tuple[str, ...]
+    refusals: Counter[str]
+
+    @property
+    def choice(self) -> NodeChoice:
+        """The best node, or why there is none."""
+        if self.nodes:
+            return NodeChoice(node=self.nodes[0])
+        texts = ", ".join(f"{count} {reason}" for reason, count in sorted(self.refusals.items()))
+        total = self.refusals.total()
+        return NodeChoice(refusal=f"0/{total} nodes are available: {texts or 'there is none'}.")
+
+
+def requested_resources(pod: Json) -> set[str]:
+    """Return the names of the resources that containers request."""
+    containers = list_at(pod, "spec.containers") + (list_at(pod, "spec.initContainers"))
+    return {name for each in containers for name in (at_path(each, "resources.requests") or {})}
+
+
 def requests_devices(pod: Json) -> bool:
     """Return whether a container requests an extended resource."""
-    containers = list_at(pod, "spec.containers") + (list_at(pod, "spec.initContainers"))
-    return any(
-        "/" in name and "kubernetes.io/" not in name
-        for container in containers
-        for name in (at_path(container, "resources.requests") or {})
-    )
+    return any("/" in name and "kubernetes.io/" not in name for name in requested_resources(pod))
 
 
 def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClaims) -> NodeChoice:
     """Choose a node for a pod, given all nodes and pods, and the pod's claims."""
+    return fitting_nodes(pod, nodes, pods, claims).choice
+
+
+def fitting_nodes(
+    pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClaims
+) -> FittingNodes:
+    """Return the nodes that fit a pod, given all nodes and pods, and the pod's claims."""
     used: dict[str, Counter[str]] = {name_of(node): Counter() for node in nodes}
     for other in pods:
         own = used.get(str(at_path(other, "spec.nodeName") or ""))
@@ -56,10 +81,7 @@ def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClai
             reasons[reason] += 1
         else:
             fitting.append((used[name_of(node)]["pods"], name_of(node)))
-    if fitting:
-        return NodeChoice(node=min(fitting)[1])
-    texts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    return NodeChoice(refusal=f"0/{len(nodes)} nodes are available: {texts or 'there is none'}.")
+    return FittingNodes(nodes=tuple(name for _, name in sorted(fitting)), refusals=reasons)
 
 
 def _requests(pod: Json) -> Counter[str]:

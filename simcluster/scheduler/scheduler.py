@@ -1,4 +1,4 @@
-"""Binds pods of `default-scheduler` that request no extended resources."""
+"""Plays kube-scheduler's part in a few steps; with an extender also for pods with devices."""
 
 import asyncio
 import logging
@@ -16,7 +16,8 @@ from simcluster.apimachinery.objects import (
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.claim_allocator import Matches
 from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling
-from simcluster.scheduler.node_choice import NodeChoice, choose_node, requests_devices
+from simcluster.scheduler.extender import ExtenderError, SchedulerExtender
+from simcluster.scheduler.node_choice import NodeChoice, fitting_nodes, requests_devices
 from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,12 @@ BindPod = Callable[[str, str, str], None]
 """Binds the pod of a namespace and a name to a node; `ApiError` if it is refused."""
 
 
-class DefaultScheduler:
-    """Plays kube-scheduler's part for pods without extended resources, one pod at a time.
+class Scheduler:
+    """Binds the pods of one profile, one pod at a time: of `default-scheduler`, or the extender's.
 
-    A pod that requests an extended resource waits for a scheduler that knows devices. Claims are
-    allocated by a small first-fit allocator, `matches` evaluates its CEL expressions.
+    Without an extender a pod that requests an extended resource waits for a scheduler that knows
+    devices. Affinity between pods, spread and host ports are ignored. Claims are allocated by a
+    small first-fit allocator, `matches` evaluates its CEL expressions.
     """
 
     def __init__(
@@ -40,21 +42,25 @@ class DefaultScheduler:
         bind: BindPod,
         matches: Matches,
         *,
+        extender: SchedulerExtender | None = None,
         binding_poll_s: float = POLL_S,
     ) -> None:
         self._store = store
         self._bind = bind
+        self._extender = extender
+        name = NAME if extender is None else extender.scheduler
+        self._unbound = f"spec.schedulerName={name},spec.nodeName="
         self._retry_s = min(RETRY_S, binding_poll_s)
         self._claims = ClaimScheduling(store, matches, poll_s=binding_poll_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            watch = self._store.watch("pods", fields=f"spec.schedulerName={NAME},spec.nodeName=")
+            watch = self._store.watch("pods", fields=self._unbound)
             try:
                 while True:
                     watch.poll()
-                    waiting = self._schedule()
+                    waiting = await self._schedule()
                     async with asyncio.timeout(self._retry_s if waiting else None):
                         await watch.wait()
             except TimeoutError:
@@ -62,33 +68,52 @@ class DefaultScheduler:
             except ApiError as error:
                 log.info("watching pods from the start: %s", error)
 
-    def _schedule(self) -> bool:
+    async def _schedule(self) -> bool:
         """Bind the pods that fit; return whether others wait."""
-        fields = f"spec.schedulerName={NAME},spec.nodeName="
-        pending = [pod for pod in self._store.list("pods", fields=fields) if _is_pending(pod)]
+        pending = [pod for pod in self._store.list("pods", fields=self._unbound) if _is_ready(pod)]
+        if self._extender is None:
+            pending = [pod for pod in pending if not requests_devices(pod)]
         self._claims.forget_others(pending)
         waiting = False
         for pod in pending:
-            volumes = self._volume_claims(pod)
             try:
-                choice = self._choose(pod, volumes)
-                if choice.node and volumes.waiting:
-                    self._select_node(volumes, choice.node)
-                elif choice.node:
-                    self._bind(namespace_of(pod), name_of(pod), choice.node)
-                    continue
+                waiting |= not await self._schedule_pod(pod)
+            except ExtenderError as error:
                 waiting = True
-                if choice.refusal:
-                    self._explain(pod, choice.refusal)
+                self._explain(pod, str(error))
             except ApiError as error:
                 waiting = True
                 log.info("pod %s/%s: %s", namespace_of(pod), name_of(pod), error)
         return waiting
 
-    def _choose(self, pod: Json, volumes: PodClaims) -> NodeChoice:
+    async def _schedule_pod(self, pod: Json) -> bool:
+        """Return whether the pod is bound now."""
+        extender = self._extender if self._extender and self._extender.is_interested(pod) else None
+        volumes = self._volume_claims(pod)
+        choice = await self._choose(pod, volumes, extender)
+        if choice.refusal:
+            self._explain(pod, choice.refusal)
+        if not choice.node:
+            return False
+        if volumes.waiting:
+            self._select_node(volumes, choice.node)
+            return False
+        if extender:
+            await extender.bind(pod, choice.node)
+        else:
+            self._bind(namespace_of(pod), name_of(pod), choice.node)
+        return True
+
+    async def _choose(
+        self, pod: Json, volumes: PodClaims, extender: SchedulerExtender | None
+    ) -> NodeChoice:
         if list_at(pod, "spec.resourceClaims"):
             return self._claims.choose(pod, volumes)
-        return choose_node(pod, self._store.list("nodes"), self._store.list("pods"), volumes)
+        nodes, pods = self._store.list("nodes"), self._store.list("pods")
+        fitting = fitting_nodes(pod, nodes, pods, volumes)
+        if extender:
+            fitting = await extender.narrow(pod, fitting)
+        return fitting.choice
 
     def _volume_claims(self, pod: Json) -> PodClaims:
         claims = self._store.list("persistentvolumeclaims")
@@ -105,6 +130,9 @@ class DefaultScheduler:
             self._store.patch("persistentvolumeclaims", namespace, name, annotation)
 
     def _explain(self, pod: Json, refusal: str) -> None:
+        current = self._store.find("pods", namespace_of(pod), name_of(pod))
+        if current is None or at_path(current.obj, "spec.nodeName"):
+            return
         conditions = list_at(pod, "status.conditions")
         others = [each for each in conditions if each.get("type") != "PodScheduled"]
         before: Json = next((each for each in conditions if each.get("type") == "PodScheduled"), {})
@@ -121,6 +149,6 @@ class DefaultScheduler:
         self._store.patch("pods", namespace_of(pod), name_of(pod), patch, subresource="status")
 
 
-def _is_pending(pod: Json) -> bool:
+def _is_ready(pod: Json) -> bool:
     is_gated = bool(at_path(pod, "spec.schedulingGates"))
-    return not (is_gated or metadata(pod).get("deletionTimestamp") or requests_devices(pod))
+    return not (is_gated or metadata(pod).get("deletionTimestamp"))

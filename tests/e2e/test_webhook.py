@@ -11,14 +11,18 @@ import pytest_asyncio
 
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
-from tests.support.stack import Stack, stack, vgpu
+from tests.support.stack import Stack, running, stack, vgpu
+from tests.support.waiting import until
+
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as started:
+    flags = ("--nodes", "1", "--gpus", "2xT4", "--kube-scheduler")
+    async with stack(*flags, webhook=True) as started:
         yield started
 
 
@@ -100,3 +104,44 @@ async def test_pods_of_a_deployment_get_shares(up: Stack) -> None:
     shown = await up.kubectl("get", "pods", "-l", "app=server", "-o", "json")
     annotations = [each["metadata"]["annotations"] for each in json.loads(shown.out)["items"]]
     assert [ANNOTATION in each for each in annotations] == [True] * 3
+
+
+async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(up: Stack) -> None:
+    kind = {
+        "metadata": {"name": "disks"},
+        "provisioner": "disks.example",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    await up.kube.create("/apis/storage.k8s.io/v1/storageclasses", kind)
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "disks",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    await up.kube.create(CLAIMS, claim)
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+
+    await up.create(asking("trainer", vgpu(memory=2500), volumes=volumes))
+
+    pod = await up.until("trainer", running)
+    assert pod["spec"]["schedulerName"] == "leasehold-full"
+    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "volumes"
+    bound = json.loads(await up.kube.read(f"{CLAIMS}/data"))
+    selected = bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
+    assert selected == pod["spec"]["nodeName"]
+    explained = await up.leasehold("explain", "trainer")
+    assert "2500 MiB" in explained.out
+    await up.audit()
+
+
+async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: Stack) -> None:
+    await up.create(asking("giant", vgpu(2, memory=15000), schedulerName="leasehold-full"))
+
+    explained = await until(
+        lambda: up.leasehold("explain", "giant"), lambda done: "has waited" in done.out
+    )
+
+    assert "0/1 nodes are available: 1 Insufficient GPU memory" in explained.out

@@ -45,6 +45,12 @@ def add_up_commands(add: AddCommand) -> None:
         metavar="PATH",
         help="HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver",
     )
+    option(
+        "--kube-scheduler",
+        action="store_true",
+        help="also start the extender; the simulated cluster's scheduler, which stands for "
+        "kube-scheduler in a few steps, places pods with schedulerName leasehold-full",
+    )
     option("--headless", action="store_true", help="return when ready; `leasehold down` stops it")
     option("--fresh", action="store_true", help="empty the state directory first")
     _add_servers(up)

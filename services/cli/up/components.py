@@ -88,7 +88,8 @@ def _servers(plan: Plan, directory: StateDir) -> list[Component]:
 
 
 def _simcluster(plan: Plan, directory: StateDir) -> Component:
-    port = plan.ports["api"]
+    port, configuration = plan.ports["api"], directory.scheduler_configuration
+    scheduler = ("--scheduler-config", str(configuration)) if plan.kube_scheduler else ()
     return Component(
         name="simcluster",
         argv=(
@@ -97,6 +98,7 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
             *("--state", str(directory.root)),
             *("--port", str(port)),
             *("--nodes", str(len(plan.nodes))),
+            *scheduler,
         ),
         checks=(
             FileCheck(path=directory.kubeconfig),
@@ -113,7 +115,10 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
     quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
     volcano = ("--volcano-conf", str(plan.volcano_conf)) if plan.volcano_conf else ()
-    webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
+    webhook: tuple[str, ...] = ("--tls-dir", str(directory.root / "webhook"))
+    webhook += ("--url", f"https://{servers.HOST}")
+    if plan.kube_scheduler:
+        webhook += ("--kube-scheduler",)
     page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
@@ -127,7 +132,20 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
         _service("timekeeper", "timekeeper", plan, directory, (*kubeconfig, *redis, *budgets)),
         _service("webhook", "webhook", plan, directory, (*kubeconfig, *webhook)),
         _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
+        *([_extender(plan, directory, (*kubeconfig, *redis))] if plan.kube_scheduler else ()),
     ]
+
+
+def _extender(plan: Plan, directory: StateDir, flags: tuple[str, ...]) -> Component:
+    files = CredentialFiles(directory.credentials)
+    tls = (
+        *("--certificate-file", str(files.certificate)),
+        *("--key-file", str(files.key)),
+        *("--client-ca-file", str(files.authority)),
+    )
+    given = (*flags, "--listen", plan.extender_address, *tls)
+    address = f"https://{plan.extender_address}"
+    return _service("extender", "extender", plan, directory, given, address=address)
 
 
 def _agents(plan: Plan, directory: StateDir) -> list[Component]:

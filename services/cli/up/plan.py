@@ -27,6 +27,7 @@ class UpSettings:
     quotas: Path | None
     volcano_conf: Path | None
     library_source: Path | None
+    kube_scheduler: bool
     headless: bool
     fresh: bool
     nats_url: str
@@ -61,7 +62,7 @@ class Plan:
     """GPU layout of each node, by name."""
     placers: int
     ports: Mapping[str, int]
-    """Of `nats`, `redis`, `api` and `page`, and of each node's usage metrics, `usage-<node>`."""
+    """Of `nats`, `redis`, `api`, `page`, `extender`; of nodes' usage metrics, `usage-<node>`."""
     nats_program: str
     redis_program: str
     nats_url: str
@@ -78,12 +79,19 @@ class Plan:
     """A configuration of Volcano's scheduler, for the watcher."""
     library_source: Path | None = None
     """HAMi-core's library; None: the driver of the simulated GPUs enforces limits."""
+    kube_scheduler: bool = False
+    """The simulated cluster's scheduler also places pods with GPUs, with the extender."""
     scheduler_metrics: str = ""
     """HOST:PORT of the old schedulers' metrics; empty: not served."""
 
     def usage_address(self, node: str) -> str:
         """Return HOST:PORT of a node's usage metrics."""
         return f"{servers.HOST}:{self.ports[usage_port(node)]}"
+
+    @property
+    def extender_address(self) -> str:
+        """HOST:PORT of the extender."""
+        return f"{servers.HOST}:{self.ports['extender']}"
 
     @property
     def page_url(self) -> str:
@@ -104,6 +112,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         ("redis", settings.redis_port),
         ("api", settings.api_port),
         ("page", settings.page_port),
+        ("extender", 0),
         *(
             (usage_port(node), settings.usage_port and settings.usage_port + number)
             for number, node in enumerate(nodes)
@@ -131,6 +140,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
         quotas=settings.quotas,
         volcano_conf=settings.volcano_conf,
         library_source=settings.library_source,
+        kube_scheduler=settings.kube_scheduler,
         scheduler_metrics=settings.scheduler_metrics,
     )
 

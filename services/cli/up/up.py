@@ -27,6 +27,7 @@ from services.cli.up import servers
 from services.cli.up.background import run_in_background
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
+from services.cli.up.kube_scheduler import write_scheduler_configuration
 from services.cli.up.plan import Plan, UpSettings, layouts_of, plan_of
 from services.cli.up.supervisor import Supervisor
 from shared.model.names import NodeName
@@ -115,6 +116,8 @@ def _add_credentials(
     files = credentials.write(
         directory.credentials, nodes, nats=nats, redis=redis, names=servers.NAMES
     )
+    if plan.kube_scheduler:
+        write_scheduler_configuration(plan, directory, files)
     return with_credentials(components, files, nats=nats, redis=redis)
 
 

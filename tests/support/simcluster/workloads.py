@@ -13,7 +13,7 @@ from simcluster.controller_manager.manager import ControllerManager
 from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.controller_manager.volumes import VolumeController
 from simcluster.kubelet.fleet import KubeletFleet
-from simcluster.scheduler.scheduler import DefaultScheduler
+from simcluster.scheduler.scheduler import Scheduler
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST
 
@@ -52,9 +52,7 @@ async def workload_cluster(*, nodes: int = 3) -> AsyncIterator[ApiUnderTest]:
                 ControllerManager(store, api.server.create),
                 ResourceClaimController(store),
                 VolumeController(store),
-                DefaultScheduler(
-                    store, api.server.bind, matches_device, binding_poll_s=BINDING_POLL_S
-                ),
+                Scheduler(store, api.server.bind, matches_device, binding_poll_s=BINDING_POLL_S),
             )
             tasks = [asyncio.create_task(part.run()) for part in parts]
             try:
