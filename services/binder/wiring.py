@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
@@ -10,7 +11,7 @@ from services.binder.bind.deferred_pods import DeferredPods
 from services.binder.bind.gang_check import GangCheck
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
-from services.binder.bind.scheduler_bindings import SchedulerBindings
+from services.binder.bind.scheduler_bindings import NoEvents, SchedulerBindings
 from services.binder.bind.scheduler_offers import SchedulerOffers
 from services.binder.claims.claim_answers import AnswerWriter
 from services.binder.claims.claim_client import ClaimClient
@@ -157,7 +158,8 @@ def _binding(
         events=reports.events,
         clock=clock,
     )
-    pods = PodBinder(
+    pod_binder = partial(
+        PodBinder,
         ledger=ledger,
         publish=ports.publish,
         sender=sender,
@@ -165,7 +167,6 @@ def _binding(
         deferred=deferred,
         gangs=GangCheck(ledger, ports.pods, updater),
         conditions=reports.conditions,
-        events=reports.events,
         capacity_freed=sweeper.capacity_freed,
         clock=clock,
     )
@@ -180,14 +181,14 @@ def _binding(
     )
     chosen = SchedulerBindings(
         ledger=ledger,
-        pods=pods,
+        pods=pod_binder(events=NoEvents()),
         updater=updater,
         publish=ports.publish,
         capacity_freed=sweeper.capacity_freed,
         clock=clock,
     )
     return Bindings(
-        pods=pods,
+        pods=pod_binder(events=reports.events),
         chosen=chosen,
         offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
         sender=sender,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName, PodUid
+from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
 
 REMEMBERED_PODS = 16_384
@@ -64,22 +65,23 @@ class PodMemory:
 
 
 class SoftHolds:
-    """When each tentative reservation of the mirror ends that no Binding has followed yet."""
+    """The tentative reservations of the mirror that no Binding has followed yet."""
 
     def __init__(self) -> None:
-        self._ends: dict[PodUid, float] = {}
+        self._holds: dict[PodUid, tuple[float, Placement]] = {}
 
-    def put(self, pod: PodUid, ends_at: float) -> None:
-        """Note when the reservation ends."""
-        self._ends[pod] = ends_at
+    def put(self, pod: PodUid, placement: Placement, ends_at: float) -> None:
+        """Note what is reserved, and when that ends."""
+        self._holds[pod] = ends_at, placement
 
-    def remove(self, pod: PodUid) -> None:
-        """Forget the reservation: a Binding has followed."""
-        self._ends.pop(pod, None)
+    def take(self, pod: PodUid) -> Placement | None:
+        """Return the reservation, once: a Binding follows."""
+        _, placement = self._holds.pop(pod, (0.0, None))
+        return placement
 
     def take_ended(self, now: float) -> list[PodUid]:
         """Return the reservations that have ended, once."""
-        ended = [pod for pod, ends_at in self._ends.items() if ends_at <= now]
+        ended = [pod for pod, (ends_at, _) in self._holds.items() if ends_at <= now]
         for pod in ended:
-            del self._ends[pod]
+            del self._holds[pod]
         return ended

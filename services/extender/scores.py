@@ -5,6 +5,7 @@ chooses a node with the highest sum. One node gets 10, so that the choice is kno
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shared.model.names import NodeName
 from shared.model.request import NodeOrder, PodRequest
@@ -19,56 +20,61 @@ COMPARED_NODES = 16
 """Nodes that the policy `fragmentation` compares, those that fit most tightly."""
 
 
-def scores(
-    request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
-) -> dict[NodeName, int]:
-    """Return the score of each offered node that the mirror has; the best one alone has 10.
+@dataclass(frozen=True, slots=True)
+class NodeScores:
+    """The score of each offered node that the mirror has; one alone has 10."""
+
+    best: NodeName
+    scores: dict[NodeName, int]
+
+
+def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -> NodeScores | None:
+    """Return the scores; None: the mirror has none of the nodes.
 
     Of equal nodes the one whose name sorts first is the best.
     """
-    nodes = [node for name in offered if (node := index.mirror.nodes.get(name)) is not None]
+    known = index.mirror.nodes
+    nodes = [node for name in offered if (node := known.get(name)) is not None]
+    if not nodes:
+        return None
     costs = _ranks(request, nodes, index)
     if request.node_order is NodeOrder.FRAGMENTATION:
         costs = _fragmentation(request, nodes, costs, index)
-    if not costs:
-        return {}
-    grades = {cost: number for number, cost in enumerate(sorted(set(costs.values())))}
-    best = min(costs, key=lambda name: (costs[name], name))
-    scale = (BEST - 1) / max(1, len(grades))
-    found = {name: round((len(grades) - grades[cost]) * scale) for name, cost in costs.items()}
-    return {**found, best: BEST}
+    ordered = sorted(set(costs))
+    scale = (BEST - 1) / len(ordered)
+    grades = {cost: round((len(ordered) - at) * scale) for at, cost in enumerate(ordered)}
+    found = {node.name: grades[cost] for node, cost in zip(nodes, costs, strict=True)}
+    best = min(node.name for node, cost in zip(nodes, costs, strict=True) if cost == ordered[0])
+    found[best] = BEST
+    return NodeScores(best, found)
 
 
-def _ranks(
-    request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex
-) -> dict[NodeName, float]:
+def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> list[float]:
+    """Return the ranks of nodes; those for the preferred mode come before those for another one."""
     kinds = [request_kind(request, mode)[0] for mode in allowed_modes(request)]
-    ranked = [index.ranked_nodes(kind) for kind in kinds]
-
-    def cost(node: MirroredNode) -> float:
-        """Nodes for the preferred mode come before those for another one."""
-        for number, by_rank in enumerate(ranked):
-            rank = by_rank.rank_of(node)
-            if rank != LAST_RANK:
-                return rank + number * float(LAST_RANK)
-        return len(ranked) * float(LAST_RANK)
-
-    return {node.name: cost(node) for node in nodes}
+    costs: list[float] = []
+    for number, kind in reversed(list(enumerate(kinds))):
+        ranks = map(index.ranked_nodes(kind).rank_of, nodes)
+        if not costs:
+            costs = [rank + number * float(LAST_RANK) for rank in ranks]
+        else:
+            costs = [
+                cost if rank == LAST_RANK else rank + number * float(LAST_RANK)
+                for rank, cost in zip(ranks, costs, strict=True)
+            ]
+    return costs
 
 
 def _fragmentation(
-    request: PodRequest,
-    nodes: Sequence[MirroredNode],
-    ranks: dict[NodeName, float],
-    index: NodeIndex,
-) -> dict[NodeName, float]:
+    request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
+) -> list[float]:
     """Return what the pod costs later pods on each node; of nodes not compared, more than that."""
     index.fragmentation.catch_up()
-    compared = sorted(nodes, key=lambda node: (ranks[node.name], node.name))[:COMPARED_NODES]
-    costs: dict[NodeName, float] = {}
-    for node in compared:
-        picks = choose_devices(request, node)
+    order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))
+    costs: dict[int, float] = {}
+    for at in order[:COMPARED_NODES]:
+        picks = choose_devices(request, nodes[at])
         if picks is not None:
-            costs[node.name] = index.fragmentation.cost(request, node, picks)
+            costs[at] = index.fragmentation.cost(request, nodes[at], picks)
     worst = max(costs.values(), default=0.0) + 1
-    return {node.name: costs.get(node.name, worst) for node in nodes}
+    return [costs.get(at, worst) for at in range(len(nodes))]

@@ -136,9 +136,10 @@ class Extender:
         pod = self.pods.observe(args.pod)
         self._drop_hold(pod.queued.pod)
         found = scores(pod.queued.request, args.node_names, self.index)
-        if found:
-            self._hold(pod, max(found, key=lambda name: found[name]))
-        return [HostPriority(host=name, score=score) for name, score in found.items()]
+        if found is None:
+            return []
+        self._hold(pod, found.best)
+        return [HostPriority(host=name, score=score) for name, score in found.scores.items()]
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         """Have the pod leased and bound by a binder; return why it was not."""
@@ -210,19 +211,19 @@ class Extender:
 
     def _hold(self, pod: RememberedPod, node: NodeName) -> None:
         """Count the share on the node as used until the pod is bound, for a moment at most."""
-        placement = self._place(pod.queued.request, node)
+        placement = self._place(self._allowed(pod) or pod.queued.request, node)
         if not placement.shares:
             return
         self._reserve(pod.queued, placement)
         hold_s = VOLUME_HOLD_S if pod.has_claims else HOLD_S
-        self.holds.put(pod.queued.pod, self.clock.ticks() + hold_s)
+        self.holds.put(pod.queued.pod, placement, self.clock.ticks() + hold_s)
 
     def _reserve(self, queued: PodQueued, placement: Placement) -> None:
         request = queued.request
         self.mirror.reserve(queued.pod, placement, request.resources, request.anti_affinity_groups)
 
     def _drop_hold(self, pod: PodUid) -> None:
-        self.holds.remove(pod)
+        self.holds.take(pod)
         self.mirror.drop(pod)
 
     def _end_holds(self) -> None:
@@ -231,12 +232,18 @@ class Extender:
         self.mirror.drop_counted()
 
     async def _request(self, pod: RememberedPod, node: NodeName) -> PodBindingReply:
-        """Request the lease and the Binding; meanwhile the share counts as used."""
+        """Request the lease and the Binding; meanwhile the share counts as used.
+
+        What is held is requested as it is. Until a lease is confirmed, the mirror may count it
+        twice, so that it shows less room than there is.
+        """
         queued = pod.queued
-        self._drop_hold(queued.pod)
-        placement = self._place(self._allowed(pod) or queued.request, node)
-        if placement.shares:
-            self._reserve(queued, placement)
+        placement = self.holds.take(queued.pod)
+        if placement is None or placement.node != node:
+            self.mirror.drop(queued.pod)
+            placement = self._place(self._allowed(pod) or queued.request, node)
+            if placement.shares:
+                self._reserve(queued, placement)
         capacity = self.mirror.capacity
         (traced,), spans = self.tracing.start("extender bind", [queued], kind=SpanKind.SERVER)
         try:

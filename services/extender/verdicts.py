@@ -1,6 +1,6 @@
 """Which of the offered nodes fit a pod, and why the others do not; pure."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.model.names import NodeName
@@ -21,9 +21,8 @@ class NodeSplit:
 
     position: int
     """The mirror's position then."""
-    fits: Callable[[NodeName], bool]
     reasons: dict[NodeName, str]
-    """Why each of the other nodes does not fit, without names of devices."""
+    """Why each node that does not fit does not, without names of devices."""
     claimed: frozenset[NodeName]
     """Nodes that fit but for devices which a preemption has claimed."""
     excluded: Excluded
@@ -50,9 +49,10 @@ class NodeFilter:
     ) -> OfferedVerdict:
         """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
         split = self._split(request)
-        fits, reasons = split.fits, split.reasons
-        own = claimed_on if claimed_on in split.claimed else None
-        fitting = [name for name in offered if name == own or fits(name)]
+        known, reasons = self.index.mirror.nodes, split.reasons
+        fitting = [name for name in offered if name in known and name not in reasons]
+        if claimed_on in split.claimed and claimed_on in offered:
+            fitting.append(claimed_on)
         if len(fitting) == len(offered):
             return OfferedVerdict(fitting=fitting, reasons={})
         chosen = frozenset(fitting)
@@ -83,9 +83,8 @@ class NodeFilter:
         return split
 
     def _make(self, request: PodRequest) -> NodeSplit:
-        index, nodes = self.index, self.index.mirror.nodes
+        index = self.index
         fitting, excluded = index.sets.split(request)
-        is_member = index.sets.membership(fitting)
         reasons = {
             node.name: text
             for (_, text), members in excluded.items()
@@ -97,14 +96,8 @@ class NodeFilter:
             if code == CLAIMED
             for node in index.sets.nodes_in(members)
         )
-
-        def fits(name: NodeName) -> bool:
-            node = nodes.get(name)
-            return node is not None and is_member(node)
-
         return NodeSplit(
             position=index.mirror.changes.end,
-            fits=fits,
             reasons=reasons,
             claimed=frozenset(claimed),
             excluded=excluded,

@@ -10,6 +10,7 @@ from services.binder.bind.pod_binder import PodBinder
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ports.ledger import SchedulerLedger
 from services.binder.ports.nats import Publish
+from services.binder.ports.reports import KubernetesEvent
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
@@ -29,6 +30,14 @@ DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
 RETRY_S = 0.1
 RESERVATION_S = 10.0
+
+
+class NoEvents:
+    """Records nothing: kube-scheduler writes the Events of its pods, with our reasons."""
+
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        """Do nothing."""
+
 
 Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
 """Returns what a preemption has claimed for a pod."""

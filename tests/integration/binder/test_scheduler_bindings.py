@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.binder.bind.pod_client import PodClient
+from services.binder.ports.reports import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
@@ -37,7 +38,7 @@ from tests.support.placer.ledger import NOW, assert_sound, ledger, share
 from tests.support.simcluster.apiserver import api_server
 from tests.support.waiting import until
 
-PODS = "/api/v1/namespaces/default/pods"
+PODS, EVENTS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/events"
 WHOLE_MIB = 16_000
 
 
@@ -137,6 +138,20 @@ async def test_a_second_request_gets_the_same_reply_and_changes_nothing(
     assert await assert_sound(at.leases) == leased
     assert await at.node_of(pod) == "a"
     assert any(isinstance(event, PodBound) for event in at.bus.published)
+
+
+async def test_events_of_these_pods_are_left_to_kube_scheduler(at: SchedulerBindingsStage) -> None:
+    pod, events = await at.pod("p"), at.binders[0].reports.events
+    waiting = KubernetesEvent(
+        pod=pod.pod, namespace=pod.namespace, name="p", reason="Later", message="text"
+    )
+
+    await at.bind(pod)
+    events.record(waiting)
+
+    async with running(events.run):
+        written = await until(lambda: at.kube.read(EVENTS), lambda text: b"Later" in text)
+    assert [each["reason"] for each in json.loads(written)["items"]] == ["Later"]
 
 
 @pytest.mark.parametrize("attempt", range(5))

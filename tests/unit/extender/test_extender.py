@@ -8,6 +8,7 @@ import pytest
 from services.extender.pod_requests import GANG
 from services.extender.scheduler_api import ExtenderArgs
 from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, VOLUME_HOLD_S
+from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply
 from shared.model.names import NodeName
@@ -78,6 +79,19 @@ async def test_the_chosen_share_is_requested_from_a_binder() -> None:
     assert request.queued.by_kube_scheduler
     assert request.placement.node == "n1"
     assert [share.memory_mib for share in request.placement.shares] == [1_000]
+
+
+async def test_what_is_held_is_requested_although_the_ledger_already_counts_it() -> None:
+    world = ExtenderWorld()
+    world.extender.prioritize(args("a", 30_000, "n0"))
+    [device] = world.mirror.nodes[NodeName("n0")].devices
+    use = DeviceUse(memory_mib=30_000, shares=1, fence=1)
+    world.mirror.update_device_use(device.uuid, use)
+
+    assert await world.bind("a", "n0") == ""
+
+    [request] = world.binders.requests
+    assert [share.memory_mib for share in request.placement.shares] == [30_000]
 
 
 async def test_a_pod_that_another_replica_filtered_is_read() -> None:
