@@ -1,6 +1,7 @@
 """Leases, devices and explanations as text for a terminal; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -190,7 +191,9 @@ def _device_indices(shares: Iterable[Share]) -> str:
 
 
 def _sum_text(amounts: Iterable[str]) -> str:
-    return "+".join(amounts) or "-"
+    """Return `2x3000+5000` for 3000, 3000 and 5000."""
+    counted = [(each, len(list(equal))) for each, equal in groupby(amounts)]
+    return "+".join(f"{n}x{each}" if n > 1 else each for each, n in counted) or "-"
 
 
 def cores_text(share: Share) -> str:

@@ -44,6 +44,16 @@ def test_gpus_draws_a_bar_that_fits_the_width() -> None:
     assert "team/first main  3000 MiB  30 %  slot 1  active" in wide
 
 
+def test_equal_amounts_of_several_devices_are_counted() -> None:
+    (lease,) = HELD.leases
+    (part,) = lease.shares
+    parts = (part, part, replace(part, memory_mib=5_000))
+    held = replace(HELD, nodes=(replace(NODE, leases=(replace(lease, shares=parts),)),))
+
+    assert f"2x{part.memory_mib}+5000" in drawn(render.ps(held), 160)
+    assert f"3x{part.cores_percent}%" in drawn(render.ps(held), 160)
+
+
 def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
     node = with_an_instance()
     snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
