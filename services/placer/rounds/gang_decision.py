@@ -50,13 +50,28 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
 
 
 def gang_does_not_fit(gang: Gang, *, live: int, fitting: int, refusal: Refusal) -> Refusal:
-    """Return the refusal of a gang of which only some pods fit, with the reason of the next."""
+    """Return the refusal of a gang of which only some pods fit, with the reason of the next.
+
+    Its amounts count those that fit, which hold nothing: they differ from what commands and page
+    show as free.
+    """
     if live:
         leased = f"{live} of {gang.min_member} have a lease"
         count = f"{leased}, {fitting} of the other {gang.min_member - live}"
     else:
         count = f"{fitting} of {gang.min_member}"
-    return replace(refusal, reason=f"{_rule(gang)}; {count} fit: {refusal.reason}")
+    reason = f"{_rule(gang)}; {count} fit"
+    if not fitting:
+        return replace(refusal, reason=f"{reason}: {refusal.reason}")
+    return replace(
+        refusal,
+        reason=f"{reason}, and beside them: {refusal.reason}",
+        hint=refusal.hint and f"beside the {fitting} that fit, {refusal.hint}",
+        nearest_nodes=tuple(
+            replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
+            for node in refusal.nearest_nodes
+        ),
+    )
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:

@@ -47,8 +47,8 @@ def test_gpus_draws_a_bar_that_fits_the_width() -> None:
 def test_equal_amounts_of_several_devices_are_counted() -> None:
     (lease,) = HELD.leases
     (part,) = lease.shares
-    parts = (part, part, replace(part, memory_mib=5_000))
-    held = replace(HELD, nodes=(replace(NODE, leases=(replace(lease, shares=parts),)),))
+    parts = (part, part, structs.replace(part, memory_mib=5_000))
+    held = replace(HELD, nodes=(replace(NODE, leases=(structs.replace(lease, shares=parts),)),))
 
     assert f"2x{part.memory_mib}+5000" in drawn(render.ps(held), 160)
     assert f"3x{part.cores_percent}%" in drawn(render.ps(held), 160)

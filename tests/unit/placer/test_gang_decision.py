@@ -122,11 +122,26 @@ def test_refusals_name_what_the_gang_lacks() -> None:
     assert missing.reason == ("gang default/g needs 3 pods at once; 1 of 3 pods exist")
     assert missing.hint == "create the other 2, or lower the gang's minimum"
     assert gang_does_not_fit(GANG, live=0, fitting=2, refusal=full).reason.endswith(
-        "; 2 of 3 fit: 0/1 nodes are available."
+        "; 2 of 3 fit, and beside them: 0/1 nodes are available."
     )
     assert gang_does_not_fit(GANG, live=1, fitting=0, refusal=full).reason.endswith(
         "; 1 of 3 have a lease, 0 of the other 2 fit: 0/1 nodes are available."
     )
+
+
+def test_the_amounts_beside_pods_of_the_gang_that_fit_are_said_to_count_them() -> None:
+    context = cluster(nodes=1, gpus=1)
+    decided = decide_gang([member(f"g-{n}", 4_000) for n in range(3)], 3, context)
+    assert decided.refusal is not None
+
+    refusal = gang_does_not_fit(GANG, live=0, fitting=decided.fitting, refusal=decided.refusal)
+
+    assert refusal.text.endswith(
+        "2 of 3 fit, and beside them: 0/1 nodes are available: 1 Insufficient GPU memory. Beside "
+        "the 2 that fit, request at most 2000 MiB: node n0 device 0 has the most free memory."
+    )
+    assert refusal.nearest_nodes[0].reason.endswith(", with the 2 that fit counted")
+    assert used_mib(context) == [0]
 
 
 def test_capacity_is_offered_to_one_pod_of_each_different_request() -> None:
