@@ -5,7 +5,7 @@ import asyncio
 import getpass
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -71,19 +71,36 @@ def report(flags: argparse.Namespace) -> int:
     )
     group_by = [name for name in flags.group_by.split(",") if name] or list(GROUPS)
 
-    async def read(store: Budgets) -> list[ShowbackRow]:
-        return await add_up(store, sorted(await store.revisions()), within, group_by)
+    async def read(store: Budgets) -> tuple[list[ShowbackRow], dict[str, str]]:
+        names = sorted(await store.revisions())
+        rows = await add_up(store, names, within, group_by)
+        balances = [] if flags.end else await _balances(store, None)
+        return rows, uncharged_minutes(balances, flags.window)
 
-    rows = _run(flags, read)
+    rows, uncharged = _run(flags, read)
     if flags.csv:
         sys.stdout.write(as_csv(rows))
     elif flags.output:
-        terminal.print_document({"rows": [row_shape(row) for row in rows]}, flags.output)
+        document = {"rows": [row_shape(row) for row in rows], "not_charged": uncharged}
+        terminal.print_document(document, flags.output)
     else:
         from services.cli.admin import budget_render
 
-        terminal.print_text(budget_render.report(rows))
+        terminal.print_text(budget_render.report(rows, uncharged))
     return 0
+
+
+def uncharged_minutes(balances: Iterable[Balance], window: str) -> dict[str, str]:
+    """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
+
+    Only of open windows, and of those only `window` unless it is empty.
+    """
+    uncharged = {
+        each.namespace: each.window_used_units - each.window.used_units
+        for each in balances
+        if window in {"", each.window.id}
+    }
+    return {name: minutes(units) for name, units in uncharged.items() if units}
 
 
 def shape(balance: Balance) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Budgets and GPU-time reports as text for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.formats import age, timestamp
-from services.cli.tables import new_table
+from services.cli.tables import keep_widths, new_table
 from services.timekeeper.report.budget_reports import minutes
 from services.timekeeper.report.showback import ShowbackRow, row_json
 from shared.model.budget import Balance, BudgetState
@@ -44,6 +44,7 @@ def budgets(balances: Sequence[Balance]) -> RenderableType:
             _runs_out(balance),
             balance.window.id + _window_end(balance),
         )
+    keep_widths(table, "", "WINDOW")
     return Group(table, Text("amounts are GPU-minutes", style="dim"))
 
 
@@ -57,13 +58,16 @@ def bar(balance: Balance) -> str:
     return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
 
 
-def report(rows: Sequence[ShowbackRow]) -> RenderableType:
-    """List GPU time by group."""
+def report(rows: Sequence[ShowbackRow], uncharged: Mapping[str, str]) -> RenderableType:
+    """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
+    amounts = ", ".join(f"{name} {amount}" for name, amount in uncharged.items())
+    note = Text(
+        "a lease's time is charged when it ends, or every 15 minutes; `leasehold budget` counts it "
+        + (f"at once: not charged yet are {amounts} GPU-minutes" if amounts else "at once"),
+        style="dim",
+    )
     if not rows:
-        return Text(
-            "no GPU time was charged in this range; a lease's time is charged when it ends, or "
-            "every 15 minutes (`leasehold budget` counts it at once)"
-        )
+        return Group(Text("no GPU time was charged in this range"), note)
     columns = [
         *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
         *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
@@ -71,7 +75,7 @@ def report(rows: Sequence[ShowbackRow]) -> RenderableType:
     table = new_table(*(name.upper().replace("_", " ") for name in columns))
     for row in map(row_json, rows):
         table.add_row(*(str(row[name]) or "-" for name in columns))
-    return table
+    return Group(table, note)
 
 
 def _runs_out(balance: Balance) -> str:

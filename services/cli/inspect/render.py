@@ -9,7 +9,7 @@ from rich.text import Text
 from services.cli.formats import age, used_texts
 from services.cli.inspect.explanation import Explanation
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
-from services.cli.tables import new_table
+from services.cli.tables import keep_widths, new_table
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
@@ -44,6 +44,7 @@ def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
         identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
         row = _lease_row(lease, snapshot, device_faults)
         leases.add_row(*row, *(identities if wide else ()))
+    keep_widths(leases, "POD", "DIALECT")
     blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
     blocks += _fault_lines(snapshot)
     if snapshot.waiting:

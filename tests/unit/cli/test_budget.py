@@ -1,11 +1,15 @@
-"""The actor that `leasehold budget grant` records."""
+"""What the commands about GPU time show, and the actor that a grant records."""
 
 import getpass
 import os
 
 import pytest
 
-from services.cli.admin import budget
+from services.cli.admin import budget, budget_render
+from services.timekeeper.report.showback import ShowbackRow
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState, BudgetWindow
+from shared.model.names import Namespace
+from tests.support.snapshots import drawn
 
 
 def test_a_user_without_a_name_is_recorded_by_uid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +19,43 @@ def test_a_user_without_a_name_is_recorded_by_uid(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(getpass, "getuser", no_name)
 
     assert budget._user_name() == f"uid {os.getuid()}"
+
+
+def used(minutes: int, *, charged: int, window: str = "2026-11") -> Balance:
+    return Balance(
+        namespace=Namespace("team-a"),
+        at_ms=0,
+        window=BudgetWindow(
+            id=window,
+            start_ms=0,
+            end_ms=1_796_000_000_000,
+            used_units=charged * UNITS_PER_GPU_MINUTE,
+        ),
+        state=BudgetState.EXHAUSTED,
+        warned_percent=100,
+        used_units=minutes * UNITS_PER_GPU_MINUTE,
+        window_used_units=minutes * UNITS_PER_GPU_MINUTE,
+        allowed_units=2 * UNITS_PER_GPU_MINUTE,
+        remaining_units=(2 - minutes) * UNITS_PER_GPU_MINUTE,
+        current_rate_milli_gpu=7_814,
+        leases=2,
+    )
+
+
+def test_a_report_says_what_a_budget_counts_and_it_does_not_yet() -> None:
+    row = ShowbackRow(window="2026-11", namespace="team-a", units=2 * UNITS_PER_GPU_MINUTE)
+
+    uncharged = budget.uncharged_minutes([used(5, charged=2)], "")
+
+    assert uncharged == {"team-a": "3.000"}
+    shown = " ".join(drawn(budget_render.report([row], uncharged)).split())
+    assert "not charged yet are team-a 3.000 GPU-minutes" in shown
+    assert budget.uncharged_minutes([used(5, charged=5)], "") == {}
+    assert budget.uncharged_minutes([used(5, charged=2)], "2026-10") == {}
+
+
+def test_amounts_of_budgets_are_not_shortened_on_a_narrow_terminal() -> None:
+    shown = drawn(budget_render.budgets([used(123_456, charged=0)]), 110)
+
+    assert all(text in shown for text in ("team-a", "exhausted", "123456.000", "-123454.000"))
+    assert all(len(line) <= 110 for line in shown.splitlines())
