@@ -13,90 +13,26 @@ sn, cpu_milli, memory_mib, gpu, model; and name, cpu_milli, memory_mib, num_gpu,
 """
 
 import argparse
-import csv
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.cli.plan.trace import PARTS, parts_of, read_nodes, read_pods, with_order
 from services.placer.rounds.batch import DecisionContext
-from shared.model.device import Device, DeviceUse
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import LedgerNode
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+from shared.model.request import NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ARRIVED = 1.3
-DEVICE_MIB = 1000
-"""A thousandth of a GPU is one MiB here."""
-MIB = 1 << 20
 PAPER = "the paper, on its default pods: Random 87.5, Best fit 93.1, its own policy FGD 95.4"
-
-
-def read_nodes(path: Path) -> list[LedgerNode]:
-    """Return the nodes of a file."""
-    with path.open() as file:
-        return [_node(row) for row in csv.DictReader(file)]
-
-
-def _node(row: dict[str, str]) -> LedgerNode:
-    name = NodeName(row["sn"])
-    allocatable = {
-        "cpu": int(row["cpu_milli"]),
-        "memory": int(row["memory_mib"]) * MIB,
-        "pods": 10_000,
-    }
-    devices = tuple(
-        Device(
-            uuid=DeviceUuid(f"{name}-{index}"),
-            index=index,
-            model=row["model"],
-            memory_mib=DEVICE_MIB,
-            slots=DEVICE_MIB,
-        )
-        for index in range(int(row["gpu"]))
-    )
-    return LedgerNode(
-        facts=NodeFacts(name=name, allocatable=allocatable),
-        version=1,
-        devices=tuple((device, DeviceUse()) for device in devices),
-    )
-
-
-def read_pods(path: Path, order: NodeOrder) -> list[PodRequest]:
-    """Return the requests of the pods of a file."""
-    with path.open() as file:
-        return [_request(row, order) for row in csv.DictReader(file)]
-
-
-def _request(row: dict[str, str], order: NodeOrder) -> PodRequest:
-    gpus = int(row["num_gpu"])
-    container = GpuRequest(container="main", gpus=gpus, memory_units=int(row["gpu_milli"]))
-    models = tuple(filter(None, row["gpu_spec"].split("|")))
-    return PodRequest(
-        dialect="volcano-vgpu" if gpus else "",
-        containers=(container,) if gpus else (),
-        selection=DeviceSelection(models=models if gpus else ()),
-        resources={
-            "cpu": int(row["cpu_milli"]),
-            "memory": int(row["memory_mib"]) * MIB,
-            "pods": 1,
-        },
-        node_order=order,
-        device_order=DeviceOrder.SPREAD if order is NodeOrder.SPREAD else DeviceOrder.BINPACK,
-    )
-
-
-def parts_of(request: PodRequest) -> int:
-    """Return the thousandths of GPUs that a pod requests."""
-    return sum(each.gpus * (each.memory_units or 0) for each in request.containers)
 
 
 def inflated(
@@ -122,7 +58,7 @@ def allocated_percent(
     mirror = ClusterMirror()
     mirror.reset(nodes)
     context = DecisionContext(mirror, NodeIndex(mirror), QuotaRefusals(), dice.random)
-    capacity = DEVICE_MIB * sum(len(node.devices) for node in nodes)
+    capacity = PARTS * sum(len(node.devices) for node in nodes)
     allocated = number = 0
     spent = 0.0
     for number, request in enumerate(inflated(pods, ARRIVED * capacity, dice), 1):
@@ -175,11 +111,12 @@ def main() -> None:
     parser.add_argument("--seeds", default="42,43,44")
     parser.add_argument("--policies", nargs="+", default=[order.value for order in NodeOrder])
     flags = parser.parse_args()
-    nodes = read_nodes(flags.nodes)
+    nodes = read_nodes(flags.nodes.read_text().splitlines(), str(flags.nodes))
+    trace = read_pods(flags.pods.read_text().splitlines(), str(flags.pods))
     seeds = [int(seed) for seed in flags.seeds.split(",")]
     print(f"{'policy':<14} {'pods without GPUs':<18} {'allocated %':>11}  by seed; us per decision")
     for policy in flags.policies:
-        pods = read_pods(flags.pods, NodeOrder(policy))
+        pods = [with_order(pod.request, NodeOrder(policy)) for pod in trace]
         for kube in (False, True):
             runs = [allocated_percent(nodes, pods, seed, kube=kube) for seed in seeds]
             percents = [percent for percent, _ in runs]

@@ -28,6 +28,10 @@ class TrialCluster:
         """Add a node, or replace it; what is reserved on it stays reserved."""
         self._mirror.put_node(node)
 
+    def learn(self, request: PodRequest) -> None:
+        """Count a pod that arrives among those that the policy fragmentation expects."""
+        self._index.fragmentation.workload.learn(request)
+
     def place(self, pod: PodUid, request: PodRequest) -> Placement | Refusal:
         """Place a pod and count it as running, or return why it fits nowhere."""
         found = place(request, self._index, self._choices.__next__)

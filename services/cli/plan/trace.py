@@ -1,0 +1,140 @@
+"""Traces: CSV files of pods with their lifetimes, and of nodes; pure.
+
+The columns are those of the cluster traces that Alibaba publishes for GPU sharing: see
+`POD_COLUMNS` and `NODE_COLUMNS`. Others are ignored.
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.errors import RequestError
+from shared.model.ledger import LedgerNode
+from shared.model.names import DeviceUuid, NodeName
+from shared.model.node import NodeFacts
+from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+
+PARTS = 1000
+"""A share is in thousandths of a GPU: each is one MiB of a device with so many."""
+MIB = 1 << 20
+POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+"""cpu in thousandths, memory in MiB, GPUs, thousandths of each GPU, models separated by |."""
+TIME_COLUMNS = ("creation_time", "deletion_time", "scheduled_time")
+"""Seconds. A pod runs from its scheduling, or else its creation, to its deletion; without
+`deletion_time` it never ends."""
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+"""The node's name, its cpu in thousandths, its memory in MiB, its GPUs, their model."""
+
+Row = dict[str, str]
+_Parsed = TypeVar("_Parsed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePod:
+    """A pod of a trace."""
+
+    request: PodRequest
+    created_s: float = 0.0
+    runs_s: float | None = None
+    """None: it never ends."""
+
+
+def read_pods(lines: Iterable[str], source: str, *, timed: bool = False) -> list[TracePod]:
+    """Return the pods of a trace; with `timed`, in order of creation, and times are required.
+
+    Raises RequestError for a missing column or a value that is not a number.
+    """
+    if not timed:
+        return _parsed(lines, source, POD_COLUMNS, _pod)
+    pods = _parsed(lines, source, (*POD_COLUMNS, *TIME_COLUMNS[:2]), _pod)
+    return sorted(pods, key=lambda pod: pod.created_s)
+
+
+def read_nodes(lines: Iterable[str], source: str) -> list[LedgerNode]:
+    """Return idle nodes whose devices have 1000 MiB each. Raises RequestError as `read_pods`."""
+    return _parsed(lines, source, NODE_COLUMNS, _node)
+
+
+def idle_in_parts(node: LedgerNode) -> LedgerNode:
+    """Return an idle copy of a node, its devices divided into thousandths, MIG or not."""
+    whole = DeviceMode.HAMI_CORE
+    devices = tuple(
+        (replace(device, memory_mib=PARTS, unit_mib=1, slots=PARTS, mode=whole), DeviceUse())
+        for device, _ in node.devices
+    )
+    return LedgerNode(facts=replace(node.facts, used_by_others={}), devices=devices)
+
+
+def with_order(request: PodRequest, order: NodeOrder) -> PodRequest:
+    """Return the request placed by a policy; spread also chooses devices so."""
+    devices = DeviceOrder.SPREAD if order is NodeOrder.SPREAD else DeviceOrder.BINPACK
+    return replace(request, node_order=order, device_order=devices)
+
+
+def parts_of(request: PodRequest) -> int:
+    """Return the thousandths of GPUs that a pod requests."""
+    return sum(each.gpus * (each.memory_units or 0) for each in request.containers)
+
+
+def _parsed(
+    lines: Iterable[str], source: str, columns: Sequence[str], parse: Callable[[Row], _Parsed]
+) -> list[_Parsed]:
+    reader = csv.DictReader(lines)
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise RequestError(
+            f"{source} has no column {', '.join(missing)}; its first line must name the columns "
+            f"{', '.join(columns)}"
+        )
+    return list(_rows(reader, source, parse))
+
+
+def _rows(
+    reader: "csv.DictReader[str]", source: str, parse: Callable[[Row], _Parsed]
+) -> Iterator[_Parsed]:
+    for row in reader:
+        try:
+            yield parse(row)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{source}, line {reader.line_num}: {error}") from error
+
+
+def _pod(row: Row) -> TracePod:
+    gpus = int(row["num_gpu"])
+    models = tuple(filter(None, row["gpu_spec"].split("|")))
+    created_s = float(row.get("creation_time") or 0)
+    ends, starts = row.get("deletion_time"), float(row.get("scheduled_time") or created_s)
+    container = GpuRequest(container="main", gpus=gpus, memory_units=int(row["gpu_milli"]))
+    request = PodRequest(
+        dialect="volcano-vgpu" if gpus else "",
+        containers=(container,) if gpus else (),
+        selection=DeviceSelection(models=models if gpus else ()),
+        resources=_resources(row, pods=1),
+    )
+    runs_s = max(float(ends) - starts, 0.0) if ends else None
+    return TracePod(request=request, created_s=created_s, runs_s=runs_s)
+
+
+def _node(row: Row) -> LedgerNode:
+    name = NodeName(row["sn"])
+    devices = tuple(
+        Device(
+            uuid=DeviceUuid(f"{name}-{index}"),
+            index=index,
+            model=row["model"],
+            memory_mib=PARTS,
+            slots=PARTS,
+        )
+        for index in range(int(row["gpu"]))
+    )
+    return LedgerNode(
+        facts=NodeFacts(name=name, allocatable=_resources(row, pods=10_000)),
+        version=1,
+        devices=tuple((device, DeviceUse()) for device in devices),
+    )
+
+
+def _resources(row: Row, *, pods: int) -> dict[str, int]:
+    return {"cpu": int(row["cpu_milli"]), "memory": int(row["memory_mib"]) * MIB, "pods": pods}

@@ -1,0 +1,112 @@
+"""Replays of traces: who waits how long, and what is idle meanwhile."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.cli.__main__ import main
+from services.cli.plan.replay import Means, replay
+from services.cli.plan.trace import TracePod, read_nodes, read_pods
+from shared.model.errors import RequestError
+from shared.model.request import NodeOrder
+
+NODES = """\
+sn,cpu_milli,memory_mib,gpu,model
+n1,8000,65536,1,T4
+"""
+PODS = """\
+cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time,scheduled_time
+1000,1024,1,600,,0,100,
+1000,1024,1,600,T4,10,110,60
+1000,1024,1,300,,20,30,
+1000,1024,2,1000,,40,90,
+"""
+
+
+def pods(text: str = PODS) -> list[TracePod]:
+    return read_pods(text.splitlines(), "pods.csv", timed=True)
+
+
+def test_a_pod_waits_until_another_ends_and_smaller_ones_pass_it() -> None:
+    nodes = read_nodes(NODES.splitlines(), "nodes.csv")
+
+    found = replay(pods(), nodes, NodeOrder.BINPACK)
+
+    assert found.waits_s == [0, 0, 90]
+    assert (found.never, found.impossible) == (0, 1)
+    assert [moment.at_s for moment in found.moments if moment.allocated == 0] == [0, 100, 150]
+
+
+def test_means_are_weighted_by_time() -> None:
+    nodes = read_nodes(NODES.splitlines(), "nodes.csv")
+
+    found = replay(pods(), nodes, NodeOrder.BINPACK)
+
+    assert found.means(0, 20) == pytest.approx(Means(0.4, 0.2, 0.5))
+    assert found.means(20, 30) == pytest.approx(Means(0.1, 0.1, 1))
+
+
+def test_a_pod_without_an_end_keeps_its_place() -> None:
+    endless = PODS.replace("0,100,", "0,,", 1)
+    nodes = read_nodes(NODES.splitlines(), "nodes.csv")
+
+    found = replay(pods(endless), nodes, NodeOrder.SPREAD)
+
+    assert (found.waits_s, found.never) == ([0, 0], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (PODS.replace("num_gpu", "gpus"), "no column num_gpu; its first line must name"),
+        (PODS.replace("0,100,", "0,soon,", 1), "line 2: .*'soon'"),
+        (PODS.replace("1000,1024,2,1000,,40,90,", "1000,1024"), "line 5: "),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_said(text: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        pods(text)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int | str | None]:
+    """Return a function that replays a trace by the command and returns its exit code."""
+    trace, nodes = tmp_path / "pods.csv", tmp_path / "nodes.csv"
+    nodes.write_text(NODES)
+
+    def run_replay(text: str, *arguments: str) -> int | str | None:
+        trace.write_text(text)
+        with pytest.raises(SystemExit) as exit_code:
+            main(["replay", str(trace), "--nodes", str(nodes), *arguments])
+        return exit_code.value.code
+
+    return run_replay
+
+
+def test_the_command_compares_policies(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(PODS, "--load", "2", "--json") == 0
+
+    found = json.loads(capsys.readouterr().out)["policies"]
+    assert [each["policy"] for each in found] == ["binpack", "spread", "fragmentation"]
+    assert found[0]["wait_s"]["max"] == 95
+    assert [each["idle_gpus"] for each in found[0]["intervals"]][-1] == 0.1
+
+
+def test_the_text_names_pods_that_fit_nowhere(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(PODS, "--policies", "binpack") == 0
+    assert "no node fits them even when idle: 1" in capsys.readouterr().out
+
+
+def test_wrong_arguments_are_refused(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(PODS, "--load", "much") == 2
+    assert "much is not a number above 0" in capsys.readouterr().err
+    assert run(PODS.splitlines()[0]) == 2
+    assert "has no pods that arrive at different times" in capsys.readouterr().err
