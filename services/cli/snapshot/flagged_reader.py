@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from services.cli.snapshot.location import locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
-from services.cli.snapshot.snapshot_reader import open_reader
 from shared.model.errors import RequestError
 from shared.model.ledger import NodeTotals
 
@@ -53,6 +52,8 @@ def read_with_flags(
 
     async def reading() -> T:
         if location.redis_url:
+            from services.cli.snapshot.snapshot_reader import open_reader
+
             async with open_reader(location, pods=pods, idle_after_s=after_s) as reader:
                 return await read(reader)
         from services.cli.snapshot.dashboard_reader import open_dashboard_reader
