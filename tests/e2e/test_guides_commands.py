@@ -49,7 +49,9 @@ async def terminal() -> AsyncIterator[Terminal]:
     """One node with the guide's eight cards, and the ports of both sets of metrics."""
     scheduler, usage = f"127.0.0.1:{free_port()}", free_port()
     ports = ("--scheduler-metrics", scheduler, "--usage-port", str(usage))
-    async with stack("--nodes", "1", "--gpus", "8xGTX1080Ti", *ports, webhook=True) as up:
+    async with stack(
+        "--nodes", "1", "--gpus", "8xGTX1080Ti", *ports, webhook=True, dashboard=True
+    ) as up:
         yield Terminal(
             up,
             {

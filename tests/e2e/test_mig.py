@@ -20,7 +20,7 @@ MODE = "volcano.sh/vgpu-mode"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    async with stack("--gpus", "1xA100-40GB:mig,1xA100-80GB:mig+1xT4", "--placers", "1") as one:
+    async with stack("--gpus", "1xA100-40GB:mig,1xA100-80GB:mig+1xT4") as one:
         yield one
 
 

@@ -59,7 +59,7 @@ async def test_o1_one_trace_covers_a_pod_from_watch_to_allocate() -> None:
 
 
 async def test_o1_a_pod_that_waited_is_one_trace_with_a_link_over_the_wait() -> None:
-    flags = ("--nodes", "1", "--gpus", "1xT4", "--placers", "1")
+    flags = ("--nodes", "1", "--gpus", "1xT4")
     async with otlp_receiver() as spans, stack(*flags, "--otlp-endpoint", spans.url) as up:
         await up.create(gpu_pod("before", vgpu(memory=12_000)))
         await up.until("before", running)

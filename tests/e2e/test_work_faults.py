@@ -22,8 +22,8 @@ BOUND_S = 15.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    flags = ("--nodes", "2", "--gpus", "4xA100-80GB", "--placers", "2")
-    async with stack(*flags) as running_stack:
+    flags = ("--nodes", "2", "--gpus", "4xA100-80GB")
+    async with stack(*flags, placers=2) as running_stack:
         yield running_stack
 
 
