@@ -22,6 +22,7 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeRevision
 from shared.model.request import PodRequest
+from tests.model.claims import Claims
 from tests.model.virtual_time import ActorClock
 from tests.support.build import facts
 
@@ -63,9 +64,12 @@ class BindingCall:
 class ApiServer:
     """Pods and nodes; each change is an event of the watcher's, on its way."""
 
-    def __init__(self, publish: Callable[[Sequence[Event]], None], clock: ActorClock) -> None:
+    def __init__(
+        self, publish: Callable[[Sequence[Event]], None], clock: ActorClock, claims: Claims
+    ) -> None:
         self.publish = publish
         self.clock = clock
+        self.claims = claims
         self.pods: dict[str, Pod] = {}
         self.nodes: set[NodeName] = set()
         self.cordoned: set[NodeName] = set()
@@ -148,7 +152,7 @@ class ApiServer:
                     listing_id=f"listing-{self._numbers}",
                     chunk=0,
                     chunks=1,
-                    pods=ListedPods(bound=bound, unbound=unbound),
+                    pods=ListedPods(bound=bound, unbound=unbound, claims=self.claims.list_all()),
                     request_ids=tuple(self.resync_requests),
                 )
             ]
@@ -159,6 +163,7 @@ class ApiServer:
         self.publish(
             [self._queued(pod, again=True) for pod in self.pods.values() if pod.is_pending]
         )
+        self.claims.resync()
 
     def resync(self, request_id: str = "") -> None:
         """Publish everything again, as on request."""

@@ -30,7 +30,7 @@ class LeaseProtocol(Users):
             machine.partitioner.restart()
             world.loop.settle()
             return
-        if which == "checkpoint":
+        if which == "checkpoint" and not machine.kubelet.claims:
             (machine.folder / f"{machine.name}.json").unlink(missing_ok=True)
             machine.lost_records = True
             self.judge.forget_fences(machine.name)

@@ -239,9 +239,10 @@ class Judge:
             for pod in _unleased(running, ledger)
             if pod not in unrecorded
         ]
+        claims = {claim.uid: claim for claim in world.claims.stored.values() if claim.node}
         for lease in ledger.leases.values():
             pod = pods.get(lease.pod)  # type: ignore[call-overload]
-            has_ended = pod is None or pod.is_terminal
+            has_ended = (pod is None or pod.is_terminal) and lease.pod not in claims
             if has_ended and lease.pod not in running and lease.state != RESERVED:
                 found.append(f"P2: the lease of {lease.pod} outlives its pod")
             if lease.state == RESERVED and lease.expires_at <= world.server.clock.now() - 30:
@@ -253,6 +254,12 @@ class Judge:
             for pod in pods.values()
             if pod.node and not pod.is_terminal and pod.uid not in {*ledger.leases, *unrecorded}
         ]
+        found += [
+            f"S3: {claim.uid} was answered {claim.answer!r}, and has no lease"
+            for claim in claims.values()
+            if claim.uid not in ledger.leases
+        ]
+        found += [f"P2: claim {uid} counts as gone" for uid in claims if uid in ledger.gone]
         found += [
             f"P2: {pod.uid} exists, and counts as gone"
             for pod in pods.values()
@@ -333,7 +340,7 @@ class Judge:
 
 def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
     for node in world.nodes.values():
-        for record in node.kubelet.records.values():
+        for record in (*node.kubelet.records.values(), *node.kubelet.claims.values()):
             if record.given is not None:
                 yield node, record
 

@@ -1,15 +1,19 @@
 """A small kubelet: it admits pods one after the other, runs their containers and ends them."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.node_agent.kubelet.claim_plugin import ClaimReference
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
 from shared.dialects.hami_core import MEMORY_LIMIT
+from shared.model.claim import DRIVER, LEASED, device_name
 from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid, PodUid
 from tests.model.api_server import NAMESPACE, Pod
+from tests.model.claims import REQUEST, Claim
 from tests.model.mig import parse_instance
 from tests.support.build import TRIGGER
 
@@ -23,13 +27,16 @@ CONTAINER = "main"
 class KubeletRecord:
     """A pod that the kubelet has admitted, or is admitting."""
 
-    pod: Pod
+    pod: Pod | Claim
+    """Or a claim, which counts once for all containers that use it."""
     device_ids: tuple[str, ...] = ()
     given: Mapping[str, str] | None = None
     """The environment of its container, which runs, with its limits now; None: it does not run."""
     stopped: bool = False
     """Its container ran, and starts again."""
     has_restarted: bool = False
+    generation: str = ""
+    """Of the claim's allocation."""
     device: str = ""
     """The UUID of the device that its container was given a part of."""
     used_mib: int = 0
@@ -56,12 +63,16 @@ class Kubelet:
     def __init__(self, node: "Node") -> None:
         self.node = node
         self.records: dict[PodUid, KubeletRecord] = {}
+        self.claims: dict[PodUid, KubeletRecord] = {}
+        """Prepared claims."""
         self.ended: set[PodUid] = set()
         self.admission: asyncio.Task[None] | None = None
+        self._claims_changing = asyncio.Lock()
 
     def sync(self) -> None:
         """End what the API server has no more, and begin to admit what it has bound."""
         self.end_deleted()
+        self.node.spawn(self._sync_claims())
         if self.admission is None or self.admission.done():
             self.admission = self.node.clock.loop.create_task(self._admit())
 
@@ -79,7 +90,7 @@ class Kubelet:
         """End the pod's container; with a `phase`, report it."""
         record = self.records.pop(uid)
         self.ended.add(uid)
-        if phase:
+        if phase and isinstance(record.pod, Pod):
             self.node.api.finish(record.pod, phase)
 
     def abort_admission(self) -> None:
@@ -96,6 +107,10 @@ class Kubelet:
         for uid, record in list(self.records.items()):
             if record.device == device:
                 self.end(uid, "Failed")
+        self.node.claims.fail_users(device)
+        for record in self.claims.values():
+            if record.device == device:
+                record.given = None
 
     def stop(self, uid: PodUid) -> None:
         """Stop the pod's container, which starts again by the pod's restart policy."""
@@ -108,6 +123,44 @@ class Kubelet:
         for uid, record in self.records.items():
             if record.device == device:
                 self.stop(uid)
+
+    async def _sync_claims(self) -> None:
+        """Unprepare claims without pods, and prepare what the binder has leased."""
+        async with self._claims_changing:
+            for record in list(self.claims.values()):
+                claim = record.pod
+                assert isinstance(claim, Claim)
+                if not claim.consumers or claim.ending or claim.generation != record.generation:
+                    await self._unprepare(record, claim)
+            for claim in list(self.node.claims.stored.values()):
+                ready = claim.node == self.node.name and claim.answer == LEASED
+                if ready and claim.consumers and claim.uid not in self.claims:
+                    await self._prepare(claim)
+
+    async def _unprepare(self, record: KubeletRecord, claim: Claim) -> None:
+        record.given = None
+        with contextlib.suppress(LeaseholdError):
+            await self.node.agent.preparation.unprepare(_reference(claim))
+            del self.claims[claim.uid]
+            if claim.ending:
+                claim.ending = False
+                self.node.claims.remove_consumer(claim)
+
+    async def _prepare(self, claim: Claim) -> None:
+        generation = claim.generation
+        try:
+            devices = await self.node.agent.preparation.prepare(_reference(claim))
+        except LeaseholdError as error:
+            self.node.note(f"kubelet {self.node.name} cannot prepare {claim.uid}: {error}")
+            return
+        record = self.claims[claim.uid] = KubeletRecord(claim, generation=generation)
+        entry = self.node.agent.checkpoint.find(claim.uid, REQUEST, DRIVER)
+        if entry is None or claim.generation != generation or not claim.consumers:
+            return
+        named = {device_name(device.uuid): device.uuid for device in self.node.devices}
+        record.device = named[devices[0].device]
+        record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
+        self.node.on_given(self.node.name, record)
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         container = KubeletContainer(name=CONTAINER, limits={TRIGGER: 1})
@@ -176,3 +229,7 @@ class Kubelet:
             instance = parse_instance(record.visible)
             record.device = instance.device if instance else record.visible
             self.node.on_given(self.node.name, record)
+
+
+def _reference(claim: Claim) -> ClaimReference:
+    return ClaimReference(uid=claim.uid, namespace=NAMESPACE, name=claim.name)

@@ -16,6 +16,10 @@ async def _nothing(*_: object) -> frozenset[Any]:
     return frozenset()
 
 
+async def _true(*_: object) -> bool:
+    return True
+
+
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
         "  if device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end\n",
@@ -44,6 +48,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "positions do not matter": (
         "if position >= 0 and is_slot_used(devices[uuid], position) then",
         "if false then",
+    ),
+    "leases of prepared claims end": (
+        "services.binder.claims.claim_ender.ClaimEnder._is_unprepared",
+        _true,
     ),
     "agents destroy instances in use": (
         "services.node_agent.partition.layout_reconciler.LayoutReconciler._used_instances",

@@ -1,7 +1,7 @@
 """A node: its machine, and the product's agent as far as it allocates and keeps records."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,21 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import AllocationReporter
+from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
+from services.node_agent.resize.limit_updates import LimitUpdater
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.device import Device
+from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
@@ -27,8 +33,8 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer
+from tests.model.claims import Claims
 from tests.model.kubelet import Kubelet, KubeletRecord
-from tests.model.limits import ModelLimits
 from tests.model.mig import ModelDriver, PartitionerProcess
 from tests.model.virtual_time import ActorClock
 from tests.support.build import TRIGGER
@@ -52,6 +58,12 @@ class _Host:
     async def ensure_named(self, setup: ContainerSetup) -> None:
         """There are no CDI files."""
 
+    async def write(self, claim: PodUid, entries: object) -> None:
+        """There are no files of claims."""
+
+    async def remove(self, claim: PodUid) -> None:
+        """There are no files of claims."""
+
     async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
         """There are no files."""
 
@@ -72,6 +84,39 @@ class _Host:
 
     def partitioned(self, outcome: str, seconds: float) -> None:
         """Count nothing."""
+
+
+class ModelLimits(LimitUpdater):
+    """Limits that are written hold at once, and each container says what it uses."""
+
+    def __init__(self, node: "Node", agent: "Agent") -> None:
+        monitor: Any = None
+        super().__init__(
+            node.name,
+            lease_sync=agent.lease_sync,
+            checkpoint=agent.checkpoint,
+            get_snapshot=node.snapshot,
+            monitor=monitor,
+            on_change=lambda: None,
+            clock=node.clock,
+        )
+        self.kubelet = node.kubelet
+
+    async def restore_altered(self) -> None:
+        """Write all limits anew, as a scan of usage does where they differ."""
+        for entry in self.checkpoint.entries:
+            await self._write(entry)
+
+    async def _write(self, entry: CheckpointEntry) -> None:
+        record = self.kubelet.records.get(entry.allocation.pod)
+        if record is not None and record.given is not None:
+            record.given = dict(entry.limits.environment)
+
+    async def _check(self, entry: CheckpointEntry) -> None:
+        record = self.kubelet.records.get(entry.allocation.pod)
+        limit = entry.limits.environment[f"{MEMORY_LIMIT}_0"]
+        if record is not None and record.used_mib > int(limit.removesuffix("m")):
+            raise RequestError(f"{record.used_mib} MiB are in use, and the limit would be {limit}")
 
 
 class Agent:
@@ -129,7 +174,22 @@ class Agent:
             metrics=host,
             clock=clock,
         )
-
+        api: Any = node.claims
+        self.preparation = ClaimPreparation(
+            node.name,
+            claims=ClaimReader(api, node.name, self.leases),
+            lease_sync=self.lease_sync,
+            require_snapshot=node.snapshot,
+            checkpoint=self.checkpoint,
+            files=host,
+            name_cdi_devices=host.ensure_named,
+            claim_files=host,
+            mig_instances_of=self.mig.instance_uuids,
+            outbox=self.reporter.outbox,
+            report_due=asyncio.Event(),
+            metrics=host,
+            clock=clock,
+        )
         self.limits = ModelLimits(node, self)
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
@@ -162,6 +222,7 @@ class Node:
 
     name: NodeName
     api: ApiServer
+    claims: Claims
     clock: ActorClock
     requester: LeaseRequester
     folder: Path
@@ -210,6 +271,11 @@ class Node:
             served={TRIGGER: ids},
             paths=PATHS,
         )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that a restart of the agent interrupts."""
+        self.tasks = [*(each for each in self.tasks if not each.done())]
+        self.tasks.append(self.clock.loop.create_task(work))
 
     async def start_agent(self) -> None:
         """Begin a new life of the agent; the kubelet fails the pod that it is admitting."""

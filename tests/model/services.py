@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from services.binder.claims.claim_client import ClaimClient
 from services.binder.ports.kubernetes import BinderPods
 from services.binder.ports.nats import NodeAgents
 from services.binder.service import Binder
@@ -12,6 +13,7 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
@@ -24,7 +26,6 @@ from shared.model.events.pod_events import (
 )
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
-from tests.support.binder.claims import FakeClaims
 from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
 from tests.support.build import dice
 from tests.support.placer.placers import FakePlacerMetrics
@@ -93,10 +94,12 @@ class BinderReplica(Service):
         world: Observer,
         *,
         pods: object,
+        claims: Any,
         agents: object,
     ) -> None:
         super().__init__(name, server, loop, world)
         self.pods = cast(BinderPods, pods)
+        self.claims = ClaimClient(claims, self.clock)
         self.agents = cast(NodeAgents, agents)
         self.start()
 
@@ -109,7 +112,7 @@ class BinderReplica(Service):
                 staging=LedgerStaging(LinkedConnection(self.link)),
                 gated_pods=FakeGates(),
                 pods=self.pods,
-                claims=FakeClaims(),
+                claims=self.claims,
                 agents=self.agents,
                 publish=self._publish,
                 metrics=FakeMetrics(),
@@ -142,6 +145,8 @@ class BinderReplica(Service):
             ShareRefused: binder.release_refused,
             PodTerminated: binder.end_leases,
             PodsListed: binder.reconcile_listing,
+            ClaimAllocated: binder.lease_claims,
+            ClaimDeallocated: binder.end_claims,
         }
 
     def run_loops(self) -> None:

@@ -5,13 +5,15 @@ from collections.abc import Callable, Sequence
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName, PodUid
 from shared.model.request import DeviceSelection, Gang
-from tests.model.kubelet import limit_mib
+from tests.model.claims import Claim
+from tests.model.kubelet import Kubelet, limit_mib
 from tests.model.machine import Machine, chosen
 from tests.model.node import Node
 from tests.model.rules import any_of, rule, several, together
-from tests.model.world import NODES, Message
+from tests.model.world import DEVICE_MIB, NODES, Message
 from tests.support.build import gpu, request
 
+CLAIMS = ("c0", "c1", "c2")
 PODS = tuple(f"p{number}" for number in range(6))
 GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=3))
 """The judge reads from a gang's name how many pods it needs."""
@@ -114,6 +116,54 @@ class Users(Machine):
         self.count("containers restarted")
         node, pod = chosen(self.running(), position)
         node.kubelet.stop(pod)
+
+    # ResourceClaims
+
+    @rule(lambda self: self.free_claims(), weight=2.0, mib=any_of(10, 30, 60, 100))
+    def create_claim(self, mib: int) -> None:
+        self.count("claims created")
+        self.world.claims.create(self.free_claims()[0], mib)
+
+    @rule(lambda self: self.allocatable(), weight=2.0, position=positions, device=positions)
+    def allocate_claim(self, position: int, device: int) -> None:
+        """Allocate a claim to a device of which the scheduler knows only other claims."""
+        claims, claim = self.world.claims, chosen(self.allocatable(), position)
+        node, uuid = chosen(self.world.scheduler.devices(), device)
+        if claims.taken_mib(uuid) + claim.mib <= DEVICE_MIB:
+            self.count("claims allocated")
+            claims.allocate(claim, node, uuid)
+
+    @rule(lambda self: self.world.claims.stored, position=positions)
+    def share_claim(self, position: int) -> None:
+        """Let one more pod use a claim."""
+        self.count("claims shared")
+        self.world.claims.add_consumer(chosen(self.world.claims.stored.values(), position))
+
+    @rule(lambda self: self.used_claims(), position=positions, force=any_of(False, True))
+    def leave_claim(self, position: int, force: bool) -> None:
+        """End a pod that uses a claim; by force, its container runs until the kubelet ends it."""
+        self.count("pods with claims deleted by force" if force else "pods with claims ended")
+        claim = chosen(self.used_claims(), position)
+        is_last = len(claim.consumers) == 1
+        if is_last and not force and any(claim.uid in k.claims for k in self.kubelets()):
+            claim.ending = True
+        else:
+            self.world.claims.remove_consumer(claim)
+
+    def free_claims(self) -> list[str]:
+        return [name for name in CLAIMS if name not in self.world.claims.stored]
+
+    def allocatable(self) -> list[Claim]:
+        stored = self.world.claims.stored.values()
+        waiting = [each for each in stored if each.consumers and each.node is None]
+        return waiting if self.world.scheduler.devices() else []
+
+    def used_claims(self) -> list[Claim]:
+        stored = self.world.claims.stored.values()
+        return [each for each in stored if each.consumers and not each.ending]
+
+    def kubelets(self) -> list[Kubelet]:
+        return [node.kubelet for node in self.world.nodes.values()]
 
     def running(self) -> list[tuple[Node, PodUid]]:
         """Return the pods whose containers run, with their nodes."""

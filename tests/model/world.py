@@ -29,6 +29,7 @@ from shared.model.events.request_reply import (
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer
+from tests.model.claims import Claims, KubeScheduler
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import instance_mode
 from tests.model.node import Node
@@ -79,9 +80,18 @@ class World:
         self.lost_unseen = False
         """Redis was rolled back, and nothing was left that knew a newer version."""
         self.watcher_clock = ActorClock(self.loop)
-        self.api = ApiServer(self.publish, self.watcher_clock)
+        self.claims = Claims(self.publish)
+        self.api = ApiServer(self.publish, self.watcher_clock, self.claims)
         self.binders = [
-            BinderReplica(f"binder {n}", server, self.loop, self, pods=self.api, agents=self)
+            BinderReplica(
+                f"binder {n}",
+                server,
+                self.loop,
+                self,
+                pods=self.api,
+                claims=self.claims,
+                agents=self,
+            )
             for n in range(2)
         ]
         self.placers = [
@@ -91,6 +101,7 @@ class World:
             name: Node(
                 name=name,
                 api=self.api,
+                claims=self.claims,
                 clock=ActorClock(self.loop),
                 requester=_Requester(self, name),
                 folder=folder,
@@ -105,6 +116,7 @@ class World:
             )
             for index, name in enumerate(NODES)
         }
+        self.scheduler = KubeScheduler(self.claims, self.api, self.nodes)
         self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
         self.check_destroyed: Callable[[NodeName, str], None] = lambda _, __: None
         self.check_gangs: Callable[[], None] = lambda: None
@@ -284,6 +296,7 @@ class World:
             self.api.queue_again()
         for binder in self.binders:
             binder.run_loops()
+        self.scheduler.schedule()
         self.loop.advance(1.0)
         self.flow()
         self.loop.advance(2.0)
@@ -325,7 +338,18 @@ class World:
         machine = self.nodes[node]
         if machine.silent:
             raise UnavailableError("no reply")
-        return set(await machine.agent.resolver.terminated(frozenset(pods)))
+        asked = frozenset(pods) - machine.agent.checkpoint.claims
+        return set(await machine.agent.resolver.terminated(asked))
+
+    async def write_slices(self, node: NodeName) -> str:
+        machine = self.nodes[node]
+        if machine.silent:
+            return "no reply"
+        try:
+            await machine.agent.lease_sync.sync()
+        except UnavailableError as error:
+            return str(error)
+        return ""
 
 
 class _Requester:

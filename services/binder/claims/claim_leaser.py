@@ -113,6 +113,8 @@ class ClaimLeaser:
                 decisions.leased.append((claim, lease))
                 continue
             if lease is not None:
+                if not await self._is_current(claim):
+                    continue
                 ended = await self.ender.end(lease)
                 decisions.ended += ended
                 if not ended:
@@ -205,13 +207,14 @@ class ClaimLeaser:
         ending = await self.ledger.load_vanished()
         return any(share.device in devices for lease in ending for share in lease.shares)
 
-    async def _restore(self, claim: AllocatedClaim) -> None:
-        """Write the lease again of a claim that was answered: the ledger has lost it.
-
-        The claim is read again: this event may come after the one of its deallocation.
-        """
+    async def _is_current(self, claim: AllocatedClaim) -> bool:
+        """Return whether the claim still has this allocation: events may arrive in any order."""
         now = await self.answers.claims.get_allocation(claim.namespace, claim.name)
-        if now is None or (now.claim, now.generation) != (claim.claim, claim.generation):
+        return now is not None and (now.claim, now.generation) == (claim.claim, claim.generation)
+
+    async def _restore(self, claim: AllocatedClaim) -> None:
+        """Write the lease again of a claim that was answered: the ledger has lost it."""
+        if not await self._is_current(claim):
             return
         try:
             lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)

@@ -255,6 +255,21 @@ async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
     assert (lease.claim.generation, lease.shares[0].memory_mib) == ("g2", 5_000)
 
 
+async def test_a_late_event_of_an_earlier_allocation_does_not_end_the_lease_of_the_present_one(
+    binder: ClaimBinder,
+) -> None:
+    first = allocated("c", on(GPU))
+    second = binder.claims.put(allocated("c", on(GPU, 5_000), generation="g2", version=7))
+    await binder.lease(second)
+
+    await binder.lease(first)
+
+    lease = await binder.lease_of(second)
+    assert lease
+    assert lease.claim
+    assert (lease.claim.generation, lease.state) == ("g2", LeaseState.BOUND)
+
+
 async def test_the_agent_learns_of_further_consumers(binder: ClaimBinder) -> None:
     claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
     await binder.lease(claim)

@@ -1,0 +1,219 @@
+"""ResourceClaims: the API server's objects, kube-scheduler, and the watcher's events about them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from services.watcher.claim_tracker import ClaimTracker
+from shared.kubernetes.errors import ErrorResponse, NotFoundError
+from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
+from shared.model.claim import CORES, DRIVER, MEMORY, REFUSED, device_name
+from shared.model.device import DeviceMode
+from shared.model.errors import ConflictError
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.event import Event
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from tests.model.mig import SLICE_MIB, SLICES
+
+if TYPE_CHECKING:
+    from tests.model.api_server import ApiServer
+    from tests.model.node import Node
+
+REQUEST = "gpu"
+
+
+@dataclass(slots=True)
+class Claim:
+    """A ResourceClaim as the API server has it."""
+
+    uid: PodUid
+    name: str
+    mib: int
+    consumers: list[str]
+    """Uids of the pods that it is reserved for."""
+    node: NodeName | None = None
+    """None: it is not allocated."""
+    device: DeviceUuid | None = None
+    allocations: int = 0
+    statuses: list[dict[str, Any]] = field(default_factory=list)
+    """What the binder has written."""
+    version: int = 1
+    ending: bool = False
+    """Its last pod ends: the kubelet unprepares it before it is deallocated."""
+    allocation: AllocatedClaim | None = None
+
+    @property
+    def cores_percent(self) -> int:
+        return self.mib // 2
+
+    @property
+    def generation(self) -> str:
+        return self.allocation.generation if self.allocation else ""
+
+    @property
+    def answer(self) -> str:
+        return self.allocation.answer if self.allocation else ""
+
+    def object(self) -> ApiResourceClaim:
+        result = {
+            "request": REQUEST,
+            "driver": DRIVER,
+            "pool": self.node,
+            "device": device_name(self.device) if self.device else "",
+            "shareID": f"share-{self.allocations}",
+            "consumedCapacity": {MEMORY: f"{self.mib}Mi", CORES: str(self.cores_percent)},
+        }
+        allocation = {
+            "devices": {"results": [result]},
+            "allocationTimestamp": str(self.allocations),
+        }
+        reserved = [{"resource": "pods", "name": uid, "uid": uid} for uid in self.consumers]
+        content = {
+            "metadata": {
+                "name": self.name,
+                "namespace": "default",
+                "uid": self.uid,
+                "resourceVersion": str(self.version),
+            },
+            "status": {
+                **({"allocation": allocation} if self.node else {}),
+                "reservedFor": reserved,
+                "devices": self.statuses,
+            },
+        }
+        return msgspec.json.decode(msgspec.json.encode(content), type=ApiResourceClaim)
+
+
+class Claims:
+    """All claims. Binders and agents use it in place of their client of the API server."""
+
+    def __init__(self, publish: Callable[[Sequence[Event]], None]) -> None:
+        self.publish = publish
+        self.stored: dict[str, Claim] = {}
+        self.tracker = ClaimTracker()
+        self._numbers = 0
+
+    # Users, kube-scheduler and the controller of claims
+
+    def create(self, name: str, mib: int) -> None:
+        self._numbers += 1
+        uid = PodUid(f"{name}-{self._numbers}")
+        self.stored[name] = Claim(uid, name, mib, [f"{uid}-user-1"])
+
+    def find(self, uid: PodUid) -> Claim | None:
+        return next((claim for claim in self.stored.values() if claim.uid == uid), None)
+
+    def allocate(self, claim: Claim, node: NodeName, device: DeviceUuid) -> None:
+        claim.node, claim.device, claim.statuses = node, device, []
+        claim.allocations += 1
+        self._changed(claim)
+
+    def deallocate(self, claim: Claim) -> None:
+        claim.node, claim.statuses = None, []
+        self._changed(claim)
+
+    def add_consumer(self, claim: Claim) -> None:
+        self._numbers += 1
+        claim.consumers.append(f"{claim.uid}-user-{self._numbers}")
+        self._changed(claim)
+
+    def remove_consumer(self, claim: Claim) -> None:
+        """Remove one; without any, the claim is deallocated."""
+        claim.consumers.pop()
+        self._changed(claim)
+        if not claim.consumers:
+            self.deallocate(claim)
+
+    def fail_users(self, device: DeviceUuid) -> None:
+        """End all pods that use parts of a device."""
+        for claim in self.stored.values():
+            if claim.node and claim.device == device:
+                claim.consumers.clear()
+                claim.ending = False
+                self.deallocate(claim)
+
+    def taken_mib(self, device: DeviceUuid) -> int:
+        """Return how much of a device is allocated, by claims alone."""
+        return sum(c.mib for c in self.stored.values() if c.node and c.device == device)
+
+    # The watcher
+
+    def list_all(self) -> tuple[AllocatedClaim, ...]:
+        found = (claim.allocation for claim in self.stored.values())
+        return tuple(each for each in found if each is not None)
+
+    def resync(self) -> None:
+        self.publish(self.tracker.resync())
+
+    def _changed(self, claim: Claim) -> None:
+        claim.version += 1
+        claim.allocation = allocated_claim(claim.object())
+        self.publish(self.tracker.update(claim.uid, claim.allocation))
+
+    # In place of a client
+
+    async def read(self, path: str, kind: type[Any]) -> Any:
+        """Return a claim. Raises NotFoundError; also for every pod: none combines requests."""
+        claim = self.stored.get(path.rpartition("/")[2]) if "resourceclaims" in path else None
+        if claim is None:
+            raise NotFoundError(
+                ErrorResponse(method="GET", path=path, code=404, reason="", message="")
+            )
+        return claim.object()
+
+    async def apply(self, path: str, body: Mapping[str, Any], *, manager: str) -> None:
+        """Write an answer. Raises ConflictError if the claim has changed."""
+        claim = self.stored.get(body["metadata"]["name"])
+        if claim is None:
+            raise NotFoundError(
+                ErrorResponse(method="PATCH", path=path, code=404, reason="", message="")
+            )
+        written = (body["metadata"]["uid"], body["metadata"]["resourceVersion"])
+        if written != (claim.uid, str(claim.version)):
+            raise ConflictError(f"claim {claim.name} has changed")
+        claim.statuses = list(body["status"]["devices"])
+        self._changed(claim)
+
+
+class KubeScheduler:
+    """Allocates claims."""
+
+    def __init__(self, claims: Claims, api: "ApiServer", nodes: "Mapping[NodeName, Node]") -> None:
+        self.claims = claims
+        self.api = api
+        self.nodes = nodes
+
+    def devices(self) -> list[tuple[NodeName, DeviceUuid]]:
+        """Return the devices that claims can share, with their nodes."""
+        return [
+            (name, device.uuid)
+            for name in sorted(self.api.nodes - self.api.cordoned)
+            for device in self.nodes[name].devices
+            if device.mode is DeviceMode.HAMI_CORE
+        ]
+
+    def schedule(self) -> None:
+        """Allocate what fits by the slices, which follow the leases that agents know."""
+        for claim in self.claims.stored.values():
+            if claim.answer == REFUSED:
+                self.claims.deallocate(claim)
+            if claim.node is None and claim.consumers:
+                fitting = (each for each in self.devices() if self._fits(claim, *each))
+                found = next(fitting, None)
+                if found is not None:
+                    self.claims.allocate(claim, *found)
+
+    def _fits(self, claim: Claim, node: NodeName, device: DeviceUuid) -> bool:
+        of_pods = sum(
+            share.memory_mib
+            for lease in self.nodes[node].agent.leases.leases.values()
+            for share in lease.shares
+            if share.device == device and lease.claim is None
+        )
+        return of_pods + self.claims.taken_mib(device) + claim.mib <= SLICES * SLICE_MIB
+
+
+def _not_found(method: str, path: str) -> NotFoundError:
+    return NotFoundError(ErrorResponse(method=method, path=path, code=404, reason="", message=""))
