@@ -13,7 +13,7 @@ from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
 from shared.credentials.tokens import VIEWER_COOKIE
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.errors import ForbiddenError, NotFoundError
+from shared.kubernetes.errors import ForbiddenError, NotFoundError, OverloadedError
 from shared.kubernetes.kubeconfig import (
     NO_KUBECONFIG,
     ClusterCredentials,
@@ -101,6 +101,11 @@ class DashboardReader:
                 "your account may not read the dashboard through the API server: an administrator "
                 "can bind the Role dashboard-reader to it, or set --dashboard to the dashboard's "
                 f"URL ({error.response})"
+            ) from error
+        except OverloadedError as error:
+            raise UnavailableError(
+                f"no replica of the dashboard is ready: `kubectl get pods -n "
+                f"{self.location.service_namespace}` shows them ({error.response})"
             ) from error
         try:
             return msgspec.json.decode(body, type=kind)

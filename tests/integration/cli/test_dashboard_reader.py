@@ -192,9 +192,14 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
         url = await documents(at, "gpus", "--dashboard", at.shown.url)
         async with at.api.client() as client:
             path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
+            endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/dashboard"
+            await client.delete(endpoints)
+            not_ready = await at.leasehold("gpus")
             await client.delete(f"{path}/dashboard-reader")
         denied = await at.leasehold("gpus")
 
+        assert not_ready.code == 3
+        assert "no replica of the dashboard is ready: `kubectl get pods -n" in not_ready.err
         assert audit.code == 3
         assert "exec -i deploy/operator -- leasehold audit" in audit.err
         assert elsewhere.code == 2
