@@ -92,9 +92,19 @@ def _running(pod: PodSummary, lease: Lease, snapshot: Snapshot, program: str) ->
         verdict="running",
         headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
         lines=tuple(lines),
-        next=f"{program} trace {pod.name} -n {pod.namespace}",
+        next=_next_of_running(pod, lease, snapshot, program),
         extra=(("lease", lease_shape(lease, snapshot.usage)), ("annotations", views)),
     )
+
+
+def _next_of_running(pod: PodSummary, lease: Lease, snapshot: Snapshot, program: str) -> str:
+    faults = snapshot.device_faults
+    if any(share.device in faults for share in lease.shares):
+        return (
+            f"kubectl delete pod {pod.name} -n {pod.namespace}: the new pod of its controller gets "
+            "a healthy GPU"
+        )
+    return f"{program} trace {pod.name} -n {pod.namespace}"
 
 
 def _origin_lines(lease: Lease) -> list[str]:

@@ -133,6 +133,7 @@ def test_an_unhealthy_device_and_its_leases_are_marked() -> None:
     assert json_output.ps(held)["leases"][0]["unhealthy_devices"] == [GPU]
     assert json_output.gpus([node], NOT_MEASURED)["nodes"][0]["devices"][0]["fault"] == sick.fault
     assert any("UNHEALTHY: cordoned" in line for line in explain(POD, held, OURS).lines)
+    assert explain(POD, held, OURS).next.startswith("kubectl delete pod first -n team: ")
 
 
 def test_usage_is_shown_beside_each_lease() -> None:
