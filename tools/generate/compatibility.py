@@ -8,7 +8,13 @@ from tools.generate.pages import DOCS, ROOT, filled
 
 PAGE = DOCS / "compatibility.md"
 CHECKLISTS = ROOT / "tests" / "checklists.md"
-LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 38, "hami_core": 44}
+LISTS: Mapping[str, int] = {
+    "item": 51,
+    "koordinator": 34,
+    "gpusharing": 38,
+    "hami_core": 44,
+    "extender": 17,
+}
 """Number of items of each checklist; a test of an item has its number in its name."""
 
 ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
@@ -64,6 +70,33 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         42: ("test_an_agent_killed_between_lease_and_allocate_resumes_from_its_checkpoint",),
         43: ("test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second",),
     },
+    "extender": {
+        1: ("test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is",),
+        2: ("test_required_affinity_between_pods_is_left_to_kube_scheduler",),
+        3: ("test_a_hard_spread_is_left_to_kube_scheduler",),
+        4: ("test_the_only_one_of_500_nodes_that_fits_is_offered_in_a_small_reply",),
+        6: (
+            "test_a_share_that_is_gone_is_refused_without_a_lease",
+            "test_after_a_loss_of_the_share_others_of_the_node_are_tried_once",
+        ),
+        7: (
+            "test_a_second_request_gets_the_same_reply_and_changes_nothing",
+            "test_a_pod_with_a_lease_elsewhere_is_offered_that_node_only",
+        ),
+        8: (
+            "test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound",
+            "test_a_pod_that_another_replica_filtered_is_read",
+        ),
+        9: ("test_requests_for_two_nodes_at_once_end_with_one_lease_and_its_binding",),
+        10: ("test_a_node_whose_agent_admits_no_pod_gets_none_and_keeps_no_reservation",),
+        11: ("test_a_refusal_is_published_when_its_reason_or_the_capacity_changes",),
+        12: ("test_a_pod_is_annotated_once_its_quota_is_raised",),
+        13: ("test_what_is_preempted_for_a_pod_of_kube_scheduler_is_offered_to_it",),
+        14: ("test_a_caller_without_a_certificate_for_kube_scheduler_is_refused",),
+        15: ("test_a_share_goes_to_a_pod_of_a_placer_or_of_kube_scheduler",),
+        16: ("test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone",),
+        17: ("test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict",),
+    },
 }
 """Tests of an item whose names do not contain its number."""
 
@@ -75,6 +108,7 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
         34: "Leasehold does not limit it; an operator can, "
         "[by project quotas](../docs/hardware.md#disk)",
     },
+    "extender": {5: "a rate, [measured](../docs/performance.md#with-the-extender)"},
 }
 """Items without a test, and why."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shared.model.lease import LeaseState
-from shared.model.names import NodeName
+from shared.model.names import OFFER, NodeName
 from shared.model.preemption import (
     PREEMPTIBLE,
     PreemptionCause,
@@ -234,6 +234,23 @@ async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene
 
     assert chosen.lease.pod == pod
     assert any(note.reason == "GPUPriorityPreempt" for note in at.reports.events)
+
+
+async def test_what_is_preempted_for_a_pod_of_kube_scheduler_is_offered_to_it(at: Scene) -> None:
+    old = await at.running("old", mib=16_000)
+    await at.waiting("high", priority=100, by_kube_scheduler=True)
+    binder = at.binder()
+    await binder.step()
+    at.clock.advance(30)
+    await binder.step()
+    await at.terminate(old)
+
+    assert await binder.step() == []
+
+    pod = await at.get_pod("high", "b")
+    assert pod is not None
+    assert pod["metadata"]["annotations"][OFFER].startswith("a@")
+    assert await at.thief()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
-from shared.model.events.pod_events import PodBound, PodQueued
+from shared.model.events.pod_events import PodBound, PodFilteredOut, PodQueued
 from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
 from shared.model.lease import LeaseState
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement
+from shared.model.ledger import Reserved, reservation_for
+from shared.model.names import OFFER, Namespace, NodeName, PodUid
+from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest
 from tests.support.binder.claims import FakeClaims
@@ -92,6 +93,10 @@ class SchedulerBindingsStage:
     async def node_of(self, pod: PodQueued) -> str:
         found = json.loads(await self.kube.read(f"{PODS}/{pod.name}"))
         return str(found["spec"].get("nodeName", ""))
+
+    async def annotations(self, pod: PodQueued) -> dict[str, str]:
+        found = json.loads(await self.kube.read(f"{PODS}/{pod.name}"))
+        return dict(found["metadata"].get("annotations", {}))
 
     async def nodes_leased(self) -> list[tuple[str, LeaseState]]:
         return [(lease.node, lease.state) for lease in await assert_sound(self.leases)]
@@ -168,6 +173,38 @@ async def test_requests_for_two_nodes_at_once_end_with_one_lease_and_its_binding
     assert loser.reason == f"the pod is being bound to node {winner.node}"
     assert await at.node_of(pod) == winner.node
     assert await at.nodes_leased() == [(winner.node, LeaseState.BOUND)]
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_a_share_goes_to_a_pod_of_a_placer_or_of_kube_scheduler(
+    at: SchedulerBindingsStage, attempt: int
+) -> None:
+    pods = [await at.pod(f"{name}{attempt}") for name in ("ours", "theirs")]
+    placement = Placement(node=NodeName("a"), shares=(share("a", mib=WHOLE_MIB),))
+    reservation = reservation_for(pods[0], (placement,))
+
+    (outcome,), reply = await asyncio.gather(
+        at.leases.reserve([reservation], now=NOW, ttl_s=10.0), at.bind(pods[1])
+    )
+
+    assert isinstance(outcome, Reserved) is not reply.bound
+    assert len(await at.nodes_leased()) == 1
+
+
+async def test_a_pod_is_annotated_once_its_quota_is_raised(at: SchedulerBindingsStage) -> None:
+    pod, binder = await at.pod("p"), at.binders[0]
+    team = pod.namespace
+    await at.leases.quotas.save([Quota(namespace=team, limits=QuotaLimits(cards=0))], read_at=NOW)
+    refusal = Refusal(reason="over quota", permanent=True, quota=team)
+    capacity = await at.leases.capacity()
+    event = PodFilteredOut(queued=pod, refusal=refusal, capacity=capacity)
+    await binder.save_filtered_out([event])
+    assert OFFER not in await at.annotations(pod)
+
+    async with running(binder.offer_capacity):
+        await at.leases.quotas.save([], read_at=NOW + 1)
+
+        await until(lambda: at.annotations(pod), lambda notes: OFFER in notes)
 
 
 async def test_a_share_that_is_gone_is_refused_without_a_lease(at: SchedulerBindingsStage) -> None:

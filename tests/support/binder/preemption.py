@@ -201,14 +201,12 @@ class Scene:
         return dict(await self.kube.create(f"/api/v1/namespaces/{namespace}/pods", body, dict))
 
     async def waiting(
-        self, name: str, *, namespace: str = "b", mib: int = 8_000, gpus: int = 1, priority: int = 0
+        self, name: str, *, namespace: str = "b", mib: int = 8_000, gpus: int = 1, **fields: Any
     ) -> PodUid:
         """A pod that fits nowhere."""
         made = await self.pod(name, namespace, spec={})
         uid = PodUid(made["metadata"]["uid"])
-        queued = waiting_pod(
-            uid, namespace=namespace, name=name, mib=mib, gpus=gpus, priority=priority
-        )
+        queued = waiting_pod(uid, namespace=namespace, name=name, mib=mib, gpus=gpus, **fields)
         capacity = await self.ledger.capacity()
         verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
         await self.ledger.waiting_pods.enqueue([verdict])

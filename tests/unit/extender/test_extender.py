@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.extender.pod_requests import GANG
@@ -11,8 +12,10 @@ from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, VOLUME_HOLD_S
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply
+from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
 from shared.model.quota import QuotaExcess
+from tests.support.build import TRIGGER, devices, facts
 from tests.support.extender import ExtenderWorld, args
 from tests.support.waiting import until
 
@@ -35,6 +38,30 @@ def test_required_affinity_between_pods_is_left_to_kube_scheduler() -> None:
     verdict = ExtenderWorld().filter("a", 1_000, affinity=rule)
 
     assert verdict.node_names == ["n0", "n1", "n2"]
+
+
+def test_a_hard_spread_is_left_to_kube_scheduler() -> None:
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+
+    verdict = ExtenderWorld().filter("a", 1_000, topologySpreadConstraints=[spread])
+
+    assert verdict.node_names == ["n0", "n1", "n2"]
+
+
+def test_the_only_one_of_500_nodes_that_fits_is_offered_in_a_small_reply() -> None:
+    world = ExtenderWorld()
+    names = [f"node-{number:03d}" for number in range(500)]
+    for name in names:
+        large = name == "node-321"
+        given = tuple((each, DeviceUse()) for each in devices(1, name, memory_mib=40_000 + large))
+        node = LedgerNode(facts=facts(name), version=1, devices=given, served=(TRIGGER,))
+        world.mirror.put_node(node)
+
+    verdict = world.filter("a", 40_001, " ".join(names))
+
+    assert verdict.node_names == ["node-321"]
+    assert len(verdict.failed_and_unresolvable_nodes) == 499
+    assert len(msgspec.json.encode(verdict)) < 32_000
 
 
 def test_a_pod_of_a_gang_is_refused_with_the_way_out() -> None:
