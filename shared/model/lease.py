@@ -85,7 +85,7 @@ class ClaimAllocation:
     """Pods in the claim's `status.reservedFor`, sorted."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One container's share of one device."""
 
     container: str

@@ -8,7 +8,7 @@ from shared.model.lease import Share
 from shared.model.names import DeviceUuid, NodeName
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A choice of node and devices; nothing is reserved yet."""
 
     node: NodeName

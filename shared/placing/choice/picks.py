@@ -13,9 +13,6 @@ DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
 """A container, a device for it, the MiB of its share there, and the MIG instance; None: HAMi-core
 enforces the share."""
 
-CACHED_SHARES = 16
-"""Cached shares per device: a share is a value, and pods of one template request equal ones."""
-
 
 @dataclass(slots=True)
 class PodDeviceUse:
@@ -66,20 +63,4 @@ def _share(
 ) -> Share:
     if instance is not None:
         return instance_share(container, device.device, memory_mib, instance)
-    key = (
-        memory_mib,
-        container.container,
-        container.cores_percent,
-        container.sharing is not SharingPolicy.SHARED and container.sharing,
-        container.whole,
-        container.slotted,
-        container.slots,
-        container.init,
-        container.records_requested_units and (container.memory_bytes, container.memory_percent),
-    )
-    share = device.cached_shares.get(key)
-    if share is None:
-        if len(device.cached_shares) >= CACHED_SHARES:
-            device.cached_shares.clear()
-        share = device.cached_shares[key] = enforced_share(container, device.device, memory_mib)
-    return share
+    return enforced_share(container, device.device, memory_mib)

@@ -6,6 +6,7 @@ is filled with them. The first sees devices that are too small for most pods, th
 lack of cpu and memory leaves idle.
 """
 
+from array import array
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -23,7 +24,8 @@ CPU_PERCENT = 90
 WHOLE = 1000
 """Thousandths of a device."""
 CACHED_VALUES = 1 << 16
-CACHED_PARTS = 1 << 12
+LANE_BYTES = 4
+"""Amounts of all kinds are lanes of one integer, so that those of devices are added in one step."""
 
 FreeParts = tuple[int, ...]
 """The idle part of each device in thousandths, in ascending order."""
@@ -49,6 +51,20 @@ class _PartRequest(NamedTuple):
         return cls(kind, frequency, part, frequency * gpus**SIZE_EXPONENT, fits)
 
 
+class _WeighedKind(NamedTuple):
+    """A typical kind that fits the devices, with its weights."""
+
+    gpus: int
+    cpu: int
+    """Twice the request; 1: none."""
+    memory: int
+    """Likewise."""
+    filled: float
+    """The second measure for each pod."""
+    at_random: float
+    """The first measure for each thousandth of a device that is idle."""
+
+
 class UsableGpu:
     """The valuation of nodes with devices of one model, by the typical kinds of pods."""
 
@@ -56,14 +72,19 @@ class UsableGpu:
         requests = [_PartRequest.of(each, device) for each in typical]
         total = sum(map(attrgetter("weight"), requests)) or 1.0
         usable = list(filter(attrgetter("fits"), requests))
-        # Twice the amount plus one, divided by twice the request: no request divides by zero.
-        self._cpu = [2 * each.kind.cpu or 1 for each in usable]
-        self._memory = [2 * each.kind.memory or 1 for each in usable]
         scale = (1 - RANDOM_POD_PART) / total
-        self._filled = [scale * each.weight * each.kind.gpus * each.part for each in usable]
-        self._random = [RANDOM_POD_PART * each.frequency for each in usable]
-        self._requests = [(each.kind.gpus, each.part) for each in usable]
-        self._by_free_parts: dict[FreeParts, tuple[list[int], list[float]]] = {}
+        self._kinds = [
+            _WeighedKind(
+                each.kind.gpus,
+                2 * each.kind.cpu or 1,
+                2 * each.kind.memory or 1,
+                scale * each.weight * each.kind.gpus * each.part,
+                RANDOM_POD_PART * each.frequency,
+            )
+            for each in usable
+        ]
+        self._parts = [each.part for each in usable]
+        self._shares: dict[int, tuple[int, int]] = {}
         self._values: dict[tuple[int, int, FreeParts], float] = {}
 
     def value(self, cpu: int, memory: int, free: FreeParts) -> float:
@@ -77,35 +98,45 @@ class UsableGpu:
         return value
 
     def _compute(self, cpu: int, memory: int, free: FreeParts) -> float:
-        known = self._by_free_parts.get(free)
-        if known is None:
-            if len(self._by_free_parts) >= CACHED_PARTS:
-                self._by_free_parts.clear()
-            known = self._by_free_parts[free] = self._pods_by_devices(free)
-        by_devices, random_part = known
+        shares = idle = 0
+        for part in free:
+            more_shares, more_idle = self._shares.get(part) or self._shares_on(part)
+            shares += more_shares
+            idle += more_idle
+        # Twice the amount plus one, divided by twice the request: no request divides by zero.
         cpu, memory = 2 * max(cpu * CPU_PERCENT // 100, 0) + 1, 2 * max(memory, 0) + 1
-        by_cpu = [cpu // each for each in self._cpu]
-        by_memory = [memory // each for each in self._memory]
-        pods = map(min, by_devices, by_cpu, by_memory)
-        values: list[float] = [
-            count * filled + at_random
-            for count, filled, at_random in zip(pods, self._filled, random_part, strict=True)
-            if count
-        ]
-        return sum(values)
+        value = 0.0
+        lanes = zip(self._unpacked(shares), self._unpacked(idle), self._kinds, strict=True)
+        for count, idle_parts, (gpus, cpu_each, memory_each, filled, at_random) in lanes:
+            if not count:
+                continue
+            pods = count // gpus
+            if pods * cpu_each > cpu:
+                pods = cpu // cpu_each
+            if pods * memory_each > memory:
+                pods = memory // memory_each
+            if pods:
+                value += pods * filled + idle_parts * at_random
+        return value
 
-    def _pods_by_devices(self, free: FreeParts) -> tuple[list[int], list[float]]:
-        """Return the pods of each kind that the devices hold, and the first measure's value."""
-        counts: dict[tuple[int, int], tuple[int, int]] = {}
-        for gpus, part in self._requests:
-            if (gpus, part) not in counts:
-                usable = [each for each in free if each >= part]
-                pods = (
-                    sum(each // max(part, 1) for each in usable)
-                    if gpus == 1
-                    else len(usable) // gpus
-                )
-                counts[gpus, part] = (pods, sum(usable))
-        pairs = [counts[request] for request in self._requests]
-        values = [weight * usable for weight, (_, usable) in zip(self._random, pairs, strict=True)]
-        return [pods for pods, _ in pairs], values
+    def _shares_on(self, free: int) -> tuple[int, int]:
+        """Return what a device with an idle part adds for each kind, in lanes of an integer.
+
+        The shares of kinds with one GPU that it holds, or 1 if it holds one of several; and its
+        idle part if it holds one.
+        """
+        counts = [
+            0 if part > free else free // max(part, 1) if kind.gpus == 1 else 1
+            for part, kind in zip(self._parts, self._kinds, strict=True)
+        ]
+        idle = [free * (part <= free) for part in self._parts]
+        found = self._shares[free] = _packed(counts), _packed(idle)
+        return found
+
+    def _unpacked(self, lanes: int) -> list[int]:
+        data = lanes.to_bytes(LANE_BYTES * len(self._parts), "little")
+        return memoryview(data).cast("I").tolist()
+
+
+def _packed(amounts: Sequence[int]) -> int:
+    return int.from_bytes(array("I", amounts).tobytes(), "little")

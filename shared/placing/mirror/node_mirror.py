@@ -31,7 +31,6 @@ class MirroredDevice:
     __slots__ = (
         "accepts_shares",
         "anti_affinity_groups",
-        "cached_shares",
         "device",
         "exclusive",
         "free_cores",
@@ -92,7 +91,6 @@ class MirroredDevice:
         self.healthy = device.healthy and not closed
         self.isolation_restricted = device.isolation is not Isolation.SHARED
         """The device's isolation does not accept every share."""
-        self.cached_shares: dict[object, Share] = {}
         self.free_instance_mib = 0
         """MiB of the largest free MIG instance; 0: none is free."""
         self.update_constraints()
