@@ -211,9 +211,9 @@ def auth_callout_configuration(
         "}",
         "",
     ]
-    mutual = (
-        f"tls {{ cert_file: {certificate}, key_file: {key}, ca_file: {authority}, verify: true }}"
-    )
+    # The authority also issues certificates for others: only names in the servers' routes count.
+    files_of_peers = f"cert_file: {certificate}, key_file: {key}, ca_file: {authority}"
+    mutual = f"tls {{ {files_of_peers}, verify_cert_and_check_known_urls: true }}"
     return "\n".join(lines), f"include nats.conf\ncluster {{ {mutual} }}\n"
 
 

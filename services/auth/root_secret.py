@@ -22,6 +22,11 @@ AUTH, SYSTEM = "auth", "system"
 """The two users of NATS with a password; all other users are authorized by token."""
 EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
 """Server and client of the extender; its client's certificate is for the name of the latter."""
+DASHBOARD = "dashboard"
+ISSUED = (EXTENDER, KUBE_SCHEDULER, DASHBOARD)
+"""Who has a certificate in a Secret of its own."""
+LOCAL_NAMES = ("localhost", "127.0.0.1")
+"""Names under which `kubectl port-forward` shows the dashboard."""
 PROPAGATED = timedelta(minutes=5)
 """After this time, the kubelet has written a new certificate to the servers' files."""
 RECENT = timedelta(days=7)
@@ -46,12 +51,12 @@ def complete(
     now: datetime,
     random_bytes: Callable[[int], bytes],
     *,
-    extender_names: Sequence[str],
+    namespace: str,
 ) -> dict[str, bytes]:
     """Return the stored data, with missing entries created and due certificates renewed.
 
-    `names` are those of the servers NATS and Redis. Raises RequestError for stored certificates
-    that cannot be parsed.
+    `names` are those of the servers NATS and Redis, `namespace` is that of the Services. Raises
+    RequestError for stored certificates that cannot be parsed.
     """
     data = dict(stored)
     if len(data.get(ISSUER, b"")) != SEED_BYTES:
@@ -62,23 +67,26 @@ def complete(
             data[key] = user.encode() + b":" + password
     if not (data.get("ca.crt") and data.get("ca.key")):
         created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
-        issued = (f"{name}.crt" for name in ("server", EXTENDER, KUBE_SCHEDULER))
+        issued = (f"{name}.crt" for name in ("server", *ISSUED))
         data |= {"ca.crt": created.certificate, "ca.key": created.key, **dict.fromkeys(issued, b"")}
     if _issue(data, "server", names, now):
         renewals = int(data.get(RENEWAL_COUNT, b"-1")) + 1
         data[RENEWAL_COUNT] = str(renewals).encode()
-    _issue(data, EXTENDER, extender_names, now)
+    _issue(data, EXTENDER, [f"{EXTENDER}.{namespace}.svc"], now, client=False)
     _issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now)
+    _issue(data, DASHBOARD, [f"{DASHBOARD}.{namespace}.svc", *LOCAL_NAMES], now, client=False)
     return data
 
 
-def _issue(data: dict[str, bytes], name: str, names: Sequence[str], now: datetime) -> bool:
-    """Issue a certificate if it is missing or due; return whether it was."""
+def _issue(
+    data: dict[str, bytes], name: str, names: Sequence[str], now: datetime, *, client: bool = True
+) -> bool:
+    """Issue a certificate, also for a `client`, if it is missing or due; return whether it was."""
     present = data.get(f"{name}.crt")
     if present and not certificates.is_due(present, names, now):
         return False
     authority = Issued(certificate=data["ca.crt"], key=data["ca.key"])
-    issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=True)
+    issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=client)
     data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
     return True
 
@@ -111,7 +119,7 @@ def managed_objects(
                 name=f"auth-{name}",
                 data={"tls.crt": data[f"{name}.crt"], "tls.key": data[f"{name}.key"], **authority},
             )
-            for name in (EXTENDER, KUBE_SCHEDULER)
+            for name in ISSUED
         ),
         *(
             ManagedObject(

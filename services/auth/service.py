@@ -96,7 +96,7 @@ class AuthService:
                 self.server_names,
                 self._now(),
                 secrets.token_bytes,
-                extender_names=[f"extender.{self.namespaces.system}.svc"],
+                namespace=self.namespaces.system,
             )
             if data == stored:
                 break

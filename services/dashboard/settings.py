@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.credentials.authorization import AUTH_MODES, is_loopback
+from shared.credentials.serving_files import ServingFiles
 from shared.model.errors import RequestError
 from shared.model.usage import IDLE_AFTER_S
 from shared.runtime.settings import LedgerSettings, setting
@@ -26,6 +27,10 @@ class DashboardSettings(LedgerSettings):
         None, "kubeconfig for --auth kube; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     listen: str = setting("127.0.0.1:0", "HOST:PORT of the page and of /api/v1; port 0: any")
+    certificate_file: Path | None = setting(
+        None, "PEM file with a certificate: --listen uses TLS; default: HTTP"
+    )
+    key_file: Path | None = setting(None, "PEM file with that certificate's key")
     auth: str = setting(
         "none",
         "authentication: none (loopback only), tokens (of a file), kube (tokens of the API server; "
@@ -54,6 +59,8 @@ class DashboardSettings(LedgerSettings):
         """Raise RequestError for contradictory settings, and for public access without a token."""
         if self.auth not in AUTH_MODES:
             raise RequestError(f"--auth {self.auth!r} must be one of {', '.join(AUTH_MODES)}")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise RequestError("--certificate-file and --key-file are needed together")
         if self.tokens and self.auth != "tokens":
             raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
         if self.idle_after_minutes < 0:
@@ -69,6 +76,13 @@ class DashboardSettings(LedgerSettings):
             raise RequestError(
                 f"--trace-url {self.trace_url!r} must start with http:// or https://"
             )
+
+    @property
+    def serving_files(self) -> ServingFiles | None:
+        """The TLS files; None: HTTP. Raises RequestError for files that cannot be loaded."""
+        if self.certificate_file is None or self.key_file is None:
+            return None
+        return ServingFiles(self.certificate_file, self.key_file)
 
     @property
     def token_file(self) -> Path:

@@ -75,10 +75,14 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
             trace_url=settings.trace_url,
             read_trace=trace_reader(settings.trace_dir),
         )
+        tls = settings.serving_files
+        context = tls.context if tls else None
         address = await stack.enter_async_context(
-            health.served(server.application(), settings.listen, flag="--listen")
+            health.served(server.application(), settings.listen, flag="--listen", tls=context)
         )
-        logger.info("serving the page on http://%s", address)
+        logger.info("serving the page on http%s://%s", "s" if tls else "", address)
+        if tls:
+            stack.callback(asyncio.create_task(tls.reload(SystemClock().sleep)).cancel)
         if settings.scheduler_metrics:
             legacy_metrics = legacy_metrics_application(dashboard.projection)
             await stack.enter_async_context(

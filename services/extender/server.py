@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import ssl
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """A pod is at most 3 MiB; 15,000 names of 253 characters are less than 4 MiB."""
-RELOAD_S = 60.0
 T = TypeVar("T")
 
 
@@ -100,38 +96,3 @@ def _outcome_of(result: ExtenderFilterResult) -> str:
     if result.error:
         return "error"
     return "ok" if result.node_names else "refused"
-
-
-class ServingFiles:
-    """The TLS context from files, which are read again when they change."""
-
-    def __init__(self, certificate: Path, key: Path, client_ca: Path) -> None:
-        self.files = certificate, key, client_ca
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.verify_mode = ssl.CERT_REQUIRED
-        self._loaded: bytes = b""
-        self.load()
-
-    def load(self) -> None:
-        """Load the files. Raises RequestError if one cannot be read or is invalid."""
-        certificate, key, client_ca = self.files
-        try:
-            content = b"".join(path.read_bytes() for path in self.files)
-            if content == self._loaded:
-                return
-            self.context.load_cert_chain(certificate, key)
-            self.context.load_verify_locations(client_ca)
-        except OSError as error:  # ssl.SSLError is one
-            names = ", ".join(map(str, self.files))
-            raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
-        self._loaded = content
-
-    async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Load changed files until cancelled; new connections use them."""
-        while True:
-            await pause(RELOAD_S)
-            try:
-                await asyncio.to_thread(self.load)
-            except RequestError as error:
-                logger.warning("the TLS files are loaded again in %g s: %s", RELOAD_S, error)

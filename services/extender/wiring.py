@@ -5,9 +5,10 @@ import logging
 
 from services.extender.metrics import ExtenderMetrics
 from services.extender.pod_requests import PodRequests
-from services.extender.server import ServingFiles, application
+from services.extender.server import application
 from services.extender.service import Extender
 from services.extender.settings import ExtenderSettings
+from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials

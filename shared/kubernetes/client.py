@@ -183,14 +183,14 @@ class KubernetesClient:
         return _as(kind, await self._send("GET", path))
 
     async def read_service(self, service: str, path: str, *, cookie: str) -> bytes:
-        """Return what an HTTP service replies to a GET, through the API server's proxy.
+        """Return what an HTTPS service replies to a GET, through the API server's proxy.
 
         `service` is `NAMESPACE/NAME` with a port `page`. The API server removes our Authorization
-        header, and passes the cookie on.
+        header, passes the cookie on, and does not verify the service's certificate.
         https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster-services/
         """
         namespace, _, name = service.partition("/")
-        proxy = f"{quote(namespace, safe='')}/services/http:{quote(name, safe='')}:page/proxy"
+        proxy = f"{quote(namespace, safe='')}/services/https:{quote(name, safe='')}:page/proxy"
         return await self._send(
             "GET", f"/api/v1/namespaces/{proxy}{path}", extra={"Cookie": cookie}
         )

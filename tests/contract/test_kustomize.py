@@ -57,7 +57,7 @@ SECRETS_OF = {
     "auth": [
         *("auth", "auth-nats", "auth-redis"),
         *("redis-placer", "redis-binder", "redis-timekeeper", "redis-dashboard", "redis-operator"),
-        *("redis-extender", "auth-extender", "auth-kube-scheduler"),
+        *("redis-extender", "auth-extender", "auth-kube-scheduler", "auth-dashboard"),
     ],
 }
 

@@ -276,7 +276,7 @@ def test_an_external_redis_is_configured_as_documented(tmp_path: Path) -> None:
 
 
 def test_every_awaited_key_is_created_by_the_auth_service() -> None:
-    whole = complete({}, ("nats",), datetime.now(UTC), os.urandom, extender_names=("extender",))
+    whole = complete({}, ("nats",), datetime.now(UTC), os.urandom, namespace="leasehold-system")
     user = NatsUser(name="auth", publish=(), subscribe=())
     made = {(h.kind, h.name): set(h.data) for h in managed_objects(whole, user, "/etc/nats")}
     wanted: dict[str, set[tuple[str, str]]] = {}

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +29,8 @@ from shared.model.names import Namespace, PodUid
 logger = logging.getLogger(__name__)
 
 VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+UID_LENGTH = 64
+UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 MAX_SOCKET_PATH = 107
 LOOK_S = 1.0
 """How often it is checked that both sockets still exist."""
@@ -219,9 +222,7 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
     async def NodeUnprepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> dra.NodeUnprepareResourcesResponse:
-        errors = await asyncio.gather(
-            *(_error_of(self.handler.unprepare(_reference(claim))) for claim in request.claims)
-        )
+        errors = await asyncio.gather(*(self._unprepare(claim) for claim in request.claims))
         return dra.NodeUnprepareResourcesResponse(
             claims={
                 claim.uid: dra.NodeUnprepareResourceResponse(error=error)
@@ -236,8 +237,19 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
             return dra.NodePrepareResourceResponse(error=str(error))
         return dra.NodePrepareResourceResponse(devices=map(_encode_device, devices))
 
+    async def _unprepare(self, claim: dra.Claim) -> str:
+        """Return why the claim stays prepared; empty: it does not."""
+        try:
+            await self.handler.unprepare(_reference(claim))
+        except LeaseholdError as error:
+            return str(error)
+        return ""
+
 
 def _reference(claim: dra.Claim) -> ClaimReference:
+    """Raise RequestError for what is no UID: names of files contain it."""
+    if not UID.fullmatch(claim.uid):
+        raise RequestError(f"{claim.uid[:UID_LENGTH]!r} is no UID of a ResourceClaim")
     return ClaimReference(
         uid=PodUid(claim.uid), namespace=Namespace(claim.namespace), name=claim.name
     )
@@ -251,14 +263,6 @@ def _encode_device(device: PreparedDevice) -> dra.Device:
         cdi_device_ids=device.cdi_devices,
         share_id=device.share_id or None,
     )
-
-
-async def _error_of(call: Awaitable[None]) -> str:
-    try:
-        await call
-    except LeaseholdError as error:
-        return str(error)
-    return ""
 
 
 class _HealthServicer(health_grpc.DRAResourceHealthServicer):  # type: ignore[misc]

@@ -1,6 +1,7 @@
-"""services/proxy: GET requests to an endpoint of a Service, over HTTP, without our credentials.
+"""services/proxy: GET requests to an endpoint of a Service, without our credentials.
 
-In contrast to Kubernetes, responses are not streamed, and other methods and HTTPS are not served.
+As in Kubernetes, certificates of services are not verified. In contrast to it, responses are not
+streamed, and other methods are not served.
 """
 
 import re
@@ -34,6 +35,11 @@ class ProxiedService:
         return ResourceAttributes("get", "", "services/proxy", self.namespace, self.segment)
 
     @property
+    def scheme(self) -> str:
+        """`https` if it is in front of the name, else `http`."""
+        return "https" if self.segment.startswith("https:") else "http"
+
+    @property
     def name_and_port(self) -> tuple[str, str]:
         """The name of the Service, and the name or number of its port; empty: its only one."""
         parts = self.segment.split(":")
@@ -62,7 +68,10 @@ async def serve_proxied(
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session,
             session.get(
-                f"http://{address}{service.path}", params=request.query, headers=headers
+                f"{service.scheme}://{address}{service.path}",
+                params=request.query,
+                headers=headers,
+                ssl=False,
             ) as response,
         ):
             body = await response.read()

@@ -5,7 +5,7 @@ import base64
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,16 +299,30 @@ async def _pings(valkey: ValkeyServer, login: bytes) -> bool:
             return False
 
 
+ALONE = "system_account: SYS, accounts { SYS { users: [{ user: system, password: x }] } }\n"
+
+
+def write_peer(folder: Path, data: Mapping[str, bytes]) -> Path:
+    """Write the configuration of a server with the certificate of kube-scheduler."""
+    for name in ("kube-scheduler.crt", "kube-scheduler.key", "ca.crt"):
+        (folder / name).write_bytes(data[name])
+    tls = f'cert_file: "{folder}/kube-scheduler.crt", key_file: "{folder}/kube-scheduler.key"'
+    made = folder / "peer.conf"
+    cluster = f'cluster {{ tls {{ {tls}, ca_file: "{folder}/ca.crt", verify: true }} }}'
+    made.write_text(f"{ALONE}log_file: {made}.log\n{cluster}\n")
+    return made
+
+
 async def test_servers_of_a_cluster_accept_each_other_by_certificate_and_no_server_without_one(
     tmp_path: Path,
 ) -> None:
     cluster = AuthCluster()
     async with cluster.served() as kube:
-        worlds = [AuthWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(3)]
+        worlds = [AuthWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(4)]
         bare = tmp_path / "2" / "bare.conf"
-        bare.write_text("accounts { SYS { users: [{ user: system, password: x }] } }\n")
+        bare.write_text(f"{ALONE}log_file: {bare}.log\n")
         ports = [free_port() for _ in worlds]
-        routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:2])
+        routes = ",".join(f"nats://localhost:{port}" for port in ports[:2])
         flags = [
             (f"--cluster=nats://127.0.0.1:{port}", "--cluster_name=c", f"--name=n{port}",
              f"--routes={routes}")
@@ -316,15 +330,18 @@ async def test_servers_of_a_cluster_accept_each_other_by_certificate_and_no_serv
         ]  # fmt: skip
         try:
             for each, mine in zip(worlds[:2], flags, strict=False):
-                await each.auth.reconcile()
+                data = await each.auth.reconcile()
                 each.start_nats("nats-cluster.conf", *mine)
             worlds[2].start_nats(str(bare), *flags[2])
+            worlds[3].start_nats(str(write_peer(worlds[3].folder, data)), *flags[3])
             system = replace(
                 worlds[0].servers.nats_credentials,
                 login_file=worlds[0].folder / "run" / "nats-system",
             )
 
             await until(lambda: reload_servers(worlds[0].url, system), lambda count: count >= 2)
+            log = worlds[3].folder / "peer.conf.log"
+            await until(lambda: log.exists() and "Authorization Violation" in log.read_text())
             assert await reload_servers(worlds[0].url, system) == 2
             async with worlds[0].authorizing():  # the other server sends requests, too
                 token = cluster.issue_token("placer")

@@ -13,6 +13,7 @@ import aiohttp
 import yaml
 
 from shared.credentials.authorization import KubernetesAuthenticator
+from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
@@ -20,6 +21,7 @@ from shared.model.names import Namespace
 from simcluster.credentials import kubeconfig
 from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
 from tests.support.placer.ledger import queued, verdict
+from tests.support.servers.tls import Made
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created
 from tests.support.stack import Done, run
@@ -36,6 +38,7 @@ class Cluster:
     api: ApiUnderTest
     shown: RunningDashboard
     folder: Path
+    dashboard_ca: Path
 
     async def leasehold(self, *words: str, account: str = "member", **env: str) -> Done:
         """Run a command with the kubeconfig of an account."""
@@ -72,14 +75,16 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
     """Start everything; `member` may get pods in `default`, `stranger` nowhere."""
+    made = Made(folder)
+    tls = ServingFiles(*made.issue("dashboard")).context
     async with (
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        dashboard(KubernetesAuthenticator(kube, SystemClock())) as shown,
+        dashboard(KubernetesAuthenticator(kube, SystemClock()), tls=tls) as shown,
         api.client() as client,
     ):
         await install(client, port=int(shown.url.rpartition(":")[2]))
-        yield Cluster(api, shown, folder)
+        yield Cluster(api, shown, folder, made.ca)
 
 
 async def install(client: aiohttp.ClientSession, *, port: int) -> None:
@@ -118,8 +123,11 @@ async def install(client: aiohttp.ClientSession, *, port: int) -> None:
     )
 
 
-async def documents(at: Cluster, *words: str, account: str = "member") -> Any:
-    done = await at.leasehold(*words, "-o", "json", account=account)
+async def documents(
+    at: Cluster, *words: str, account: str = "member", trusted: Path | None = None
+) -> Any:
+    env = {"SSL_CERT_FILE": str(trusted)} if trusted else {}
+    done = await at.leasehold(*words, "-o", "json", account=account, **env)
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -189,7 +197,7 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
         elsewhere = await at.leasehold("gpus", "--dashboard", "default/none")
         pod = await at.leasehold("explain", "mine", account="stranger")
         nowhere = await at.leasehold("gpus", KUBECONFIG="")
-        url = await documents(at, "gpus", "--dashboard", at.shown.url)
+        url = await documents(at, "gpus", "--dashboard", at.shown.url, trusted=at.dashboard_ca)
         async with at.api.client() as client:
             path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
             endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/dashboard"

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from services.extender.metrics import ExtenderMetrics
-from services.extender.server import ServingFiles, application
+from services.extender.server import application
+from shared.credentials.serving_files import ServingFiles
 from shared.runtime import health
 from tests.support.extender import ExtenderWorld
 from tests.support.servers.tls import Made

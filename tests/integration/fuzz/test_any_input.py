@@ -16,8 +16,10 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from services.dashboard.legacy_metrics import legacy_metrics_application
+from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_spec import parse_budget
@@ -205,6 +207,7 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
                 health.served(api.reports(), local) as reports,
                 health.served(health.application({}), local) as http,
                 health.served(legacy_metrics_application(board.dashboard.projection), local) as old,
+                health.served(metrics_app(CollectorRegistry()), local) as usage,
                 health.served(webhook_application(webhook().review, Drain()), local) as https,
             ):
                 yield {
@@ -212,6 +215,7 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
                     "reports": reports,
                     "dashboard": board.url.removeprefix("http://"),
                     "old-metrics": old,
+                    "usage": usage,
                     "http": http,
                     "https": https,
                 }

@@ -14,14 +14,15 @@ import aiohttp
 import grpc
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proto.dra import api_pb2 as dra
 from services.binder.claims.claim_shares import reservation_of
 from services.extender.metrics import ExtenderMetrics
-from services.extender.server import ServingFiles, application
+from services.extender.server import application
 from services.node_agent.dra.resource_claims import generation_of_claim, results_on
+from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import CORES, DRIVER, LEASED, MEMORY
 from shared.model.errors import RequestError
@@ -179,6 +180,10 @@ def claim_calls(draw: st.DrawFn) -> bytes:
 
 @any_machine
 @given(method=st.sampled_from(METHODS), request=claim_calls())
+@example(
+    method="NodeUnprepareResources",
+    request=dra.NodeUnprepareResourcesRequest(claims=[dra.Claim(uid="\0")]).SerializeToString(),
+)
 def test_any_call_of_the_kubelet_is_answered_for_each_claim(
     driver: Call, method: str, request: bytes
 ) -> None:

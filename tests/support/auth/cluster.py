@@ -14,7 +14,7 @@ from tests.support.simcluster.installed import namespace_of
 
 AUDIENCE = "leasehold-nats"
 SECRETS = (
-    *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler"),
+    *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler", "auth-dashboard"),
     *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "dashboard", "operator")),
     "redis-extender",
 )

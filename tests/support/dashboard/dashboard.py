@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +96,10 @@ class RunningDashboard:
 
 @contextlib.asynccontextmanager
 async def dashboard(
-    authenticator: Authenticator | None = None, *, traces: Path | None = None
+    authenticator: Authenticator | None = None,
+    *,
+    traces: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[RunningDashboard]:
     async with nats_server() as nats:
         with valkey_server() as valkey:
@@ -124,9 +128,9 @@ async def dashboard(
                     trace_url="http://j/{trace}",
                     read_trace=trace_reader(traces),
                 )
-                async with health.served(pages.application(), "127.0.0.1:0") as address:
+                async with health.served(pages.application(), "127.0.0.1:0", tls=tls) as address:
                     await until(lambda: started.is_set() and not board.unready_reason())
-                    url = f"http://{address}"
+                    url = f"http{'s' if tls else ''}://{address}"
                     yield RunningDashboard(
                         board, leases, bus, url, client, usage, preemptions, store
                     )

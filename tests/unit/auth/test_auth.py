@@ -33,7 +33,7 @@ NAMES = ("nats", "redis")
 NAMESPACES = ServiceNamespaces(system="leasehold-system", agents="leasehold-agents")
 AUTH_USER = next(user for user in all_users([]) if user.name == "auth")
 
-complete = partial(root_secret.complete, extender_names=("extender.leasehold-system.svc",))
+complete = partial(root_secret.complete, namespace="leasehold-system")
 
 
 def fresh(number: int) -> bytes:

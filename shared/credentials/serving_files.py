@@ -1,0 +1,53 @@
+"""A server's TLS context from files, such as those of a mounted Secret."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from shared.model.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+RELOAD_S = 60.0
+
+
+class ServingFiles:
+    """The TLS context from files, which are read again when they change.
+
+    With `client_ca`, clients need a certificate of that authority.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        self.certificate, self.key, self.client_ca = certificate, key, client_ca
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if client_ca is not None:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self._loaded: bytes = b""
+        self.load()
+
+    def load(self) -> None:
+        """Load the files. Raises RequestError if one cannot be read or is invalid."""
+        files = [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
+        try:
+            content = b"".join(path.read_bytes() for path in files)
+            if content == self._loaded:
+                return
+            self.context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca is not None:
+                self.context.load_verify_locations(self.client_ca)
+        except OSError as error:  # ssl.SSLError is one
+            names = ", ".join(map(str, files))
+            raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
+        self._loaded = content
+
+    async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Load changed files until cancelled; new connections use them."""
+        while True:
+            await pause(RELOAD_S)
+            try:
+                await asyncio.to_thread(self.load)
+            except RequestError as error:
+                logger.warning("the TLS files are loaded again in %g s: %s", RELOAD_S, error)
