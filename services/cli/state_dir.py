@@ -19,7 +19,7 @@ from typing import Any, Self
 from services.cli.program import program
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 FORMAT = 1
 SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
@@ -163,13 +163,21 @@ def save_state(directory: StateDir, state: State) -> None:
 
 
 def load_state(directory: StateDir) -> State | None:
-    """Read `state.json`, or return None if there is none of this format."""
+    """Read `state.json`, or return None if there is none of this format.
+
+    Raises UnavailableError if this user may not read it.
+    """
     try:
         fields: dict[str, Any] = json.loads(directory.state.read_text(encoding="utf-8"))
         if fields.get("format") != FORMAT:
             return None
         components = tuple(ComponentState(**each) for each in fields.pop("components"))
         return State(**fields, components=components)
+    except PermissionError as error:
+        raise UnavailableError(
+            f"this user may not read {directory.state}: run the command as the user who ran "
+            "`leasehold up`, or name another directory with --state"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

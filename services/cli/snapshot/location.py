@@ -52,7 +52,6 @@ def locate(flags: argparse.Namespace) -> ClusterLocation:
     """
     given = _GivenFlags(flags)
     directory = StateDir.at(Path(flags.state))
-    saved = load_state(directory)
     if given.text("redis_url"):
         return ClusterLocation(
             redis_url=given.text("redis_url"),
@@ -64,7 +63,9 @@ def locate(flags: argparse.Namespace) -> ClusterLocation:
             traces=given.path("trace_dir") or directory.traces,
             agents=given.path("agents"),
         )
-    if saved is None or given.text("context") or given.text("dashboard"):
+    names_cluster = given.text("context") or given.text("dashboard")
+    saved = None if names_cluster else load_state(directory)
+    if saved is None:
         return ClusterLocation(
             redis_url="",
             kubeconfig=given.path("kubeconfig"),

@@ -13,7 +13,7 @@ from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_sources import PATH, BudgetObjects
 from services.timekeeper.config.budget_spec import API_VERSION, KIND
 from services.timekeeper.report.budget_reports import budget_status, minutes, stamp
-from shared.model.budget import Account, Balance, Budget, BudgetState
+from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -91,6 +91,18 @@ def event_bodies(
     yield _event(name, regarding, budget, account, current)
 
 
+_LEASES = {
+    LeaseClass.GUARANTEED: "its pods are preempted by pods of higher priority only",
+    LeaseClass.RECLAIMABLE: "its pods may be preempted",
+    LeaseClass.EXPIRED: "its pods are preempted first",
+}
+_NEW_PODS = {
+    "admit": "new pods are admitted",
+    "queue": "new pods wait",
+    "deny": "new pods are denied",
+}
+
+
 def _events_path(body: Mapping[str, Any]) -> str:
     return f"/api/v1/namespaces/{quote(body['metadata']['namespace'], safe='')}/events"
 
@@ -103,8 +115,8 @@ def _event(
     left = "no limit" if remaining is None else f"{minutes(remaining)} left"
     message = (
         f"the GPU budget of namespace {account.namespace} is {current.state}: "
-        f"{minutes(current.used_units)} GPU-minutes used in {window}, {left}; its leases are "
-        f"{follows.lease_class}, new pods: {follows.new_pods}"
+        f"{minutes(current.used_units)} GPU-minutes used in {window}, {left}; "
+        f"{_LEASES[follows.lease_class]}, {_NEW_PODS[follows.new_pods]}"
     )
     identity = f"{account.state.since_ms} {current.state} {current.warned_percent} {window}"
     digest = hashlib.blake2s(identity.encode(), digest_size=8).hexdigest()

@@ -82,6 +82,9 @@ async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
     about = [(event["reason"], event["involvedObject"]["kind"]) for event in events]
     assert about == [("BudgetExhausted", "GPUBudget"), ("BudgetExhausted", "Namespace")]
     assert {event["involvedObject"]["name"] for event in events} == {"team-a"}
+    assert {event["message"].partition("; ")[2] for event in events} == {
+        "its pods may be preempted, new pods are admitted"
+    }
     assert "Europe/Atlantis" in wrong["problem"]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +25,7 @@ from services.cli.state_dir import (
 )
 from services.cli.up import servers
 from services.cli.up.up import EXAMPLE, next_steps
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 
 
 def code_of(*argv: str) -> int:
@@ -171,6 +172,18 @@ def test_a_state_file_of_another_format_counts_as_none(text: str, tmp_path: Path
     StateDir(tmp_path).state.write_text(text)
 
     assert load_state(StateDir(tmp_path)) is None
+
+
+def test_a_state_that_this_user_may_not_read_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+    with pytest.raises(UnavailableError, match=r"may not read .*state\.json: run the command as"):
+        load_state(StateDir(tmp_path))
 
 
 def test_a_long_state_path_is_reached_through_a_short_link(tmp_path: Path) -> None:
