@@ -84,7 +84,7 @@ export class Drawer {
         `${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}${measuredText(share)}, fence ${share.fence}, on `, detailsLink("device", share.device, `GPU ${share.index}`)))));
     }
     if (waiting) {
-      sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),
+      sections.push(facts({ "Queue position": waiting.position, Priority: waiting.priority, Gang: waiting.gang, Age: age(this.now() - waiting.since), Reason: waiting.reason, "Next step": waiting.hint }),
         el("ul", {}, ...waiting.nearest.map((node) => el("li", {}, `${node.node}: ${node.reason}`))),
         el("h3", {}, "What would make room"), whatIf(pod));
     }

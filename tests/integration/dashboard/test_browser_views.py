@@ -12,6 +12,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
+from shared.model.request import Gang
 from tests.support.dashboard.browser import chromium, needed
 from tests.support.dashboard.dashboard import RunningDashboard, dashboard
 from tests.support.placer.ledger import device, queued, report, reserve, share, verdict
@@ -37,8 +38,10 @@ async def lease(shown: RunningDashboard, name: str, namespace: str, gpu: int) ->
     await reserve(shown.ledger, wanted)
 
 
-async def wait(shown: RunningDashboard, name: str, namespace: str) -> PodQueued:
+async def wait(shown: RunningDashboard, name: str, namespace: str, *, gang: str = "") -> PodQueued:
     pod = replace(queued(f"uid-{name}"), namespace=Namespace(namespace), name=name)
+    member = Gang(name=gang, min_member=2) if gang else None
+    pod = replace(pod, request=replace(pod.request, gang=member))
     capacity = await shown.ledger.capacity()
     await shown.ledger.waiting_pods.enqueue([verdict(pod, capacity)])
     return pod
@@ -90,11 +93,12 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     browser: Browser,
 ) -> None:
     async with dashboard() as shown:
-        await shown.publish(await wait(shown, "big", "vision"))
+        await shown.publish(await wait(shown, "big", "vision", gang="vision/training"))
         page = await opened(browser, shown)
         await page.locator("#waiting").get_by_role("link", name="vision/big").click()
         command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
         await expect(page.get_by_role("dialog")).to_contain_text(command)
+        await expect(page.get_by_role("dialog")).to_contain_text("Gangvision/training")
 
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         await page.get_by_role("dialog").get_by_role("button", name="Copy").click()
