@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from shared.model.device import DeviceMode
+from shared.model.device import Device, DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -269,7 +269,7 @@ class Judge:
             f"P7: the ledger does not have {device.uuid} on {name}"
             for name, node in world.nodes.items()
             for device in node.devices
-            if device.uuid not in ledger.devices or ledger.devices[device.uuid].node != name
+            if not _is_known(ledger.devices.get(device.uuid), name, device)
         ]
         found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
         if ledger.nodes != world.api.nodes:
@@ -336,6 +336,11 @@ class Judge:
                 for position, size in enumerate(LAYOUTS[name])
             )
         )
+
+
+def _is_known(stored: RawDevice | None, node: NodeName, device: Device) -> bool:
+    in_mig_mode = device.mode is DeviceMode.MIG
+    return stored is not None and (stored.node, stored.in_mig_mode) == (node, in_mig_mode)
 
 
 def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:

@@ -206,6 +206,7 @@ class Agent:
         self._leases_changed()
         if self.checkpoint.lost:
             await self.reconciler.rebuild(self.node.snapshot())
+            self.node.report()
 
     def _leases_changed(self) -> None:
         self.mig.leases_changed()

@@ -287,7 +287,7 @@ class World:
         self.rounds += 1
         for node in self.nodes.values():
             node.report()
-            if self.rounds % 5 == 1:
+            if self.rounds % 5 == 1 or node.agent.checkpoint.lost:
                 self.sync_agent(node)
             self.clean_up_agent(node)
         if self.rounds % 5 == 2:

@@ -7,7 +7,7 @@ driver shows no process on it.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
@@ -251,9 +251,14 @@ class LayoutReconciler:
             await self.clock.sleep(RETRY_S)
 
     async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
-        """Return the UUIDs of instances whose pods the kubelet still lists."""
+        """Return the UUIDs of instances whose pods the kubelet still lists.
+
+        All instances of a device may be in use while there are pods without a record on it.
+        """
         running = await self._running_pods()
         instances = await self._list(device)
+        if self.checkpoint.lost or device in self.checkpoint.unrecorded:
+            return frozenset(instance.uuid for instance in instances if instance.uuid)
         in_use = {
             uuid
             for entry in self.checkpoint.entries
@@ -261,13 +266,19 @@ class LayoutReconciler:
             for uuid in entry.instances
         }
         started = {pod for pod, phase in running.items() if phase != "Pending"}
-        for lease in self.leases.leases.values():
-            for share in lease.shares if lease.pod in started else ():
-                if share.mig is not None and share.device == device:
-                    layout = self._layout(share)
-                    if is_laid_out(layout, instances):
-                        in_use.add(instance_at(layout, _position(share), instances).uuid)
-        return frozenset(in_use)
+        return frozenset(in_use) | self._leased_instances(device, instances, started)
+
+    def _leased_instances(
+        self, device: DeviceUuid, instances: Sequence[MigInstance], pods: Set[PodUid]
+    ) -> frozenset[str]:
+        """Return the UUIDs of a device's instances that these pods have leases of."""
+        return frozenset(
+            instance_at(layout, _position(share), instances).uuid
+            for pod in pods & self.leases.leases.keys()
+            for share in self.leases.leases[pod].shares
+            if share.mig is not None and share.device == device
+            if is_laid_out(layout := self._layout(share), instances)
+        )
 
     async def _running_pods(self) -> dict[PodUid, str]:
         """Return the phase of each pod that the kubelet has not released.

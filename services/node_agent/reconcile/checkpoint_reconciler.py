@@ -46,7 +46,7 @@ class CheckpointReconciler:
         self.clock = clock
 
     async def rebuild(self, node: NodeSnapshot) -> None:
-        """Rebuild a lost checkpoint from PodResources and leases, which must have been synced."""
+        """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
         pods, pod_resources = await self._list()
         entries = rebuild_entries(
             node,
@@ -73,6 +73,8 @@ class CheckpointReconciler:
         if not self.leases.synced:
             return
         pods = await self.forget_ended(node)
+        if node is not None and self.checkpoint.unrecorded:
+            await self.rebuild(node)  # a lease may be known again, or a MIG instance exist again
         self.retain_refused({pod.uid for pod in pods if not pod.terminal})
         live = {pod.uid for pod in pods} | self.checkpoint.pods | set(self.leases.leases)
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)

@@ -96,3 +96,38 @@ def test_a_slow_change_of_a_layout_destroys_no_instance_that_was_given_out_meanw
     assert not run.failure
     assert any("partitioner b destroys MIG-GPU-b-7@0+1" in line for line in run.story)
     assert sum("gives" in line and "MIG-GPU-b-7@0+1" in line for line in run.story) == 2
+
+
+def test_no_instance_is_destroyed_on_a_device_with_a_pod_of_which_no_record_is_left() -> None:
+    steps = [
+        Step("redis", {"what": "save"}),
+        Step("cordon_or_uncordon", {"position": 0}),
+        Step("create_instance_pods", {"mib": (100, 50, 10), "mode": "mig"}),
+        Step("flow", {}),
+        Step("kill", {"which": "checkpoint", "number": 1}),
+        Step("redis", {"what": "roll back unseen"}),
+        Step("flow", {}),
+        Step("work", {}),
+    ]
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert any("gives p0" in line for line in run.story)
+
+
+def test_a_container_starts_again_although_its_instance_and_its_record_are_lost() -> None:
+    steps = [
+        Step("create_instance_pods", {"mib": (25,), "mode": "mig"}),
+        Step("work", {}),
+        Step("reset_device", {"node": "a"}),
+        Step("reset_device", {"node": "b"}),
+        Step("kill", {"which": "checkpoint", "number": 0}),
+        Step("kill", {"which": "checkpoint", "number": 1}),
+        Step("work", {}),
+    ]
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert sum("gives p0" in line for line in run.story) == 2
