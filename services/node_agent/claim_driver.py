@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.node_agent.allocate.handler import ContainerPreparer, MigInstancesOf
+from services.node_agent.allocate.handler import ContainerPreparer
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.driver import ClaimDriver
@@ -11,6 +11,7 @@ from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.dra.slices import ClaimableNode
 from services.node_agent.node_clients import NodeClients
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from shared.dialects.dialect import ContainerSetup
 from shared.model.claim import DraMode
 
@@ -20,7 +21,7 @@ def build_claim_driver(
     *,
     files: ContainerPreparer,
     name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
-    mig_instances_of: MigInstancesOf,
+    mig: LayoutReconciler,
     outbox: Outbox,
 ) -> ClaimDriver | None:
     """Return the driver, which learns of every change of the node's devices; None: it is off."""
@@ -37,7 +38,7 @@ def build_claim_driver(
         files=files,
         name_cdi_devices=name_cdi_devices,
         claim_files=ClaimFiles(settings.cdi_directory),
-        mig_instances_of=mig_instances_of,
+        mig_instances_of=mig.instance_uuids,
         outbox=outbox,
         report_due=state.report_due,
         metrics=base.metrics,
@@ -54,6 +55,7 @@ def build_claim_driver(
             devices=state.devices,
             leases=tuple(leases.leases.values()),
             driver_version=state.software.driver_version,
+            profiles=mig.profiles,
         )
 
     driver = ClaimDriver(

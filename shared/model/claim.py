@@ -4,9 +4,11 @@ The API is `resource.k8s.io/v1`
 (https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/).
 """
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 
+from shared.model.device import Device, DeviceMode, MigProfile
 from shared.model.lease import MigPlacement
 from shared.model.names import DeviceUuid
 
@@ -29,6 +31,11 @@ SLOTS = "slots"
 """Capacity of a device in shares; every share consumes 1."""
 
 
+LAYOUT_LENGTH = 18
+"""Characters of a layout's name in that of a device, which has at most 63."""
+_NO_LABEL = re.compile(r"[^a-z0-9]+")
+
+
 class DraMode(StrEnum):
     """The setting `dra`: whether ResourceClaims are served, and how a lease precedes its pod."""
 
@@ -45,7 +52,23 @@ def device_name(uuid: DeviceUuid, mig: MigPlacement | None = None) -> str:
     name = uuid.lower()
     if mig is None:
         return name
-    return f"{name}-mig-{mig.profile.replace('.', '')}-{mig.position}"
+    layout = _NO_LABEL.sub("-", mig.layout.lower())[:LAYOUT_LENGTH].strip("-")
+    return f"{name}-{layout}-{mig.position}"
+
+
+def claimable(device: Device) -> dict[str, tuple[MigPlacement, MigProfile] | None]:
+    """Return what claims can be allocated of a device, by name.
+
+    It is the device (None), or in MIG mode each instance of each layout.
+    """
+    if device.mode is not DeviceMode.MIG:
+        return {device_name(device.uuid): None}
+    found: dict[str, tuple[MigPlacement, MigProfile] | None] = {}
+    for layout in device.layouts:
+        for position, profile in enumerate(layout.positions):
+            place = MigPlacement(layout=layout.name, position=position, profile=profile.name)
+            found[device_name(device.uuid, place)] = (place, profile)
+    return found
 
 
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:

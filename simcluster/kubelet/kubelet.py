@@ -137,14 +137,13 @@ class SimKubelet:
         drivers = ClaimDrivers(self.name, self.files.plugins_registry, self._store)
         self._register_node(no_checkpoint=no_checkpoint)
         self._write_node(devices)
+        claims = ClaimManager(self.files.root, self.files.cdi, drivers=drivers, store=self._store)
         pods = self._pods = PodManager(
             self.name,
             self.settings,
             self._store,
             devices=devices,
-            claims=ClaimManager(
-                self.files.root, self.files.cdi, drivers=drivers, store=self._store
-            ),
+            claims=claims,
             state_directory=self.files.pods,
             node_facts=lambda: self._node_facts(devices),
             free_pod_ip=self._free_pod_ip,
@@ -155,7 +154,7 @@ class SimKubelet:
             async def accept(connection: PluginConnection) -> None:
                 await devices.accept(connection, group)
 
-            service = PodResourcesService(lambda: devices.state, pods.active)
+            service = PodResourcesService(lambda: devices.state, pods.active, claims.resources)
             stack.push_async_callback(
                 _stop_server,
                 await serve_registration(directory, accept, dial_s=self.settings.plugin_dial_s),

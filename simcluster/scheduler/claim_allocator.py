@@ -2,8 +2,8 @@
 
 It is not kube-scheduler's: it takes the first devices of a node that match, and never goes back on
 a choice. It knows device classes, selectors, counts, prioritized lists, administrative access,
-taints, capacities with request policies, and binding conditions; not constraints between requests,
-nor shared counters.
+taints, capacities with request policies, counters, and binding conditions; not constraints between
+requests.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -21,6 +21,8 @@ Matches = Callable[[str, Json], bool]
 """Whether a device, as the variable of this CEL expression, matches it."""
 DeviceKey = tuple[str, str, str]
 """Driver, pool and device."""
+Counters = dict[tuple[str, str, str], Fraction]
+"""Amounts of the counters of a pool, by the pool, the counter set and the counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class PooledDevice:
     def shared(self) -> bool:
         """Whether it can be allocated several times."""
         return bool(self.spec.get("allowMultipleAllocations"))
+
+    def counters(self) -> Counters:
+        """Return the counters that it takes."""
+        return {
+            (self.pool, str(taken["counterSet"]), name): parse_quantity(counter["value"])
+            for taken in self.spec.get("consumesCounters") or ()
+            for name, counter in taken["counters"].items()
+        }
 
     def variable(self) -> Json:
         """Return it as the variable `device` of CEL expressions."""
@@ -61,9 +71,21 @@ class PooledDevice:
 
 @dataclass(slots=True)
 class AllocatedCapacity:
-    """What is allocated of devices."""
+    """What is allocated of devices.
+
+    A device that is allocated several times takes its counters once.
+    """
 
     consumed: dict[DeviceKey, dict[str, Fraction]] = field(default_factory=dict)
+
+    def counters_left(self, devices: Iterable[PooledDevice], counters: Counters) -> Counters:
+        """Return what these allocated devices leave of counters."""
+        left = dict(counters)
+        for device in devices:
+            if device.key in self.consumed:
+                for key, amount in device.counters().items():
+                    left[key] = left.get(key, Fraction(0)) - amount
+        return left
 
     def add(self, results: Iterable[Json]) -> None:
         """Add the results of an allocation; those for administrative access take nothing."""
@@ -76,21 +98,43 @@ class AllocatedCapacity:
                 own[name] = own.get(name, Fraction(0)) + parse_quantity(amount)
 
 
-def devices_of(node: str, slices: Iterable[Json]) -> list[PooledDevice]:
-    """Return the devices of a node, of the newest generation of each pool, in slice order."""
+@dataclass(frozen=True, slots=True)
+class NodePools:
+    """The devices of a node, of the newest generation of each pool, in slice order."""
+
+    devices: tuple[PooledDevice, ...]
+    counters: Counters
+
+
+def pools_of(node: str, slices: Iterable[Json]) -> NodePools:
+    """Return the pools of a node."""
     own = [found for found in slices if at_path(found, "spec.nodeName") == node]
     newest: dict[tuple[str, str], int] = {}
     for found in own:
         pool = found["spec"]["pool"]
         key = (found["spec"]["driver"], pool["name"])
         newest[key] = max(newest.get(key, 0), pool["generation"])
-    return [
-        PooledDevice(found["spec"]["driver"], found["spec"]["pool"]["name"], device)
+    current = [
+        found["spec"]
         for found in sorted(own, key=name_of)
-        for device in list_at(found, "spec.devices")
         if found["spec"]["pool"]["generation"]
         == newest[found["spec"]["driver"], found["spec"]["pool"]["name"]]
     ]
+    devices = tuple(
+        PooledDevice(spec["driver"], spec["pool"]["name"], device)
+        for spec in current
+        for device in spec.get("devices") or ()
+    )
+    return NodePools(devices, _shared_counters(current))
+
+
+def _shared_counters(specs: Iterable[Json]) -> Counters:
+    return {
+        (spec["pool"]["name"], each["name"], name): parse_quantity(counter["value"])
+        for spec in specs
+        for each in spec.get("sharedCounters") or ()
+        for name, counter in each["counters"].items()
+    }
 
 
 class ClaimAllocator:
@@ -98,12 +142,13 @@ class ClaimAllocator:
 
     def __init__(
         self,
-        devices: Iterable[PooledDevice],
+        pools: NodePools,
         usage: AllocatedCapacity,
         classes: Mapping[str, Json],
         matches: Matches,
     ) -> None:
-        self._devices = tuple(devices)
+        self._devices = pools.devices
+        self._counters = pools.counters
         self._usage = usage
         self._classes = classes
         self._matches = matches
@@ -135,15 +180,25 @@ class ClaimAllocator:
 
     def _results(self, name: str, wanted: Json) -> list[Json]:
         matching = [device for device in self._devices if self._is_eligible(device, wanted)]
-        fitting = [
-            result
-            for device in matching
-            if (result := self._result(name, device, wanted)) is not None
-        ]
-        if wanted.get("allocationMode") == "All":
-            return fitting if len(fitting) == len(matching) else []
-        count = int(wanted.get("count") or 1)
-        return fitting[:count] if len(fitting) >= count else []
+        left = self._usage.counters_left(self._devices, self._counters)
+        is_all = wanted.get("allocationMode") == "All"
+        count = len(matching) if is_all else int(wanted.get("count") or 1)
+        fitting: list[Json] = []
+        for device in matching:
+            result = self._result(name, device, wanted)
+            if result is not None and len(fitting) < count and self._takes(device, wanted, left):
+                fitting.append(result)
+        return fitting if len(fitting) == count else []
+
+    def _takes(self, device: PooledDevice, wanted: Json, left: Counters) -> bool:
+        """Take a device's counters of what is left of them, if they suffice."""
+        if wanted.get("adminAccess") or device.key in self._usage.consumed:
+            return True
+        taken = device.counters()
+        if any(left.get(key, Fraction(0)) < amount for key, amount in taken.items()):
+            return False
+        left.update({key: left[key] - amount for key, amount in taken.items()})
+        return True
 
     def _is_eligible(self, device: PooledDevice, wanted: Json) -> bool:
         device_class = self._classes.get(str(wanted.get("deviceClassName")))

@@ -18,7 +18,7 @@ from simcluster.scheduler.claim_allocator import (
     AllocatedCapacity,
     ClaimAllocator,
     Matches,
-    devices_of,
+    pools_of,
 )
 from simcluster.scheduler.node_choice import NodeChoice, choose_node
 from simcluster.scheduler.pod_claims import PodClaims
@@ -124,8 +124,8 @@ class ClaimScheduling:
         for other in self._store.list("resourceclaims"):
             usage.add(list_at(other, "status.allocation.devices.results"))
         classes = {name_of(each): each for each in self._store.list("deviceclasses")}
-        devices = devices_of(node, self._store.list("resourceslices"))
-        allocator = ClaimAllocator(devices, usage, classes, self._matches)
+        pools = pools_of(node, self._store.list("resourceslices"))
+        allocator = ClaimAllocator(pools, usage, classes, self._matches)
         found: dict[str, Json] = {}
         for claim in claims:
             if at_path(claim, "status.allocation"):

@@ -8,14 +8,15 @@ from tools.generate.pages import DOCS, ROOT, filled
 
 PAGE = DOCS / "compatibility.md"
 CHECKLISTS = ROOT / "tests" / "checklists.md"
-LISTS: Mapping[str, int] = {
-    "item": 51,
-    "koordinator": 34,
-    "gpusharing": 38,
-    "hami_core": 44,
-    "extender": 17,
+LISTS: Mapping[str, range] = {
+    "item": range(1, 52),
+    "koordinator": range(1, 35),
+    "gpusharing": range(1, 39),
+    "hami_core": range(1, 45),
+    "extender": range(1, 18),
+    "claims": range(18, 41),
 }
-"""Number of items of each checklist; a test of an item has its number in its name."""
+"""Items of each checklist; a test of an item has its number in its name."""
 
 ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "item": {
@@ -97,6 +98,71 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         16: ("test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone",),
         17: ("test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict",),
     },
+    "claims": {
+        18: (
+            "test_a_container_gets_the_limits_of_its_claims_lease",
+            "test_pods_of_a_claim_and_of_a_vendor_share_a_gpu",
+        ),
+        19: (
+            "test_a_claim_is_leased_exactly_as_it_was_allocated",
+            "test_a_lease_of_another_share_than_the_allocated_one_is_found",
+        ),
+        20: (
+            "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
+            "test_a_claim_gets_nothing_that_a_pod_has",
+        ),
+        21: ("test_two_binders_lease_a_claim_once_and_answer_it_once",),
+        22: (
+            "test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused",
+            "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
+        ),
+        23: ("test_a_pod_is_bound_once_the_binding_conditions_are_true",),
+        24: (
+            "test_an_answer_that_could_not_be_written_is_written_later",
+            "test_a_claim_without_an_answer_is_published_again",
+        ),
+        25: ("test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared",),
+        26: ("test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_without_one",),
+        27: ("test_a_claim_of_the_same_name_with_another_uid_is_refused",),
+        28: (
+            "test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them",
+            "test_a_claim_is_kept_over_restarts_and_released_after_its_pod",
+        ),
+        29: (
+            "test_a_claim_is_kept_over_restarts_and_released_after_its_pod",
+            "test_a_deleted_slice_is_written_again_and_a_changed_one_too",
+        ),
+        30: ("test_an_agent_killed_before_its_answer_prepares_the_same_devices_again",),
+        31: (
+            "test_a_claim_is_leased_exactly_as_it_was_allocated",
+            "test_a_claim_is_refused_if_a_container_combines_limits",
+        ),
+        32: ("test_all_devices_of_a_request_are_named_by_its_first_in_order_of_their_index",),
+        33: (
+            "test_the_agent_learns_of_further_consumers",
+            "test_pods_of_a_claim_and_of_a_vendor_share_a_gpu",
+        ),
+        34: (
+            "test_every_instance_of_every_layout_takes_its_memory_slices",
+            "test_instances_of_one_layout_are_leased_at_their_positions",
+            "test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared",
+            "test_devices_take_shared_counters_of_their_pool",
+        ),
+        35: (
+            "test_an_unhealthy_device_is_tainted_until_it_is_healthy",
+            "test_changes_of_health_are_reported_at_once",
+        ),
+        36: ("test_uses_name_claims_of_templates_extended_resources_and_vendors_resources",),
+        37: (
+            "test_a_stolen_token_does_only_what_the_page_says",
+            "test_each_account_of_the_manifests_and_of_each_component_has_its_row",
+        ),
+        38: ("test_slices_whose_fields_the_api_server_drops_are_deleted",),
+        39: (
+            "test_a_lease_is_recovered_from_the_claims_status",
+            "test_what_the_agent_has_prepared_comes_before_the_copy",
+        ),
+    },
 }
 """Tests of an item whose names do not contain its number."""
 
@@ -109,6 +175,10 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
         "[by project quotas](../docs/hardware.md#disk)",
     },
     "extender": {5: "a rate, [measured](../docs/performance.md#with-the-extender)"},
+    "claims": {
+        40: "[the steps](../docs/uninstall.md) leave nothing: no finalizer is ours, the kubelet "
+        "deletes slices",
+    },
 }
 """Items without a test, and why."""
 
@@ -143,7 +213,7 @@ def shown_by() -> dict[tuple[str, int], list[str]]:
 def checklist_table(checklist: str) -> str:
     shown, files = shown_by(), all_tests()
     rows = ["| no. | shown by |", "|---|---|"]
-    for number in range(1, LISTS[checklist] + 1):
+    for number in LISTS[checklist]:
         names = shown.get((checklist, number), [])
         links = "; ".join(f"[{sentence(name)}]({files[name]})" for name in names)
         why = NOT_SHOWN[checklist].get(number, "")

@@ -6,10 +6,10 @@ allocated.
 
 from collections.abc import Iterable, Sequence
 
-from shared.model.claim import device_name
-from shared.model.device import Device
+from shared.model.claim import claimable
+from shared.model.device import Device, MigProfile
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
-from shared.model.lease import ClaimAllocation, Lease, Share, bookings
+from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
 from shared.model.names import DeviceUuid
 from shared.model.placement import Placement
@@ -23,13 +23,20 @@ def reservation_of(
     claim: AllocatedClaim, node: LedgerNode | None, trace: str = ""
 ) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
-    known = {device_name(device.uuid): device for device, _ in node.devices} if node else {}
+    known = {
+        name: (device, instance)
+        for device, _ in (node.devices if node else ())
+        for name, instance in claimable(device).items()
+    }
     shares: list[Share] = []
     for allocated in claim.devices:
-        device = known.get(allocated.device)
-        if device is None:
+        if allocated.device not in known:
             return f"node {claim.node} has no device {allocated.device}"
-        shares.append(share_of(allocated, device))
+        device, instance = known[allocated.device]
+        if instance is None:
+            shares.append(share_of(allocated, device))
+        else:
+            shares.append(instance_of(allocated, device, *instance))
     return Reservation(
         pod=claim.claim,
         namespace=claim.namespace,
@@ -63,6 +70,23 @@ def share_of(allocated: AllocatedDevice, device: Device) -> Share:
     )
 
 
+def instance_of(
+    allocated: AllocatedDevice, device: Device, place: MigPlacement, profile: MigProfile
+) -> Share:
+    """Return the share that is a MIG instance."""
+    return Share(
+        container=allocated.request,
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=profile.memory_mib,
+        cores_percent=0,
+        mig=place,
+        share_id=allocated.share_id,
+    )
+
+
 def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | None) -> str:
     """Return the sentence of a refusal: what is missing, on which device, and who holds it."""
     if refused.quotas:
@@ -73,9 +97,23 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
     share = (named or list(candidate.shares))[0]
     device = devices.get(share.device)
     if totals is None or device is None or not device.healthy:
-        fault = f": {device.fault}" if device and device.fault else ""
-        return f"GPU {share.index} ({share.device}) of {candidate.node} is not available{fault}"
+        where = f"GPU {share.index} ({share.device}) of {candidate.node}"
+        return f"{where} is not available{_fault_text(device)}"
+    if share.mig is not None:
+        return _instance_text(share.mig, device, totals)
     return _full_text(candidate.shares, device, totals)
+
+
+def _fault_text(device: Device | None) -> str:
+    return f": {device.fault}" if device and device.fault else ""
+
+
+def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals) -> str:
+    return (
+        f"{place.profile} at position {place.position} of layout {place.layout} of GPU "
+        f"{device.index} ({device.uuid}) of {totals.node.facts.name} is not free; the ledger has "
+        f"leased the GPU to {holders(totals.leases, device.uuid)}"
+    )
 
 
 def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.claim_plugin import ClaimDeviceHealth, ClaimPlugin
-from shared.model.claim import DRIVER, device_name
+from shared.model.claim import DRIVER, claimable
 from shared.model.clock import Clock, wait_for_event
 from shared.model.device import Device
 from shared.model.names import NodeName
@@ -58,16 +58,17 @@ class ClaimDriver:
         self._devices_changed = asyncio.Event()
 
     def device_health(self) -> Sequence[ClaimDeviceHealth]:
-        """Return the health of every device."""
+        """Return the health of every device and instance."""
         now = self.clock.now()
         return [
             ClaimDeviceHealth(
-                device=device_name(device.uuid),
+                device=name,
                 healthy=device.healthy,
                 message="" if device.healthy else device.health_text,
                 checked_at=now,
             )
             for device in self.get_devices()
+            for name in claimable(device)
         ]
 
     async def wait_for_change(self, timeout_s: float) -> None:

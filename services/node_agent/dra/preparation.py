@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
 from services.node_agent.allocate.cdi import qualified_name
+from services.node_agent.allocate.claim_setup import claim_entry, requests_of
 from services.node_agent.allocate.handler import ContainerPreparer, MigInstancesOf
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.dra.claim_cdi import cdi_names
 from services.node_agent.dra.claim_files import ClaimFiles
-from services.node_agent.dra.claim_setup import claim_entry, requests_of
 from services.node_agent.dra.resource_claims import ClaimReader, generation_of_claim, results_on
 from services.node_agent.kubelet.claim_plugin import ClaimReference, PreparedDevice
 from services.node_agent.metrics import AgentMetrics

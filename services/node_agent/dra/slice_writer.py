@@ -1,4 +1,4 @@
-"""Writes the node's ResourceSlice, and writes it again whenever it differs from what it should be.
+"""Writes the node's ResourceSlices, and writes them again whenever they are not as they should be.
 
 A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
 An API server whose feature gates are disabled drops fields without an error: such a slice would
@@ -8,7 +8,7 @@ promise devices without the guard of the ledger, and is deleted.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
@@ -18,13 +18,12 @@ import msgspec
 from services.node_agent.dra.slices import (
     ClaimableNode,
     HeldAllocation,
-    build_slice,
+    build_slices,
     find_dropped_fields,
     is_current,
-    slice_name,
 )
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
@@ -38,6 +37,7 @@ logger = logging.getLogger(__name__)
 COLLECTION = "/apis/resource.k8s.io/v1/resourceslices"
 DEBOUNCE_S = 0.2
 RETRY_S = 1.0
+LISTED = 500
 UNSUPPORTED_RETRY_S = 60.0
 """Before slices are written again to a cluster that does not support them."""
 
@@ -61,7 +61,7 @@ class UnsupportedError(RequestError):
 
 
 class SliceWriter:
-    """Writes the slice of one node."""
+    """Writes the slices of one node."""
 
     def __init__(
         self,
@@ -78,21 +78,24 @@ class SliceWriter:
         """Returns the node with this UID as it is now; None: its devices are not known yet."""
         self.list_deallocated = list_deallocated
         self.clock = clock
-        self.path = f"{COLLECTION}/{quote(slice_name(node), safe='')}"
-        self.unwritten_reason: str | None = "the ResourceSlice has not been written yet"
-        """Why the slice is not as it should be; None: it is."""
+        self.selector = f"spec.driver={DRIVER},spec.nodeName={node}"
+        self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
+        """Why the slices are not as they should be; None: they are."""
         self._deallocated: Collection[HeldAllocation] = ()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._stored: StoredSlice | None = None
+        self._stored: dict[str, StoredSlice] | None = None
+        """By name; None: they must be listed."""
+        self._deleted: set[str] = set()
+        """UIDs of slices whose deletion was observed since they were last written."""
         self._node_uid = ""
 
     def request(self) -> None:
-        """Compare the slice soon: devices, leases or the kubelet's registration have changed."""
+        """Compare the slices soon: devices, leases or the kubelet's registration have changed."""
         self._due.set()
 
     def write_anew(self) -> None:
-        """Write the slice soon, whatever was stored: a kubelet that starts deletes it."""
+        """Write the slices soon, whatever was stored: a kubelet that starts deletes them."""
         self._stored = None
         self._node_uid = ""  # the node may have been registered anew, too
         self.request()
@@ -104,10 +107,10 @@ class SliceWriter:
             group.create_task(self._write_changes())
 
     async def write_now(self) -> str:
-        """Write the slice for the leases that are known; return why it was not, or nothing.
+        """Write the slices for the leases that are known; return why they were not, or nothing.
 
         What claims hold without an allocation, which the scheduler does not know, is left out of
-        it until their leases have ended.
+        them until their leases have ended.
         """
         try:
             self._deallocated = await self.list_deallocated()
@@ -126,7 +129,7 @@ class SliceWriter:
                 await self._write()
             except LeaseholdError as error:
                 if self.unwritten_reason != str(error):
-                    logger.warning("the ResourceSlice is not written: %s", error)
+                    logger.warning("the ResourceSlices are not written: %s", error)
                 self.unwritten_reason = str(error)
                 unsupported = isinstance(error, UnsupportedError)
                 await self.clock.sleep(UNSUPPORTED_RETRY_S if unsupported else RETRY_S)
@@ -137,51 +140,72 @@ class SliceWriter:
             node = self.get_node(await self._read_node_uid())
             if node is None:
                 raise UnavailableError("the node's GPUs or its leases are not known yet")
-            stored = self._stored
-            generation = (stored.spec["pool"]["generation"] if stored else 0) + 1
-            wanted = build_slice(node, generation=generation, deallocated=self._deallocated)
-            if stored is None or not is_current(wanted["spec"], stored.spec):
-                self._stored = await self._put(wanted)
+            if self._stored is None:
+                self._stored = await self._list()
+            generations = {each.spec["pool"]["generation"] for each in self._stored.values()}
+            wanted = {
+                each["metadata"]["name"]: each
+                for each in build_slices(
+                    node,
+                    generation=max(generations, default=0) + 1,
+                    deallocated=self._deallocated,
+                )
+            }
+            if len(generations) != 1 or not _are_current(wanted, self._stored):
+                await self._replace(wanted, self._stored)
             self.unwritten_reason = None
 
-    async def _put(self, wanted: dict[str, Any]) -> StoredSlice:
-        """Create or change the slice; return it as stored, if that is what was written."""
-        stored = await self._create_or_change(wanted)
-        dropped = find_dropped_fields(wanted["spec"], stored.spec)
-        if dropped:
-            self._stored = None
-            with contextlib.suppress(NotFoundError):
-                await self.client.delete(self.path)
-            raise UnsupportedError(
-                f"the API server has dropped {', '.join(sorted(dropped))} of the devices: enable "
-                "the feature gates DRAConsumableCapacity, DRADeviceBindingConditions and "
-                "DRADeviceTaints (on by default from Kubernetes 1.36), or set dra to off"
-            )
-        return stored
-
-    async def _create_or_change(self, wanted: dict[str, Any]) -> StoredSlice:
-        if self._stored is None:
-            try:
-                return await self._create(wanted)
-            except KubernetesConflictError:  # of an earlier run of the agent
-                found = await self.client.read(self.path, StoredSlice)
-                if is_current(wanted["spec"], found.spec):
-                    return found
-                wanted["spec"]["pool"]["generation"] = found.spec["pool"]["generation"] + 1
-        changes = {"metadata": wanted["metadata"], "spec": wanted["spec"]}
+    async def _list(self) -> dict[str, StoredSlice]:
+        query = {"fieldSelector": self.selector}
         try:
-            return await self.client.patch_merge(self.path, changes, StoredSlice)
-        except NotFoundError:  # the kubelet has just deleted it
-            return await self._create(wanted)
-
-    async def _create(self, wanted: dict[str, Any]) -> StoredSlice:
-        try:
-            return await self.client.create(COLLECTION, wanted, StoredSlice)
+            page = await self.client.list_page(COLLECTION, query=query, limit=LISTED)
         except NotFoundError as error:
             raise UnsupportedError(
                 "the API server does not serve resource.k8s.io/v1, which ResourceClaims need: "
                 "Kubernetes 1.36 does; set dra to off on older clusters"
             ) from error
+        found = (msgspec.json.decode(raw, type=StoredSlice) for raw in page.items or ())
+        return {each.metadata.name: each for each in found}
+
+    async def _replace(
+        self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, StoredSlice]
+    ) -> None:
+        """Write all slices of the pool with their new generation, and delete others.
+
+        What is stored is known again afterwards; after an error it is listed.
+        """
+        self._stored = None
+        self._deleted.clear()
+        written: dict[str, StoredSlice] = {}
+        for name, each in wanted.items():
+            written[name] = await self._write_one(each, exists=name in stored)
+            dropped = find_dropped_fields(each["spec"], written[name].spec)
+            if dropped:
+                await self._delete({*stored, *written})
+                raise UnsupportedError(
+                    f"the API server has dropped {', '.join(sorted(dropped))} of the devices: "
+                    "enable the feature gates DRAConsumableCapacity, DRADeviceBindingConditions, "
+                    "DRADeviceTaints and DRAPartitionableDevices (on by default from Kubernetes "
+                    "1.36), or set dra to off"
+                )
+        await self._delete(stored.keys() - wanted.keys())
+        self._stored = written
+        if self._deleted & {each.metadata.uid for each in written.values()}:
+            self.write_anew()
+
+    async def _write_one(self, wanted: dict[str, Any], *, exists: bool) -> StoredSlice:
+        if exists:
+            path = slice_path(wanted["metadata"]["name"])
+            parts = {"devices": None, "sharedCounters": None}
+            changes = {"metadata": wanted["metadata"], "spec": {**parts, **wanted["spec"]}}
+            with contextlib.suppress(NotFoundError):  # the kubelet has just deleted it
+                return await self.client.patch_merge(path, changes, StoredSlice)
+        return await self.client.create(COLLECTION, wanted, StoredSlice)
+
+    async def _delete(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            with contextlib.suppress(NotFoundError):
+                await self.client.delete(slice_path(name))
 
     async def _read_node_uid(self) -> str:
         if not self._node_uid:
@@ -190,13 +214,13 @@ class SliceWriter:
         return self._node_uid
 
     async def _watch(self) -> None:
-        """Notice when the kubelet, or somebody, deletes or changes the slice."""
+        """Notice when the kubelet, or somebody, deletes or changes a slice."""
         while True:
             reflector = Reflector(
                 self.client,
                 COLLECTION,
                 StoredSlice,
-                field_selector=f"spec.driver={DRIVER},spec.nodeName={self.node}",
+                field_selector=self.selector,
             )
             try:
                 async with aclosing(reflector.batches()) as batches:
@@ -210,14 +234,30 @@ class SliceWriter:
             await self.clock.sleep(UNSUPPORTED_RETRY_S)
 
     def _observe(self, found: StoredSlice | None, *, deleted: bool) -> None:
-        if found is None or found.metadata.name != slice_name(self.node):
+        if found is not None and deleted:
+            self._deleted.add(found.metadata.uid)
+        if found is None or self._stored is None:
             return
-        known = self._stored.metadata if self._stored else ObjectMeta()
+        name = found.metadata.name
+        known = self._stored[name].metadata if name in self._stored else ObjectMeta()
         if deleted:
             if known.uid == found.metadata.uid:
                 self.write_anew()
         elif known.uid != found.metadata.uid or newer(
             found.metadata.resource_version, known.resource_version
         ):
-            self._stored = found
+            self._stored[name] = found
             self.request()
+
+
+def slice_path(name: str) -> str:
+    """Return the path of a ResourceSlice."""
+    return f"{COLLECTION}/{quote(name, safe='')}"
+
+
+def _are_current(
+    wanted: Mapping[str, Mapping[str, Any]], stored: Mapping[str, StoredSlice]
+) -> bool:
+    return wanted.keys() == stored.keys() and all(
+        is_current(each["spec"], stored[name].spec) for name, each in wanted.items()
+    )

@@ -1,4 +1,4 @@
-"""The ResourceSlice of a node: its devices, and what pods leave of them for claims; pure.
+"""The ResourceSlices of a node: its devices, and what pods leave of them for claims; pure.
 
 The scheduler subtracts what claims have been allocated; it does not know of pods that have leases
 without a claim, so capacities are what these leave. A device on which no claim could be leased is
@@ -7,11 +7,18 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from services.node_agent.dra.instance_slices import (
+    Instance,
+    LeasedInstances,
+    consumed_counters,
+    counter_set,
+)
 from services.node_agent.gpus.links import PER_NVLINK
+from services.node_agent.mig.instances import InstanceProfile
 from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, SLOTS, device_name
 from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation
 from shared.model.lease import Lease, bookings
@@ -26,6 +33,9 @@ UNHEALTHY = "leasehold.dev/unhealthy"
 """Key of the taint of an unhealthy device; its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 """Kubernetes' own attribute, by which claims match devices of several drivers."""
+MAX_DEVICES = 64
+"""Devices that a slice may have, if some have taints or counters."""
+MAX_COUNTER_SETS = 8
 STRING_LENGTH = 64
 """Characters that the value of an attribute may have."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -38,7 +48,7 @@ HeldAllocation = tuple[PodUid, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableNode:
-    """What a node's slice is made of."""
+    """What a node's slices are made of."""
 
     name: NodeName
     uid: str
@@ -47,35 +57,54 @@ class ClaimableNode:
     leases: tuple[Lease, ...]
     """All live leases of the node."""
     driver_version: str = ""
-    architectures: Mapping[DeviceUuid, str] | None = None
-    """NVML's architectures, such as `Ampere`; None: unknown."""
+    profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
+    """What instances devices in MIG mode can have."""
 
 
-def slice_name(node: NodeName) -> str:
-    """Return the name of a node's slice."""
-    return f"{node}-{DRIVER}"
-
-
-def build_slice(
+def build_slices(
     node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
-) -> dict[str, Any]:
-    """Return the ResourceSlice.
+) -> list[dict[str, Any]]:
+    """Return the ResourceSlices: the devices, and the counters of those in MIG mode.
 
     `deallocated` are allocations with leases that their claims no longer have: the scheduler does
     not subtract them.
     """
     groups = nvlink_groups(node.devices)
     left = _Left(node.leases, deallocated)
-    devices = [
-        _device(device, offered, node, groups)
+    devices: list[dict[str, Any]] = []
+    for device in node.devices:
+        offered = left.offer(device)
+        if offered is not None:
+            devices.append(_device(device, offered, node, groups))
+        for name, instance in left.instances.offered(device).items():
+            devices.append(_instance(name, instance, device, node))
+    counters = [
+        counter_set(device, node.profiles.get(device.uuid, ()))
         for device in node.devices
-        if (offered := left.offer(device)) is not None
+        if device.mode is DeviceMode.MIG and node.profiles.get(device.uuid)
     ]
+    parts = [
+        *({"devices": each} for each in _batches(devices, MAX_DEVICES) or [[]]),
+        *({"sharedCounters": each} for each in _batches(counters, MAX_COUNTER_SETS)),
+    ]
+    return [
+        _slice(node, number, part, generation=generation, count=len(parts))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _batches(items: Sequence[dict[str, Any]], size: int) -> list[Sequence[dict[str, Any]]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _slice(
+    node: ClaimableNode, number: int, part: dict[str, Any], *, generation: int, count: int
+) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "ResourceSlice",
         "metadata": {
-            "name": slice_name(node.name),
+            "name": f"{node.name}-{DRIVER}" + (f"-{number}" if number else ""),
             "ownerReferences": [
                 {
                     "apiVersion": "v1",
@@ -89,8 +118,8 @@ def build_slice(
         "spec": {
             "driver": DRIVER,
             "nodeName": node.name,
-            "pool": {"name": node.name, "generation": generation, "resourceSliceCount": 1},
-            "devices": devices,
+            "pool": {"name": node.name, "generation": generation, "resourceSliceCount": count},
+            **part,
         },
     }
 
@@ -112,7 +141,12 @@ class _Left:
         self.all: dict[DeviceUuid, _Use] = {}
         self.unknown: dict[DeviceUuid, _Use] = {}
         """What the scheduler does not subtract itself."""
+        self.instances = LeasedInstances()
         for lease in leases:
+            is_known = (
+                lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
+            )
+            self.instances.add(lease, known=is_known)
             for booking in bookings(lease.shares):
                 use = _Use(
                     memory_mib=booking.memory_mib,
@@ -121,7 +155,7 @@ class _Left:
                     exclusive=booking.sharing is SharingPolicy.EXCLUSIVE,
                 )
                 _add(self.all, booking.device, use)
-                if lease.claim is None or (lease.pod, lease.claim.generation) in deallocated:
+                if not is_known:
                     _add(self.unknown, booking.device, use)
 
     def offer(self, device: Device) -> _Offer | None:
@@ -174,20 +208,45 @@ def _add(uses: dict[DeviceUuid, _Use], device: DeviceUuid, more: _Use) -> None:
 def _device(
     device: Device, offer: _Offer, node: ClaimableNode, groups: Mapping[DeviceUuid, int]
 ) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    described = {
         "name": device_name(device.uuid),
         "attributes": _attributes(device, node, groups),
         "capacity": _capacity(device, offer),
+        **_guarded(device),
+    }
+    if offer.shared:
+        described["allowMultipleAllocations"] = True
+    return described
+
+
+def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode) -> dict[str, Any]:
+    place, profile = instance
+    consumed = consumed_counters(device, place, node.profiles.get(device.uuid, ()))
+    return {
+        "name": name,
+        "attributes": {
+            **_attributes(device, node, {}),
+            "type": {"string": "mig"},
+            "profile": {"string": profile.name},
+            "memoryMiB": {"int": profile.memory_mib},
+        },
+        "capacity": {MEMORY: {"value": mib_quantity(profile.memory_mib)}},
+        **({"consumesCounters": consumed} if consumed else {}),
+        **_guarded(device),
+    }
+
+
+def _guarded(device: Device) -> dict[str, Any]:
+    """Return the fields for the ledger's guard, and the taint of an unhealthy device."""
+    guarded: dict[str, Any] = {
         "bindsToNode": True,
         "bindingConditions": [LEASED],
         "bindingFailureConditions": [REFUSED],
     }
-    if offer.shared:
-        described["allowMultipleAllocations"] = True
     if not device.healthy:
         fault = _NO_LABEL.sub("-", device.fault)[:LABEL_LENGTH].strip("-_.")
-        described["taints"] = [{"key": UNHEALTHY, "value": fault, "effect": "NoSchedule"}]
-    return described
+        guarded["taints"] = [{"key": UNHEALTHY, "value": fault, "effect": "NoSchedule"}]
+    return guarded
 
 
 def _attributes(
@@ -198,7 +257,6 @@ def _attributes(
         "type": "gpu",
         "uuid": device.uuid,
         "model": device.model[:STRING_LENGTH],
-        "architecture": (node.architectures or {}).get(device.uuid, ""),
         PCIE_ROOT: device.pcie,
     }
     numbers = {
@@ -276,12 +334,13 @@ def nvlink_groups(devices: Iterable[Device]) -> dict[DeviceUuid, int]:
 def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[str]:
     """Return the fields of devices that the API server has dropped: their gates are disabled."""
     kept = {device.get("name"): device for device in stored.get("devices") or ()}
-    return frozenset(
+    dropped = {
         name
         for device in wanted.get("devices") or ()
         for name in device
         if name not in kept.get(device["name"], {})
-    )
+    }
+    return frozenset(dropped | ({"sharedCounters"} & wanted.keys() - stored.keys()))
 
 
 def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -295,7 +354,8 @@ def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
         for device in spec.get("devices") or ()
     ]
     pool = {**spec.get("pool", {}), "generation": 0}
-    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices}
+    shared = list(spec.get("sharedCounters") or ())
+    return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices, "shared": shared}
 
 
 def _without_time(taint: Mapping[str, Any]) -> dict[str, Any]:

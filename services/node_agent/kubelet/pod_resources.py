@@ -1,6 +1,7 @@
-"""The kubelet's PodResources API: which container holds which devices."""
+"""The kubelet's PodResources API: which container holds which devices, also by ResourceClaims."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -8,7 +9,8 @@ from typing import Self
 import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
-from services.node_agent.kubelet.pods import Holding, PodResources
+from services.node_agent.kubelet.pods import ClaimHolding, Holding, PodResources
+from shared.model.claim import DRIVER
 from shared.model.errors import UnavailableError
 
 TIMEOUT_S = 10.0
@@ -71,6 +73,20 @@ class KubeletPodResources:
         ) from last_error
 
 
+def _claims_of(pod: api_pb2.PodResources) -> Iterator[ClaimHolding]:
+    for container in pod.containers:
+        for claim in container.dynamic_resources:
+            for device in claim.claim_resources:
+                if device.driver_name == DRIVER:
+                    yield ClaimHolding(
+                        namespace=pod.namespace,
+                        pod=pod.name,
+                        claim=claim.claim_name,
+                        device=device.device_name,
+                        share_id=device.share_id,
+                    )
+
+
 def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
     ids_by_key: dict[tuple[str, str, str, str], set[str]] = {}
     for pod in response.pod_resources:
@@ -80,5 +96,6 @@ def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
                 ids_by_key.setdefault(key, set()).update(devices.device_ids)
     return PodResources(
         holdings=tuple(Holding(*key, device_ids=frozenset(ids)) for key, ids in ids_by_key.items()),
+        claims=frozenset(each for pod in response.pod_resources for each in _claims_of(pod)),
         pods=frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
     )

@@ -54,10 +54,23 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimHolding:
+    """A device of ours that a pod has by a ResourceClaim in its namespace."""
+
+    namespace: str
+    pod: str
+    claim: str
+    device: str
+    """Its name in ResourceSlices."""
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodResources:
     """PodResources: each container's devices, and the pods that the kubelet lists as active."""
 
     holdings: tuple[Holding, ...] = ()
+    claims: frozenset[ClaimHolding] = frozenset()
     pods: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of every pod listed, devices or not."""
 

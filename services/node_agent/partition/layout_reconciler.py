@@ -166,8 +166,9 @@ class LayoutReconciler:
             running = await self._running_pods()
             holders = [allocation for allocation in holders if allocation.pod in running]
             if holders and self.clock.ticks() >= until:
+                kind = "ResourceClaim" if holders[0].lease.claim else "pod"
                 raise RequestError(
-                    f"instance {instance.uuid} is in use by pod "
+                    f"instance {instance.uuid} is in use by {kind} "
                     f"{holders[0].namespace}/{holders[0].name}"
                 )
             if holders:
@@ -281,7 +282,7 @@ class LayoutReconciler:
         )
 
     async def _running_pods(self) -> dict[PodUid, str]:
-        """Return the phase of each pod that the kubelet has not released.
+        """Return the phase of each pod, or prepared claim, that the kubelet has not released.
 
         Its list of running containers may be 2 s old. A pod in a final phase has none, and its
         instance may be another pod's by then.
@@ -289,7 +290,7 @@ class LayoutReconciler:
         pods = await self.pods.list_pods()
         phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
         running = await self.pods.list_running() - {pod.uid for pod in pods if pod.terminal}
-        return {**dict.fromkeys(running, "Running"), **phases}
+        return {**dict.fromkeys((*running, *self.checkpoint.claims), "Running"), **phases}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         try:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
+from services.node_agent.allocate.claim_setup import claim_entry, requests_of
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects import DIALECTS
+from shared.model.claim import device_name
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
@@ -55,6 +57,34 @@ def rebuild_entries(
         entries.append(
             CheckpointEntry(allocation=allocation, setup=setup, instances=tuple(uuids.values()))
         )
+    return entries
+
+
+def rebuild_claims(
+    node: NodeSnapshot,
+    leases: Mapping[PodUid, Lease],
+    pod_resources: PodResources,
+    *,
+    instances: Mapping[DeviceUuid, Sequence[MigInstance]],
+    now: float,
+) -> list[CheckpointEntry]:
+    """Return an entry for each request of claims with a lease whose devices pods have."""
+    held: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for each in pod_resources.claims:
+        devices = held.setdefault((each.namespace, each.claim), set())
+        devices.add((each.device, each.share_id))
+    entries: list[CheckpointEntry] = []
+    for lease in leases.values():
+        leased = {(device_name(s.device, s.mig), s.share_id) for s in lease.shares}
+        if lease.claim is None or not leased <= held.get((lease.namespace, lease.name), set()):
+            continue
+        for request in requests_of(lease):
+            try:
+                uuids = container_instances(lease, request, node.devices, instances)
+                entry = claim_entry(lease, request, node, honoured={}, instances=uuids, now=now)
+            except RequestError:
+                continue
+            entries.append(entry)
     return entries
 
 

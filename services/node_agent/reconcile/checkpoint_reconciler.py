@@ -10,6 +10,7 @@ from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.reconcile.checkpoint_rebuild import (
     ended_pods,
+    rebuild_claims,
     rebuild_entries,
     unrecorded_holders,
 )
@@ -48,14 +49,12 @@ class CheckpointReconciler:
     async def rebuild(self, node: NodeSnapshot) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
         pods, pod_resources = await self._list()
-        entries = rebuild_entries(
-            node,
-            self.leases.leases,
-            pods,
-            pod_resources,
-            instances=await self._instances(pod_resources),
-            now=self.clock.now(),
-        )
+        leases, now = self.leases.leases, self.clock.now()
+        instances = await self._instances(pod_resources)
+        entries = [
+            *rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now),
+            *rebuild_claims(node, leases, pod_resources, instances=instances, now=now),
+        ]
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
         for entry in lost:
             await self.checkpoint.save(entry)
@@ -102,6 +101,7 @@ class CheckpointReconciler:
     ) -> Mapping[DeviceUuid, Sequence[MigInstance]]:
         """List MIG instances if a pod with devices may have one: the driver may not respond."""
         holders = {(holding.namespace, holding.name) for holding in pod_resources.holdings}
+        holders |= {(each.namespace, each.claim) for each in pod_resources.claims}
         leases = self.leases.leases.values()
         if any(
             share.mig

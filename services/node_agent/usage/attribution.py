@@ -1,11 +1,12 @@
 """Attribution of GPU processes to containers; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
-from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
+from shared.model.claim import device_name
 from shared.model.names import DeviceUuid, PodUid
 
 
@@ -38,11 +39,13 @@ def attribute_processes(
     devices: Sequence[DeviceSample],
     origins: Mapping[int, ProcessOrigin],
     pods: Mapping[PodUid, KubeletPod],
+    claims: Set[ClaimHolding] = frozenset(),
 ) -> Attribution:
     """Find the container of each process; one without an origin has ended and is skipped.
 
     A process on a device of which its container has no share uses a ResourceClaim of its pod. If
-    several requests have shares of the device, which one the container uses is not known.
+    several requests have shares of the device, which one the container uses is not known. A pod
+    that has the device by one of `claims` without a lease has administrative access.
     """
     names_by_pod = _names_by_pod(container.key for container in containers)
     by_pod = _by_pod(containers)
@@ -72,7 +75,23 @@ def attribute_processes(
             container=container,
         )
         (leased if shares else unleased).append(found)
-    return Attribution(leased=tuple(leased), unleased=tuple(unleased), unattributed=unattributed)
+    return Attribution(
+        leased=tuple(leased),
+        unleased=_without_access(unleased, claims),
+        unattributed=unattributed,
+    )
+
+
+def _without_access(
+    processes: Iterable[AttributedProcess], claims: Set[ClaimHolding]
+) -> tuple[AttributedProcess, ...]:
+    """Return the processes of pods that have not even administrative access to their device."""
+    held = {(each.namespace, each.pod, each.device) for each in claims}
+    return tuple(
+        one
+        for one in processes
+        if one.pod is None or (one.pod.namespace, one.pod.name, device_name(one.device)) not in held
+    )
 
 
 def _shares_of(

@@ -21,7 +21,12 @@ from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
-from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
+from services.node_agent.kubelet.pods import (
+    ClaimHolding,
+    KubeletPod,
+    PodResources,
+    ProcessOrigin,
+)
 from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
@@ -72,6 +77,7 @@ class UsageMonitor(Collector):
         usage: UsageSource,
         list_instances: ListInstances,
         list_pods: Callable[[], Awaitable[tuple[KubeletPod, ...]]],
+        list_holdings: Callable[[], Awaitable[PodResources]],
         checkpoint: Checkpoint,
         leases: KnownLeases,
         clock: Clock,
@@ -84,6 +90,7 @@ class UsageMonitor(Collector):
         self.usage = usage
         self.list_instances = list_instances
         self.list_pods = list_pods
+        self.list_holdings = list_holdings
         self.checkpoint = checkpoint
         self.leases = leases
         self.clock = clock
@@ -157,6 +164,7 @@ class UsageMonitor(Collector):
             living=living,
             stuck=self._stuck.observe(regions, self.clock.ticks()),
             uncapped=self._uncapped.observe(regions, living, self.clock.ticks()),
+            claims=await self._list_claims(containers, origins.values()),
         )
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
@@ -255,6 +263,19 @@ class UsageMonitor(Collector):
         except LeaseholdError as error:
             self._log_error(str(error))
             return None
+
+    async def _list_claims(
+        self, containers: Iterable[LeasedContainer], origins: Iterable[ProcessOrigin]
+    ) -> frozenset[ClaimHolding]:
+        """Return what pods have by claims, if a process runs in a pod without a lease."""
+        leased = {pod for container in containers for pod in container.pods}
+        if {origin.pod for origin in origins} <= {None, *leased}:
+            return frozenset()
+        try:
+            return (await self.list_holdings()).claims
+        except LeaseholdError as error:
+            self._log_error(str(error))
+            return frozenset()
 
     def _read_host(
         self, containers: Sequence[LeasedContainer], pids: Mapping[int, float | None]

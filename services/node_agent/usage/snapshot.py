@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
-from services.node_agent.kubelet.pods import KubeletPod, ProcessOrigin
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import attribute_processes
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
@@ -50,6 +50,7 @@ def build_snapshot(
     living: Mapping[ContainerKey, Set[int]] | None = None,
     stuck: Mapping[ContainerKey, str] = _NONE_STUCK,
     uncapped: Set[ContainerKey] = frozenset(),
+    claims: Set[ClaimHolding] = frozenset(),
 ) -> UsageSnapshot:
     """Combine what regions, driver, /proc and kubelet show.
 
@@ -59,7 +60,7 @@ def build_snapshot(
     that ended since the driver listed them. Unless `complete`, there may be more leases than those
     of `containers`, so no process is reported as unleased.
     """
-    processes = attribute_processes(containers, devices, origins, pods)
+    processes = attribute_processes(containers, devices, origins, pods, claims)
     sampled = {sample.device for sample in devices}
     measured = tuple(
         measure_container(

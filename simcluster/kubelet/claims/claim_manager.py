@@ -14,6 +14,7 @@ import msgspec
 
 from proto.deviceplugin import api_pb2
 from proto.dra import api_pb2 as dra
+from proto.podresources import api_pb2 as podresources
 from simcluster.apimachinery.objects import Json, at_path, list_at
 from simcluster.kubelet.claims.container_edits import container_edits
 from simcluster.kubelet.claims.drivers import ClaimDrivers
@@ -33,6 +34,17 @@ class ClaimError(AllocationError):
 
 
 @dataclass(slots=True)
+class PreparedClaimDevice:
+    """A device of a prepared claim."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str
+    requests: list[str]
+
+
+@dataclass(slots=True)
 class PreparedClaim:
     """A claim that drivers have prepared."""
 
@@ -43,6 +55,7 @@ class PreparedClaim:
     cdi_names: dict[str, list[str]] = field(default_factory=dict)
     """CDI names of the devices, by request."""
     drivers: list[str] = field(default_factory=list)
+    devices: list[PreparedClaimDevice] = field(default_factory=list)
 
 
 class ClaimManager:
@@ -89,6 +102,36 @@ class ClaimManager:
             for cdi_name in self._cdi_names(claim, request)
         ]
         return container_edits(self._cdi, names)
+
+    def resources(self, pod: PodSpec, container: str) -> list[podresources.DynamicResource]:
+        """Return the devices that a container has by claims, as PodResources shows them."""
+        try:
+            claims = list(self._claims_of(pod))
+        except ClaimError:
+            return []
+        found: list[podresources.DynamicResource] = []
+        for name, claim in claims:
+            prepared = self.claims.get(claim["metadata"]["uid"])
+            wanted = _uses(pod.obj, container).get(name, ())
+            devices = [
+                podresources.ClaimResource(
+                    driver_name=each.driver,
+                    pool_name=each.pool,
+                    device_name=each.device,
+                    share_id=each.share_id or None,
+                )
+                for each in (prepared.devices if prepared else ())
+                if {"", *each.requests} & set(wanted)
+            ]
+            if prepared and devices:
+                found.append(
+                    podresources.DynamicResource(
+                        claim_name=prepared.name,
+                        claim_namespace=prepared.namespace,
+                        claim_resources=devices,
+                    )
+                )
+        return found
 
     def _cdi_names(self, claim: Json, request: str) -> Iterator[str]:
         prepared = self.claims.get(claim["metadata"]["uid"])
@@ -141,6 +184,15 @@ class ClaimManager:
             for request in device.request_names:
                 names = claim.cdi_names.setdefault(request, [])
                 names += device.cdi_device_ids
+            claim.devices.append(
+                PreparedClaimDevice(
+                    driver,
+                    device.pool_name,
+                    device.device_name,
+                    device.share_id,
+                    list(device.request_names),
+                )
+            )
 
     async def _release(self, pod: str, claim: PreparedClaim) -> None:
         async with self._locks.setdefault(claim.uid, asyncio.Lock()):

@@ -38,10 +38,14 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     """Serves the device state; `active` returns the pods that are not finished."""
 
     def __init__(
-        self, devices: Callable[[], KubeletDevices], active: Callable[[], Iterable[PodSpec]]
+        self,
+        devices: Callable[[], KubeletDevices],
+        active: Callable[[], Iterable[PodSpec]],
+        claims: Callable[[PodSpec, str], list[api_pb2.DynamicResource]],
     ) -> None:
         self._devices = devices
         self._active = active
+        self._claims = claims
         self._limit = CallRateLimit()
 
     async def List(  # noqa: N802 - gRPC's name
@@ -98,6 +102,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
                         )
                         for allocation in devices.container_allocations(pod.uid, container.name)
                     ],
+                    dynamic_resources=self._claims(pod, container.name),
                 )
                 for container in pod.containers
                 if not container.runs_to_completion_first

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from services.binder.claims.claim_leaser import WAIT_S
-from shared.model.claim import LEASED, REFUSED
+from shared.model.claim import LEASED, REFUSED, claimable
+from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
-from shared.model.events.claim_events import ClaimDeallocated
+from shared.model.events.claim_events import AllocatedDevice, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.lease import LeaseState
+from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
@@ -20,7 +21,9 @@ from tests.support.binder.claims import FakeClaims, allocated, on
 from tests.support.binder.world import FakeAgents
 from tests.support.placer.ledger import (
     assert_sound,
+    device,
     ledger,
+    report,
     reservation,
     reserve,
     share,
@@ -302,6 +305,41 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: C
     binder.claims.stored.clear()
     await binder.lease(late)
     assert await binder.lease_of(claim) is None, "an event that comes late restores nothing"
+
+
+async def test_instances_of_one_layout_are_leased_at_their_positions(binder: ClaimBinder) -> None:
+    profiles = [
+        MigProfile(name=name, memory_mib=mib, count=2) for name, mib in (("1g", 5), ("3g", 9))
+    ]
+    layouts = [MigLayout(name=f"l{n}", profiles=(one,)) for n, one in enumerate(profiles)]
+    gpu = device("a", 0, mode=DeviceMode.MIG, layouts=tuple(layouts))
+    await binder.leases.save_devices([report("a", [gpu], at=1.0)])
+    names = list(claimable(gpu))
+    assert names == ["gpu-a-0-l0-0", "gpu-a-0-l0-1", "gpu-a-0-l1-0", "gpu-a-0-l1-1"]
+    claims = [
+        allocated(f"c{number}", AllocatedDevice(request="gpu", device=name))
+        for number, name in enumerate((names[3], names[2], names[0], "gpu-a-0"))
+    ]
+    for claim in claims:
+        binder.claims.put(claim)
+
+        await binder.lease(claim)
+
+    first = await binder.lease_of(claims[0])
+    assert first
+    place = MigPlacement(layout="l1", position=1, profile="3g")
+    assert [(each.mig, each.slot, each.memory_mib) for each in first.shares] == [(place, 1, 9)]
+    assert [binder.answered(claim) for claim in claims] == [
+        [LEASED],
+        [LEASED],
+        [REFUSED],
+        [REFUSED],
+    ]
+    [refusal] = binder.claims.answers["c2"]
+    assert "1g at position 0 of layout l0 of GPU 0" in refusal.message
+    assert "leased the GPU to claim default/c0" in refusal.message
+    assert binder.claims.answers["c3"][0].message == "node a has no device gpu-a-0"
+    await assert_sound(binder.leases)
 
 
 async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(

@@ -8,7 +8,7 @@ from typing import Any
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
-from shared.model.lease import ClaimAllocation, Lease, Share
+from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, one_node_cluster, share
@@ -23,10 +23,12 @@ TIMING = replace(DEFAULT_TIMING, claim_wait_s=1.0, cleanup_s=0.1)
 
 
 @asynccontextmanager
-async def cluster_with_claims(timing: AgentTiming = TIMING) -> AsyncIterator[OneNodeCluster]:
+async def cluster_with_claims(
+    timing: AgentTiming = TIMING, gpus: str = "2xT4"
+) -> AsyncIterator[OneNodeCluster]:
     """Start a cluster whose agent serves claims."""
     facts = {"dra": DraMode.CONDITIONS}
-    async with one_node_cluster(settings=FAST_CLAIMS, timing=timing, **facts) as cluster:
+    async with one_node_cluster(gpus, settings=FAST_CLAIMS, timing=timing, **facts) as cluster:
         cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
         yield cluster
 
@@ -51,6 +53,13 @@ def result(index: int = 0, *, request: str = "gpu", **more: Any) -> Json:
         "shareID": f"share-{request}-{index}",
         **more,
     }
+
+
+def instance_result(layout: str, position: int, profile: str) -> Json:
+    """Return an allocation result for a MIG instance of the node's first GPU."""
+    place = MigPlacement(layout=layout, position=position, profile=profile)
+    named: Json = {"device": device_name(uuid_of(NodeName(NODE), 0), place)}
+    return {key: value for key, value in result(**named).items() if key != "shareID"}
 
 
 def create_claim(

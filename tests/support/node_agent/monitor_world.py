@@ -12,7 +12,7 @@ from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
@@ -107,10 +107,14 @@ class FakeInstances:
 class FakeKubelet:
     pods: tuple[KubeletPod, ...] = ()
     list_calls: int = 0
+    claims: frozenset[ClaimHolding] = frozenset()
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         self.list_calls += 1
         return self.pods
+
+    async def list_holdings(self) -> PodResources:
+        return PodResources(claims=self.claims)
 
 
 class FakeCheckpoint(CheckpointOf):
@@ -171,6 +175,7 @@ class MonitorWorld:
             usage=before.usage,
             list_instances=before.list_instances,
             list_pods=before.list_pods,
+            list_holdings=before.list_holdings,
             checkpoint=before.checkpoint,
             leases=before.leases,
             clock=before.clock,
@@ -213,6 +218,7 @@ def monitored(tmp_path: Path) -> MonitorWorld:
         usage=driver,
         list_instances=FakeInstances().instances,
         list_pods=kubelet.list_pods,
+        list_holdings=kubelet.list_holdings,
         checkpoint=record,
         leases=known,
         clock=clock,

@@ -1,10 +1,14 @@
 """Claims are prepared with the limits of their lease, kept over restarts, and released."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.kubelet.claim_plugin import ClaimReference
 from shared.model.claim import DRIVER, LEASED
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
 from shared.model.lease import ClaimAllocation
@@ -12,13 +16,17 @@ from shared.model.names import Namespace, NodeName, PodUid
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (
+    TIMING,
     claim_lease,
     cluster_with_claims,
     create_claim,
+    instance_result,
     pod_with_claim,
     registered,
     result,
+    slices_of,
 )
+from tests.support.node_agent.mig import instances_by_start, mig_share
 from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
@@ -127,6 +135,91 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
             await until(lambda: not last_report(cluster).allocations)
 
             assert not list(cluster.node.kubelet.files.cdi.glob("*claim*"))
+
+
+async def test_an_agent_killed_before_its_answer_prepares_the_same_devices_again() -> None:
+    async with cluster_with_claims() as cluster:
+        claim = create_claim(cluster, "shares", result())
+        lease = cluster.ledger.grant(claim_lease(claim))
+        reference = ClaimReference(uid=lease.pod, namespace=Namespace("default"), name="shares")
+        async with cluster.running() as agent:
+            await registered(cluster)
+            assert agent.claims is not None
+            first = await agent.claims.preparation.prepare(reference)
+        [file] = cluster.node.kubelet.files.cdi.glob("*claim*")
+        written = file.read_bytes()
+        file.unlink()
+
+        async with cluster.running() as agent:
+            await registered(cluster)
+            assert agent.claims is not None
+            second = await agent.claims.preparation.prepare(reference)
+
+        assert second == first
+        assert file.read_bytes() == written
+        assert len(agent.checkpoint.entries) == 1
+
+
+async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
+    async with cluster_with_claims() as cluster:
+        async with cluster.running() as agent:
+            await registered(cluster)
+            _, claim = pod_and_claim(cluster, result(), result(1, request="other"))
+            shares = (
+                share(container="gpu", share_id="share-gpu-0"),
+                share(1, container="other", share_id="share-other-1"),
+            )
+            lease = cluster.ledger.grant(claim_lease(claim, *shares))
+            await cluster.node.phase("one", "Running")
+            before = {entry.key: entry.setup for entry in agent.checkpoint.entries}
+        for file in cluster.settings.state_dir.glob("checkpoint*"):
+            file.unlink()
+
+        async with cluster.running() as agent:
+            await registered(cluster)
+            await until(lambda: agent.checkpoint.claims == {lease.pod})
+
+            assert {entry.key: entry.setup for entry in agent.checkpoint.entries} == before
+            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
+            assert not (await agent.report_terminated(request)).terminated
+
+
+async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:
+    """Its instances stay meanwhile, whatever layout a later lease requires."""
+    timing = replace(TIMING, instances_ready_s=1.0)
+    async with (
+        cluster_with_claims(timing, gpus="1xA100-40GB:mig") as cluster,
+        cluster.running() as agent,
+    ):
+        await registered(cluster)
+        devices, counters = slices_of(cluster)
+        offered = instance_result("group3", 1, "3g.20gb")["device"]
+        assert offered in {each["name"] for each in devices["spec"]["devices"]}
+        assert counters["spec"]["sharedCounters"]
+        _, claim = pod_and_claim(cluster, instance_result("group3", 1, "3g.20gb"))
+        lease = cluster.ledger.grant(claim_lease(claim, mig_share("group3", 1, container="gpu")))
+        await cluster.push_lease(lease)
+
+        await cluster.node.phase("one", "Running")
+
+        instances = await instances_by_start(cluster)
+        assert [one.profile for one in instances.values()] == ["3g.20gb", "3g.20gb"]
+        [state] = cluster.root.rglob("dra_manager_state")
+        prepared = json.loads(state.read_text())[lease.pod]
+        assert prepared["cdi_names"] == {"gpu": [qualified_name(instances[4].uuid)]}
+        await until(
+            lambda: all(
+                "group3" in each["name"] for each in slices_of(cluster)[0]["spec"]["devices"]
+            )
+        )
+        other = create_claim(cluster, "other", instance_result("group1", 0, "1g.5gb"))
+        late = claim_lease(other, mig_share("group1", 0, container="gpu", fence=2))
+        cluster.ledger.grant(late)
+        reference = ClaimReference(uid=late.pod, namespace=Namespace("default"), name="other")
+        assert agent.claims is not None
+        with pytest.raises(UnavailableError, match=r"3g\.20gb at slice 4 of the device is in use"):
+            await agent.claims.preparation.prepare(reference)
+        assert await instances_by_start(cluster) == instances
 
 
 def last_report(cluster: OneNodeCluster) -> DeviceReported:

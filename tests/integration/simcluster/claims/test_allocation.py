@@ -200,6 +200,29 @@ async def test_counts_prioritized_lists_selectors_and_taints_decide() -> None:
         assert chosen == [("gpu/two", "gpu-1"), ("gpu/two", "gpu-2")]
 
 
+async def test_devices_take_shared_counters_of_their_pool() -> None:
+    def part(name: str, *numbers: int) -> Json:
+        counters = {f"slice-{number}": {"value": "1"} for number in numbers}
+        return {"name": name, "consumesCounters": [{"counterSet": "gpu", "counters": counters}]}
+
+    async with workload_cluster(nodes=1) as api:
+        prepare(api.store, part("small", 0), part("all", 0, 1), part("other", 1))
+        counters = {f"slice-{number}": {"value": "1"} for number in (0, 1)}
+        pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 2}
+        spec = {"driver": DRIVER, "nodeName": "node-0", "pool": pool}
+        shared = {"sharedCounters": [{"name": "gpu", "counters": counters}]}
+        slice_of_counters = {"metadata": {"name": "counters"}, "spec": {**spec, **shared}}
+        api.store.create("resourceslices", slice_of_counters)
+        create_template(api.store, exactly(count=2))
+
+        create_pod(api.store, "a")
+        await until(lambda: node_of(api.store, "a"))
+        create_pod(api.store, "b")
+        await until(lambda: "cannot allocate all claims" in message_of(api.store, "b"))
+
+        assert [each["device"] for each in results(api.store)] == ["small", "other"]
+
+
 async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated() -> None:
     async with workload_cluster(nodes=1) as api:
         prepare(api.store, guarded())

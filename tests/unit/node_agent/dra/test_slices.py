@@ -8,7 +8,7 @@ import pytest
 
 from services.node_agent.dra.slices import (
     ClaimableNode,
-    build_slice,
+    build_slices,
     find_dropped_fields,
     is_current,
     mib_quantity,
@@ -54,7 +54,7 @@ def offered(
         leases=leases,
         driver_version=driver_version,
     )
-    found = build_slice(node, generation=1, deallocated=deallocated)
+    [found] = build_slices(node, generation=1, deallocated=deallocated)
     devices: list[dict[str, Any]] = found["spec"]["devices"]
     return devices
 

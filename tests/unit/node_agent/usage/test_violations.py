@@ -13,11 +13,22 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, KubeletPod
 from services.node_agent.usage.monitor import REPORT_AGAIN_S
 from services.node_agent.usage.usage_metrics import render_metrics
+from shared.model.claim import device_name
 from shared.model.events.node_events import ViolationReason
+from shared.model.names import Namespace
 from tests.support.node_agent.agent import lease_of
-from tests.support.node_agent.monitor_world import MIB, OURS, UID, MonitorWorld, computing, read
+from tests.support.node_agent.monitor_world import (
+    GPU,
+    MIB,
+    OURS,
+    UID,
+    MonitorWorld,
+    computing,
+    read,
+)
 from tests.support.node_agent.regions import path_of, process
 
 
@@ -207,3 +218,27 @@ async def test_no_process_is_reported_as_unleased_before_leases_are_known(
     assert [(one.reason, one.pod) for one in world.monitor.snapshot.violations] == [
         (ViolationReason.UNLEASED, tenant.lease.pod)
     ]
+
+
+async def test_a_process_with_administrative_access_to_its_device_is_no_violation(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.record.recorded.clear()
+    world.known.sync([], since=world.known.revision)
+    containers = (KubeletContainer(name="main"),)
+    pod = KubeletPod(
+        uid=tenant.lease.pod, namespace=Namespace("default"), name="pod", containers=containers
+    )
+    world.kubelet.pods = (pod,)
+
+    async def reasons(device: str) -> list[ViolationReason]:
+        holding = ClaimHolding(
+            namespace=pod.namespace, pod=pod.name, claim="admin", device=device, share_id=""
+        )
+        world.kubelet.claims = frozenset({holding})
+        await world.monitor.scan()
+        return [one.reason for one in world.monitor.snapshot.violations]
+
+    assert await reasons(device_name(GPU)) == []
+    assert await reasons("another") == [ViolationReason.UNLEASED]
