@@ -43,6 +43,10 @@ class LedgerStaging(LedgerPart):
         ]
         await self._run("save_reports", rows)
 
+    async def reported_nodes(self) -> list[NodeName]:
+        """Return the nodes with a saved report."""
+        return list(map(NodeName, await self._run("reported_nodes")))
+
     async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return the saved allocations, by node."""
         found = await self._run("reports")

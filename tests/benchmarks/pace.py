@@ -15,13 +15,15 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import tempfile
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.request import urlopen
 
 import redis.asyncio
 
@@ -124,7 +126,9 @@ async def measure(
         print(json.dumps(row, indent=1), flush=True)
 
 
-async def burst(source: PodSource, count: int, read: Callable[[], Awaitable[Readings]]) -> None:
+async def burst(
+    source: PodSource, count: int, read: Callable[[], Awaitable[Readings]], directory: Path
+) -> None:
     """Create `count` pods at once; print pods per second and microseconds of CPU per pod."""
     run, before, began_at = uuid.uuid4().hex[:6], await read(), time.perf_counter()
     await source.create_pods(run, range(count))
@@ -139,8 +143,21 @@ async def burst(source: PodSource, count: int, read: Callable[[], Awaitable[Read
         "missing": count - len(bound),
         "pods per second": round(len(bound) / max(lasted_s, 1e-9)),
         "CPU us per pod": {n: round(c.get("cpu_ms", 0) * 1e3 / count) for n, c in used.items()},
+        "placements since the start": placements(directory),
     }
     print(json.dumps(row, indent=1), flush=True)
+
+
+def placements(directory: Path) -> dict[str, int]:
+    """Return the outcomes that all placers have counted; `reserved` is the first candidate."""
+    counts: Counter[str] = Counter()
+    for file in directory.glob("placer-*.json"):
+        address = json.loads(file.read_text())["http"]
+        with urlopen(f"http://{address}/metrics") as reply:
+            text = reply.read().decode()
+        for outcome, count in re.findall(r'placements_total{outcome="(\w+)"} (\S+)', text):
+            counts[outcome] += int(float(count))
+    return {outcome: count for outcome, count in counts.items() if count}
 
 
 def subtract(after: Readings, before: Readings) -> Readings:
@@ -248,7 +265,7 @@ async def benchmark(options: argparse.Namespace) -> None:
             await settle(read)
             await measure(source, options, read)
             if options.burst:
-                await burst(source, options.burst, read)
+                await burst(source, options.burst, read, directory)
         if options.steps:
             print(json.dumps(steps(directory / "traces"), indent=1))
 

@@ -29,11 +29,21 @@ def process_counters(pid: int) -> Counters:
 
 async def nats_counters(monitor_port: int) -> Counters:
     """Messages that clients sent and received."""
+    traffic = await nats_traffic(monitor_port)
+    return {key: traffic[key] for key in ("messages in", "messages out")}
+
+
+async def nats_traffic(monitor_port: int) -> Counters:
+    """Messages and bytes that clients sent and received."""
     reader, writer = await asyncio.open_connection("127.0.0.1", monitor_port)
     writer.write(b"GET /varz HTTP/1.0\r\n\r\n")
     found = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
     writer.close()
-    return {"messages in": found["in_msgs"], "messages out": found["out_msgs"]}
+    return {
+        f"{unit} {way}": found[f"{way}_{key}"]
+        for unit, key in (("messages", "msgs"), ("bytes", "bytes"))
+        for way in ("in", "out")
+    }
 
 
 async def redis_counters(client: "redis.asyncio.Redis") -> Counters:

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from tests.support.waiting import until
@@ -27,10 +27,11 @@ async def services(
     *,
     authority: Path | None = None,
     traces: Path | None = None,
+    names: Sequence[str] = (),
 ) -> AsyncIterator[dict[str, int]]:
-    """Start watcher, placers and binder; yield their pids once all are ready."""
+    """Start watcher, placers and binder, or those named; yield their pids once all are ready."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    names = ["watcher", "binder", *(f"placer-{n}" for n in range(placers))]
+    names = names or ["watcher", "binder", *(f"placer-{n}" for n in range(placers))]
     for name in names:
         command = [sys.executable, "-m", f"services.{name.partition('-')[0]}"]
         command += ["--nats-url", nats_url, "--run-file", str(directory / f"{name}.json")]

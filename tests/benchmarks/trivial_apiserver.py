@@ -86,6 +86,7 @@ class TrivialApi:
 
     nodes: int
     watcher: "Connection | None" = None
+    node_watcher: "Connection | None" = None
     version: int = 10
     bound: dict[str, float] = field(default_factory=dict)
     posts: int = 0
@@ -100,7 +101,7 @@ class TrivialApi:
         self.created[f"p-{run}-{number}"] = line
         return line
 
-    def bind(self, name: str) -> None:
+    def bind(self, name: str, _binding: bytes) -> None:
         """Note the time, and send the bound pod to the watch as an API server does."""
         self.bound[name] = time.perf_counter()
         line = self.created.pop(name, None)
@@ -152,15 +153,15 @@ class Connection(asyncio.Protocol):
             length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self.buffer) < end + 4 + length:
                 return
-            self.buffer = self.buffer[end + 4 + length :]
+            body, self.buffer = self.buffer[end + 4 :][:length], self.buffer[end + 4 + length :]
             method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
-            self.answer(method, target)
+            self.answer(method, target, body)
 
-    def answer(self, method: str, target: str) -> None:
+    def answer(self, method: str, target: str, body: bytes) -> None:
         url = urlsplit(target)
         query = parse_qs(url.query)
         if method == "POST" and url.path.endswith("/binding"):
-            self.api.bind(url.path.split("/")[-2])
+            self.api.bind(url.path.split("/")[-2], body)
             self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")
         elif method == "GET" and "watch" in query:
             self.stream(url.path)
@@ -180,6 +181,8 @@ class Connection(asyncio.Protocol):
         self.transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         if path.endswith("/pods"):
             self.api.watcher = self
+        elif path.endswith("/nodes"):
+            self.api.node_watcher = self
 
     def feed(self, lines: bytes) -> None:
         assert self.transport is not None

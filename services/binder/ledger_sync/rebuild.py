@@ -23,7 +23,7 @@ from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import LedgerRebuilt, ResyncRequested
+from shared.model.events.pod_events import LedgerRebuilt, ListedPods, ResyncRequested
 from shared.model.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class RebuildTiming:
     lock_s: float = 6.0
     """A replica that dies while it rebuilds is replaced after this."""
     resync_every_s: float = 5.0
+    """Until everything is requested again; twice as long each time, as replies of many nodes take
+    their time."""
 
 
 class LedgerRebuild:
@@ -130,29 +132,37 @@ class LedgerRebuild:
         timing = self.timing
         await self.staging.clear()
         await self._await_bindings(token)
-        began = self.clock.ticks()
-        requested_at: float | None = None
+        began = requested_at = self.clock.ticks()
+        await self._request_resync(token)
+        pause_s, pods = timing.resync_every_s, None
         while True:
-            now = self.clock.ticks()
             await self._extend_lock(token)
-            if requested_at is None or now - requested_at >= timing.resync_every_s:
-                reason = "the ledger is being rebuilt"
-                await self.publish([ResyncRequested(reason=reason, request_id=token)])
-                requested_at = now
-            pods = await self.staging.complete_listing(token)
-            if pods is not None:
-                evidence = Evidence(pods=holders_in(pods), allocations=await self.staging.reports())
-                silent = silent_nodes(evidence)
-                if not silent:
-                    return evidence
-                if now - began >= timing.silent_node_s:
-                    logger.error(
-                        "%d nodes are silent; their leases come from their pods: %s",
-                        len(silent),
-                        summarize(sorted(silent)),
-                    )
-                    return evidence
+            if pods is None:
+                pods = await self.staging.complete_listing(token)
+            waited_s = self.clock.ticks() - began
+            if pods is not None and await self._have_reported(pods, waited_s):
+                return Evidence(pods=holders_in(pods), allocations=await self.staging.reports())
+            if self.clock.ticks() - requested_at >= pause_s:
+                await self._request_resync(token)
+                requested_at, pause_s = self.clock.ticks(), 2 * pause_s
             await self.clock.sleep(timing.poll_s)
+
+    async def _request_resync(self, token: str) -> None:
+        reason = "the ledger is being rebuilt"
+        await self.publish([ResyncRequested(reason=reason, request_id=token)])
+
+    async def _have_reported(self, pods: ListedPods, waited_s: float) -> bool:
+        """Return whether all nodes with leases have reported, or were waited for long enough."""
+        silent = silent_nodes(holders_in(pods), await self.staging.reported_nodes())
+        if silent and waited_s < self.timing.silent_node_s:
+            return False
+        if silent:
+            logger.error(
+                "%d nodes are silent; their leases come from their pods: %s",
+                len(silent),
+                summarize(sorted(silent)),
+            )
+        return True
 
     async def _await_bindings(self, token: str) -> None:
         """Wait for the Bindings in flight: the listing must include their pods."""

@@ -41,10 +41,9 @@ class Recovery:
     """Those of them whose pods' annotations have another size: a resize was in progress."""
 
 
-def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
+def silent_nodes(pods: Iterable[BoundPod], reported: Iterable[NodeName]) -> frozenset[NodeName]:
     """Return the nodes that have a pod with a lease and have not reported."""
-    leased = {pod.node for pod in evidence.pods if pod.lease}
-    return frozenset(leased.difference(evidence.allocations))
+    return frozenset({pod.node for pod in pods if pod.lease}.difference(reported))
 
 
 def recover(evidence: Evidence) -> Recovery:

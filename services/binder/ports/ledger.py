@@ -318,6 +318,10 @@ class RebuildStaging(Protocol):
         """Save what these nodes' agents have activated."""
         ...
 
+    async def reported_nodes(self) -> list[NodeName]:
+        """Return the nodes whose agents' reports were saved."""
+        ...
+
     async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return what was saved, by node."""
         ...

@@ -5,6 +5,7 @@
 --                                       else false
 --   'save_reports', rows of {node, reported_at, text}
 --                                       save each node's newest report
+--   'reported_nodes'                    returns the nodes with a report
 --   'reports'                           returns a flat list of nodes and texts
 --   'listing', request_id               returns the texts of a complete listing with that ID, or false
 --   'extend_rebuild', token, now, lock_s
@@ -54,6 +55,10 @@ function actions.save_reports(rows)
   end
   call('EXPIRE', REPORTS, TTL_S)
   return true
+end
+
+function actions.reported_nodes()
+  return call('HKEYS', REPORTS)
 end
 
 function actions.reports()

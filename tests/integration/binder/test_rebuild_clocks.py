@@ -96,3 +96,20 @@ async def test_a_list_that_began_before_the_request_does_not_count(url: str) -> 
 
     assert len(requests) == 3
     assert len(set(requests)) == 1
+
+
+async def test_requests_are_repeated_less_and_less_often(url: str) -> None:
+    """Replies of thousands of nodes take longer than the first pause."""
+    requested_at: list[float] = []
+
+    async def answer(staging: LedgerStaging, request_id: str) -> None:
+        requested_at.append(time.monotonic())
+        if len(requested_at) == 4:
+            for chunk in await listing(request_id):
+                await staging.save_chunk(chunk)
+
+    assert await rebuild(url, answer)
+
+    _, second, third, fourth = requested_at
+    assert third - second >= 2 * TIMING.resync_every_s
+    assert fourth - third >= 4 * TIMING.resync_every_s

@@ -247,6 +247,9 @@ class FakeLedger(NoReservations, FakeResizes):
         for report in reports:
             self.stored_reports[report.node] = report.allocations
 
+    async def reported_nodes(self) -> list[NodeName]:
+        return list(self.stored_reports)
+
     async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         return dict(self.stored_reports)
 
