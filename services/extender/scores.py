@@ -11,7 +11,7 @@ from shared.model.names import NodeName
 from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.node_rank import request_kind
+from shared.placing.index.node_rank import Rank, request_kind
 from shared.placing.index.ranked_nodes import LAST_RANK
 from shared.placing.mirror.node_mirror import MirroredNode
 
@@ -49,25 +49,26 @@ def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -
     return NodeScores(best, found)
 
 
-def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> list[float]:
+def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
     """Return the ranks of nodes; those for the preferred mode come before those for another one."""
-    kinds = [request_kind(request, mode)[0] for mode in allowed_modes(request)]
-    costs: list[float] = []
-    for number, kind in reversed(list(enumerate(kinds))):
-        ranks = map(index.ranked_nodes(kind).rank_of, nodes)
-        if not costs:
-            costs = [rank + number * float(LAST_RANK) for rank in ranks]
-        else:
-            costs = [
-                cost if rank == LAST_RANK else rank + number * float(LAST_RANK)
+    costs: list[Rank] = []
+    for number, mode in enumerate(allowed_modes(request)):
+        ranks = index.ranked_nodes(request_kind(request, mode)[0]).ranks_of(nodes)
+        without = number * LAST_RANK
+        costs = (
+            [
+                rank + without if cost == without else cost
                 for rank, cost in zip(ranks, costs, strict=True)
             ]
+            if costs
+            else ranks
+        )
     return costs
 
 
 def _fragmentation(
     request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
-) -> list[float]:
+) -> Sequence[float]:
     """Return what the pod costs later pods on each node; of nodes not compared, more than that."""
     index.fragmentation.catch_up()
     order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))

@@ -160,6 +160,11 @@ class RankedNodes:
         """Return the rank of a node; one without a rank comes after all others."""
         return self._rank_by_node.get(node, LAST_RANK)
 
+    def ranks_of(self, nodes: Iterable[MirroredNode]) -> list[Rank]:
+        """Return `rank_of` of each node."""
+        ranks = self._rank_by_node
+        return [ranks.get(node, LAST_RANK) for node in nodes]
+
     def in_order(self, need: int) -> Iterator[MirroredNode]:
         """Yield the nodes with a headroom of `need` or more, best first."""
         for rank in self.ranks_with_headroom(need):
