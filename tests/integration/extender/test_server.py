@@ -1,17 +1,23 @@
 """The extender's HTTPS server: who may call it, and what it replies to odd bodies."""
 
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+import yaml
 
 from services.extender.metrics import ExtenderMetrics
+from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from services.extender.server import application
+from services.extender.verdicts import UNKNOWN
 from shared.credentials.serving_files import ServingFiles
 from shared.runtime import health
+from simcluster.scheduler.extender import ExtenderError, SchedulerExtender
+from simcluster.scheduler.node_choice import FittingNodes
 from tests.support.extender import ExtenderWorld
 from tests.support.servers.tls import Made
 
@@ -102,3 +108,35 @@ def test_a_renewed_certificate_is_loaded(tmp_path: Path) -> None:
     tls.load()
 
     assert tls._loaded != before
+
+
+async def test_the_simulated_scheduler_asks_as_it_is_configured(
+    extender_server: ExtenderServer, tmp_path: Path
+) -> None:
+    certificate, key = map(str, extender_server.made.issue(NAME, NAME))
+    tls = SchedulerTls(ca=str(extender_server.made.ca), certificate=certificate, key=key)
+    configuration = scheduler_configuration(f"https://{extender_server.address}", tls)
+    (tmp_path / "scheduler.yaml").write_text(yaml.safe_dump(configuration))
+    extender = SchedulerExtender.load(tmp_path / "scheduler.yaml")
+    amounts = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1000"}
+    resources = {"limits": amounts, "requests": amounts}
+    pod = {
+        "metadata": {"name": "a", "namespace": "default", "uid": "uid-a"},
+        "spec": {
+            "schedulerName": extender.scheduler,
+            "containers": [{"name": "main", "resources": resources}],
+        },
+    }
+    offered = FittingNodes(nodes=("n2", "n1", "other"), refusals=Counter({"Insufficient cpu": 1}))
+
+    fitting = await extender.narrow(pod, offered)
+    await extender.bind(pod, fitting.nodes[0])
+
+    assert extender.is_interested(pod)
+    assert fitting.nodes == ("n1", "n2")
+    assert fitting.choice.node == "n1"
+    assert fitting.refusals == {"Insufficient cpu": 1, UNKNOWN: 1}
+    [request] = extender_server.world.binders.requests
+    assert request.placement.node == "n1"
+    with pytest.raises(ExtenderError, match="the pod was deleted or replaced"):
+        await extender.bind(pod, "n1")
