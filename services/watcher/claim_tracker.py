@@ -29,10 +29,8 @@ class ClaimTracker:
         return events
 
     def resync(self) -> list[ClaimEvent]:
-        """Publish all claims without an answer."""
-        return [
-            ClaimAllocated(claim=claim) for claim in self.allocated.values() if not claim.answer
-        ]
+        """Publish all claims: the ledger may have lost the lease of one that was answered."""
+        return [ClaimAllocated(claim=claim) for claim in self.allocated.values()]
 
     def resync_unanswered(self) -> list[ClaimEvent]:
         """Publish claims that the call before found without an answer: an event may be lost."""

@@ -145,6 +145,7 @@ def test_a_claim_without_an_answer_is_published_again() -> None:
 
     assert tracker.resync_unanswered() == []
     assert tracker.resync_unanswered() == [ClaimAllocated(claim=claim)]
-    tracker.update(claim.claim, replace(claim, answer=LEASED))
+    answered = replace(claim, answer=LEASED)
+    tracker.update(claim.claim, answered)
     assert tracker.resync_unanswered() == []
-    assert tracker.resync() == []
+    assert tracker.resync() == [ClaimAllocated(claim=answered)]
