@@ -69,6 +69,11 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     )
     quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {f"limits.{NUMBER}": "4"}}}
     await up.kube.create("/api/v1/namespaces/default/resourcequotas", quota)
+    device_class = {
+        "metadata": {"name": "whole"},
+        "spec": {"selectors": [], "extendedResourceName": NUMBER},
+    }
+    await up.kube.create("/apis/resource.k8s.io/v1/deviceclasses", device_class)
     plugins = up.root / "nodes" / "node-0" / "device-plugins"
     done = Done(0, "{}", "")
     try:
@@ -93,6 +98,10 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     assert "allkeys-lru" in found["redis"]["text"]
     assert f"limits.{NUMBER} of default/gpus" in found["resource-quotas"]["text"]
     assert f"requests.{NUMBER}" in found["resource-quotas"]["fix"]
+    assert (
+        f"has {NUMBER} of a device plugin, and DeviceClass whole"
+        in (found["device-classes"]["text"])
+    )
     assert all(found[name]["fix"] for name in outcomes(done, "fail"))
 
 

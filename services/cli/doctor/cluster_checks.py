@@ -201,6 +201,32 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
     )
 
 
+def device_classes(
+    resources: Mapping[str, str], allocatable: Mapping[NodeName, Iterable[str]]
+) -> Finding:
+    """Judge extended resources, by DeviceClass, against those that nodes' device plugins serve.
+
+    A node serves an extended resource by a device plugin or by ResourceClaims, not by both.
+    https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
+    """
+    twice = {
+        (node, device_class): name
+        for node, names in sorted(allocatable.items())
+        for device_class, name in sorted(resources.items())
+        if name in set(names)
+    }
+    if not twice:
+        return ok("no device plugin serves an extended resource of a DeviceClass")
+    (node, device_class), name = next(iter(twice.items()))
+    more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+    return warn(
+        f"node {node} has {name} of a device plugin, and DeviceClass {device_class} has the same "
+        f"extended resource{more}: kube-scheduler uses the device plugin's there",
+        f"kubectl edit deviceclass {device_class}, and choose another extendedResourceName; or "
+        "leave the dialect of that resource out of the node agents' --dialects",
+    )
+
+
 def extender(ready_replicas: Mapping[str, int | None]) -> Finding:
     """Judge the Deployments of the component `kube-scheduler`; None: there is no such Deployment.
 

@@ -27,6 +27,7 @@ from shared.nats import servers
 from shared.nats.bus import Bus
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
@@ -88,6 +89,36 @@ class _ListedQuota(msgspec.Struct, frozen=True):
 
 class _ListedQuotas(msgspec.Struct, frozen=True):
     items: tuple[_ListedQuota, ...] = ()
+
+
+class _ListedName(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _ListedClassSpec(msgspec.Struct, frozen=True):
+    resource: str = msgspec.field(name="extendedResourceName", default="")
+
+
+class _ListedClass(msgspec.Struct, frozen=True):
+    metadata: _ListedName = _ListedName()
+    spec: _ListedClassSpec = _ListedClassSpec()
+
+
+class _ListedClasses(msgspec.Struct, frozen=True):
+    items: tuple[_ListedClass, ...] = ()
+
+
+class _ListedNodeStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, str] = {}
+
+
+class _ListedNode(msgspec.Struct, frozen=True):
+    metadata: _ListedName = _ListedName()
+    status: _ListedNodeStatus = _ListedNodeStatus()
+
+
+class _ListedNodes(msgspec.Struct, frozen=True):
+    items: tuple[_ListedNode, ...] = ()
 
 
 class ClusterProbes:
@@ -211,6 +242,26 @@ class ClusterProbes:
         quotas = (await self.kubernetes.read("/api/v1/resourcequotas", _ListedQuotas)).items
         return judge.resource_quotas(
             {f"{each.metadata.namespace}/{each.metadata.name}": each.spec.hard for each in quotas}
+        )
+
+    async def device_classes(self) -> Finding:
+        """Read DeviceClasses with extended resources, and what device plugins serve on nodes."""
+        try:
+            listed = await self.kubernetes.read(DEVICE_CLASSES, _ListedClasses)
+        except NotFoundError as error:
+            raise SkipError("this API server has no DeviceClasses") from error
+        resources = {e.metadata.name: e.spec.resource for e in listed.items if e.spec.resource}
+        if not resources:
+            raise SkipError("no DeviceClass has an extended resource")
+        nodes = (await self.kubernetes.read("/api/v1/nodes", _ListedNodes)).items
+        return judge.device_classes(
+            resources,
+            {
+                NodeName(node.metadata.name): [
+                    name for name, amount in node.status.allocatable.items() if amount != "0"
+                ]
+                for node in nodes
+            },
         )
 
     async def extender(self) -> Finding:

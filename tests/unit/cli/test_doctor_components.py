@@ -1,4 +1,4 @@
-"""The doctor's verdicts on heartbeats and on ResourceQuotas."""
+"""The doctor's verdicts on heartbeats, ResourceQuotas and DeviceClasses."""
 
 import pytest
 
@@ -54,3 +54,23 @@ def test_names_in_quotas_that_kubernetes_does_not_count_are_found(
     found = cluster_checks.resource_quotas(hard)
 
     assert (found.outcome, found.text, instead in found.fix) == (outcome, text, True)
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "outcome", "text"),
+    [
+        ({"n0": ["cpu", "nvidia.com/gpu"]}, Outcome.OK, "no device plugin serves"),
+        (
+            {"n0": ["cpu"], "n1": ["cpu", "leasehold.dev/whole-gpu"]},
+            Outcome.WARN,
+            "node n1 has leasehold.dev/whole-gpu of a device plugin, and DeviceClass whole has",
+        ),
+    ],
+)
+def test_an_extended_resource_of_a_class_and_of_a_device_plugin_is_found(
+    allocatable: dict[NodeName, list[str]], outcome: Outcome, text: str
+) -> None:
+    found = cluster_checks.device_classes({"whole": "leasehold.dev/whole-gpu"}, allocatable)
+
+    assert found.outcome is outcome
+    assert found.text.startswith(text)
