@@ -10,7 +10,7 @@ from services.watcher.claim_tracker import ClaimTracker
 from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import CORES, DRIVER, MEMORY, REFUSED, device_name
-from shared.model.device import DeviceMode
+from shared.model.device import Device, DeviceMode
 from shared.model.errors import ConflictError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event
@@ -134,9 +134,9 @@ class Claims:
                 claim.ending = False
                 self.deallocate(claim)
 
-    def taken_mib(self, device: DeviceUuid) -> int:
-        """Return how much of a device is allocated, by claims alone."""
-        return sum(c.mib for c in self.stored.values() if c.node and c.device == device)
+    def taken(self, device: DeviceUuid) -> list[int]:
+        """Return how much of a device each claim has been allocated, in MiB."""
+        return [c.mib for c in self.stored.values() if c.node and c.device == device]
 
     # The watcher
 
@@ -185,10 +185,10 @@ class KubeScheduler:
         self.api = api
         self.nodes = nodes
 
-    def devices(self) -> list[tuple[NodeName, DeviceUuid]]:
+    def devices(self) -> list[tuple[NodeName, Device]]:
         """Return the devices that claims can share, with their nodes."""
         return [
-            (name, device.uuid)
+            (name, device)
             for name in sorted(self.api.nodes - self.api.cordoned)
             for device in self.nodes[name].devices
             if device.mode is DeviceMode.HAMI_CORE
@@ -203,16 +203,17 @@ class KubeScheduler:
                 fitting = (each for each in self.devices() if self._fits(claim, *each))
                 found = next(fitting, None)
                 if found is not None:
-                    self.claims.allocate(claim, *found)
+                    self.claims.allocate(claim, found[0], found[1].uuid)
 
-    def _fits(self, claim: Claim, node: NodeName, device: DeviceUuid) -> bool:
-        of_pods = sum(
+    def _fits(self, claim: Claim, node: NodeName, device: Device) -> bool:
+        of_pods = [
             share.memory_mib
             for lease in self.nodes[node].agent.leases.leases.values()
             for share in lease.shares
-            if share.device == device and lease.claim is None
-        )
-        return of_pods + self.claims.taken_mib(device) + claim.mib <= SLICES * SLICE_MIB
+            if share.device == device.uuid and lease.claim is None
+        ]
+        taken = [*of_pods, *self.claims.taken(device.uuid), claim.mib]
+        return sum(taken) <= SLICES * SLICE_MIB and len(taken) <= device.slots
 
 
 def _not_found(method: str, path: str) -> NotFoundError:

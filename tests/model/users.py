@@ -128,10 +128,10 @@ class Users(Machine):
     def allocate_claim(self, position: int, device: int) -> None:
         """Allocate a claim to a device of which the scheduler knows only other claims."""
         claims, claim = self.world.claims, chosen(self.allocatable(), position)
-        node, uuid = chosen(self.world.scheduler.devices(), device)
-        if claims.taken_mib(uuid) + claim.mib <= DEVICE_MIB:
+        node, shared = chosen(self.world.scheduler.devices(), device)
+        if sum(claims.taken(shared.uuid)) + claim.mib <= DEVICE_MIB:
             self.count("claims allocated")
-            claims.allocate(claim, node, uuid)
+            claims.allocate(claim, node, shared.uuid)
 
     @rule(lambda self: self.world.claims.stored, position=positions)
     def share_claim(self, position: int) -> None:

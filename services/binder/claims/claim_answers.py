@@ -10,7 +10,7 @@ from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.lease import Lease
-from shared.model.lease_copy import copy_of
+from shared.model.lease_copy import copy_of, load_lease
 
 MAX_WRITES = 16
 """Claims answered at once."""
@@ -41,7 +41,10 @@ class AnswerWriter:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
     async def confirm(self, claim: AllocatedClaim, lease: Lease) -> AnswerResult:
-        """Write that the claim is leased; end the lease if the allocation is gone."""
+        """Write that the claim is leased; end the lease if the allocation is gone.
+
+        An answer with another lease's copy is written again: that lease was lost.
+        """
         answer = ClaimAnswer(
             condition=LEASED,
             reason="Leased",
@@ -49,7 +52,7 @@ class AnswerWriter:
             lease=copy_of(lease),
         )
         try:
-            found = await self._write(claim, answer)
+            found = await self._write(claim, answer, replaces=not _is_copy(claim, lease))
         except LeaseholdError as error:
             return AnswerResult(unwritten=str(error))
         if found is not None and found.answer == LEASED:
@@ -72,19 +75,25 @@ class AnswerWriter:
         note = f" (the node's ResourceSlices may be late: {late})" if late else ""
         answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=text + note)
         try:
-            await self._write(claim, answer)
+            await self._write(claim, answer, replaces=True)
         except LeaseholdError as error:
             return AnswerResult(unwritten=str(error))
         return DONE
 
-    async def _write(self, claim: AllocatedClaim, answer: ClaimAnswer) -> AllocatedClaim | None:
-        """Return the claim with its answer, which may be another binder's; None: it is gone."""
+    async def _write(
+        self, claim: AllocatedClaim, answer: ClaimAnswer, *, replaces: bool = False
+    ) -> AllocatedClaim | None:
+        """Return the claim with its answer, which may be another binder's; None: it is gone.
+
+        The answer that the claim had when it was decided stays, too, unless this one replaces it.
+        """
         now: AllocatedClaim | None = claim
         refusal: LeaseholdError | None = None
         for _ in range(ATTEMPTS):
             if now is None or (now.claim, now.generation) != (claim.claim, claim.generation):
                 return None
-            if now.answer:
+            decided = (now.answer, now.lease) == (claim.answer, claim.lease)
+            if now.answer and not (replaces and decided):
                 return now
             try:
                 async with self._writes:
@@ -95,3 +104,12 @@ class AnswerWriter:
                 return replace(now, answer=answer.condition)
             now = await self.claims.get_allocation(claim.namespace, claim.name)
         raise UnavailableError(f"{claim.namespace}/{claim.name} is not answered: {refusal}")
+
+
+def _is_copy(claim: AllocatedClaim, lease: Lease) -> bool:
+    """Return whether the claim has a copy of this lease, with the same shares and fences."""
+    try:
+        copy = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
+    except RequestError:
+        return False
+    return (copy.pod, copy.shares) == (lease.pod, lease.shares)

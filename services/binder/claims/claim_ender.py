@@ -45,7 +45,7 @@ class ClaimEnder:
         """
         now: Lease | None = lease
         while now is not None and _generation(now) == _generation(lease):
-            if now.state is LeaseState.RESERVED or await self._is_unprepared(now):
+            if now.state is LeaseState.RESERVED or await self.is_unprepared(now):
                 ended = await self.ledger.release(
                     [now.pod], reason=CLAIM_ENDED, version=now.version
                 )
@@ -57,7 +57,8 @@ class ClaimEnder:
             [now] = await self.ledger.load([lease.pod])
         return []
 
-    async def _is_unprepared(self, lease: Lease) -> bool:
+    async def is_unprepared(self, lease: Lease) -> bool:
+        """Return whether the node's agent confirms that the claim is not prepared."""
         try:
             return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
         except UnavailableError:

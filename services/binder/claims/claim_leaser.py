@@ -112,22 +112,23 @@ class ClaimLeaser:
             if lease is not None and _covers(lease, claim):
                 decisions.leased.append((claim, lease))
                 continue
-            if lease is not None:
-                if not await self._is_current(claim):
-                    continue
-                ended = await self.ender.end(lease)
-                decisions.ended += ended
-                if not ended:
-                    reason = f"an earlier lease of {_named(claim)} has not ended"
-                    decisions.unresolved.append(reason)
-                    continue
-            if claim.answer == LEASED:
-                await self._restore(claim)
-            else:
+            if lease is not None and not await self._has_ended(lease, claim, decisions):
+                continue
+            if claim.answer != LEASED or await self._has_lost_share(claim):
                 new.append(claim)
         if new:
             await self._reserve(new, decisions)
         return decisions
+
+    async def _has_ended(self, lease: Lease, claim: AllocatedClaim, decisions: _Decisions) -> bool:
+        """End the lease of an earlier allocation; return whether it has ended."""
+        if not await self._is_current(claim):
+            return False
+        ended = await self.ender.end(lease)
+        decisions.ended += ended
+        if not ended:
+            decisions.unresolved.append(f"an earlier lease of {_named(claim)} has not ended")
+        return bool(ended)
 
     async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: _Decisions) -> None:
         totals = await self._totals(claims)
@@ -212,21 +213,26 @@ class ClaimLeaser:
         now = await self.answers.claims.get_allocation(claim.namespace, claim.name)
         return now is not None and (now.claim, now.generation) == (claim.claim, claim.generation)
 
-    async def _restore(self, claim: AllocatedClaim) -> None:
-        """Write the lease again of a claim that was answered: the ledger has lost it."""
+    async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
+        """Write the lease again of an answered claim, which the ledger has lost.
+
+        Return whether the claim must be leased anew: another lease has its share by now, and the
+        node's agent confirms that the claim is not prepared with it.
+        """
         if not await self._is_current(claim):
-            return
+            return False
         try:
             lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
         except RequestError as error:
             logger.error("the lease of %s is lost: %s", _named(claim), error)  # noqa: TRY400
-            return
+            return False
         if lease.pod != claim.claim or lease.node != claim.node or not _covers(lease, claim):
             logger.error("the lease of %s is lost: its copy is of another claim", _named(claim))
-            return
+            return False
         misfits = await self.ledger.restore([lease], now=self.clock.now())
         reason = f", which does not fit: {misfits[0][1]}" if misfits else ""
         logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
+        return bool(misfits) and await self.ender.is_unprepared(lease)
 
     async def _commit(self, decisions: _Decisions) -> list[tuple[AllocatedClaim, Lease]]:
         """Bind reservations, update consumers, and publish what has changed."""

@@ -85,15 +85,17 @@ def lease_event(
 
 
 def share_event(event: ShareRefused) -> KubernetesEvent | None:
-    """Return the Event of a container that its node refused; None: its pod is not known."""
+    """Return the Event of what a node refused; None: its pod or ResourceClaim is not known."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
+    what = "it" if event.claim else f"container {event.container}"
     return KubernetesEvent(
         pod=event.pod,
         namespace=event.namespace,
         name=event.name,
         reason="ShareRefused",
-        message=cut(f"node {event.node} refused container {event.container}: {event.reason}"),
+        message=cut(f"node {event.node} refused {what}: {event.reason}"),
+        kind=_kind_of(event),
     )
 
 
@@ -142,7 +144,7 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
     return [node, *owners]
 
 
-def _kind_of(holder: ViolationFound | LeaseHolder) -> str:
+def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
     return "ResourceClaim" if holder.claim else "Pod"
 
 

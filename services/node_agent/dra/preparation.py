@@ -29,7 +29,7 @@ from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.node_events import ShareActivated
+from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
@@ -90,6 +90,7 @@ class ClaimPreparation:
             outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
             if isinstance(error, OvercommitError):
                 self.metrics.count_overcommit()
+                self._report_refused(claim, str(error))
             logger.warning("ResourceClaim %s is not prepared: %s", claim, error)
             raise
         else:
@@ -110,6 +111,19 @@ class ClaimPreparation:
         for entry in self.checkpoint.of_resource(DRIVER):
             claims.setdefault(entry.allocation.pod, []).append(entry)
         await self.claim_files.restore(claims)
+
+    def _report_refused(self, claim: ClaimReference, reason: str) -> None:
+        """Report a lease on what another holder has been given: its lease was lost."""
+        self.outbox.add(
+            ShareRefused(
+                node=self.node,
+                reason=reason,
+                pod=claim.uid,
+                namespace=claim.namespace,
+                name=claim.name,
+                claim=True,
+            )
+        )
 
     def _lock(self, claim: ClaimReference) -> asyncio.Lock:
         return self._locks.setdefault(claim.uid, asyncio.Lock())

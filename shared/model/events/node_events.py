@@ -71,7 +71,7 @@ class ShareActivated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRefused(Event):
-    """The agent refused the kubelet's Allocate call for a container."""
+    """The agent refused the kubelet's Allocate call for a container, or a ResourceClaim."""
 
     subject: ClassVar[str] = "share.refused.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
@@ -82,6 +82,8 @@ class ShareRefused(Event):
     namespace: Namespace | None = None
     name: str = ""
     container: str = ""
+    claim: bool = False
+    """Whether it is a ResourceClaim, whose uid is `pod`."""
 
     @property
     def route(self) -> str:

@@ -1,5 +1,6 @@
 """ResourceClaims of an API server for the tests of the binder, and their allocations."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -69,8 +70,12 @@ class FakeClaims:
         if now.resource_version != claim.resource_version:
             raise ConflictError("the object has been modified")
         self.answers.setdefault(claim.name, []).append(answer)
-        version = str(int(now.resource_version) + 1)
-        self.stored[claim.name] = replace(now, answer=answer.condition, resource_version=version)
+        self.stored[claim.name] = replace(
+            now,
+            answer=answer.condition,
+            lease=json.dumps(answer.lease) if answer.lease else "",
+            resource_version=str(int(now.resource_version) + 1),
+        )
 
 
 class NoClaimLeases:

@@ -261,6 +261,12 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
         await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
         [message, *_] = events(cluster, "FailedPrepareDynamicResources")
         assert "would be over-committed: it has 15360 MiB, and 20000 would be given out" in message
+        [refused, *_] = await until(lambda: cluster.refused)
+        assert (refused.pod, refused.name, refused.claim) == (
+            other["metadata"]["uid"],
+            "other",
+            True,
+        )
 
 
 async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:

@@ -1,0 +1,79 @@
+"""Claims that were answered, and whose leases Redis has lost unseen."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from shared.model.claim import LEASED, REFUSED
+from shared.model.lease_copy import load_lease
+from tests.support.binder.claim_binder import GPU, ClaimBinder
+from tests.support.binder.claims import FakeClaims, allocated, on
+from tests.support.binder.world import FakeAgents
+from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
+    await server.ready()
+    async with ledger(server.url) as leases:
+        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
+
+
+async def lose_and_lease(binder: ClaimBinder, lost_mib: int, other_mib: int) -> None:
+    """Lease claim `lost`, lose its lease, and give its slot to claim `other`."""
+    lost = binder.claims.put(allocated("lost", on(GPU, lost_mib)))
+    await binder.lease(lost)
+    await binder.leases.release([lost.claim], reason="its write was lost")
+    other = binder.claims.put(allocated("other", on(GPU, other_mib)))
+    await binder.lease(other)
+
+
+async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(
+    binder: ClaimBinder,
+) -> None:
+    await lose_and_lease(binder, 4_000, 4_000)
+    lost, other = binder.claims.stored["lost"], binder.claims.stored["other"]
+    binder.agents.answers[lost.claim] = True
+
+    for _ in range(2):
+        await binder.lease(binder.claims.stored["lost"])
+
+    again, beside = await binder.lease_of(lost), await binder.lease_of(other)
+    assert again
+    assert beside
+    assert [each.slot for each in (*beside.shares, *again.shares)] == [0, 1]
+    first, second = binder.claims.answers["lost"]
+    assert (first.condition, second.condition) == (LEASED, LEASED)
+    copy = load_lease(json.dumps(second.lease), namespace=lost.namespace, name=lost.name)
+    assert copy.shares == again.shares
+    await assert_sound(binder.leases)
+
+
+async def test_a_prepared_claim_is_left_to_the_records_of_its_agent(binder: ClaimBinder) -> None:
+    await lose_and_lease(binder, 4_000, 4_000)
+    lost = binder.claims.stored["lost"]
+    binder.agents.answers[lost.claim] = False
+
+    await binder.lease(lost)
+
+    assert await binder.lease_of(lost) is None
+    assert binder.answered(lost) == [LEASED]
+
+
+async def test_an_unprepared_claim_is_refused_if_its_memory_has_gone(binder: ClaimBinder) -> None:
+    await lose_and_lease(binder, 9_000, 9_000)
+    lost = binder.claims.stored["lost"]
+    binder.agents.answers[lost.claim] = True
+
+    await binder.lease(lost)
+
+    assert await binder.lease_of(lost) is None
+    assert binder.answered(lost) == [LEASED, REFUSED]
