@@ -132,11 +132,13 @@ class LeaseProtocol(Users):
         self.count(f"Redis: {what}")
         self.world.lost_redis = True
         self.judge.forget_gone()
+        self.server.note_version()
         if what == "flush":
             self.server.flush()
         elif what == "roll back unseen":
             self.world.lost_unseen = True
             self.server.roll_back()
+            self.server.newest_version = 0
             for binder, placer in zip(self.world.binders, self.world.placers, strict=True):
                 self.world.restart(binder)
                 self.world.restart(placer)
@@ -144,9 +146,14 @@ class LeaseProtocol(Users):
             self.roll_redis_back()
 
     def roll_redis_back(self) -> None:
-        """Roll back while a binder that knows the newest version reads it again at once."""
+        """Roll back while a binder that knows the newest version reads it again at once.
+
+        It may have known the version since before a rebuild, during which nobody can read it.
+        """
         witness = next((each for each in self.world.binders if not each.link.delayed), None)
         self.read_version(witness)
+        if witness is not None:
+            witness.connection.observe_version(self.server.newest_version)
         self.server.roll_back()
         self.read_version(witness)
 

@@ -81,6 +81,8 @@ class RedisServer:
         self.scripts: dict[str, tuple[str, str]] = {}
         """Shared by all connections: sources are read once."""
         self.saved: list[tuple[bytes, bytes]] | None = None
+        self.newest_version = 0
+        """That was noted; 0 if no service may know it any more."""
         self.calls = 0
         """Grows whenever something may have been written."""
         self.late_calls: list[Callable[[], Any]] = []
@@ -89,6 +91,7 @@ class RedisServer:
     def reset(self) -> None:
         self.flush()
         self.saved = None
+        self.newest_version = 0
         self.late_calls.clear()
 
     def flush(self) -> None:
@@ -106,6 +109,11 @@ class RedisServer:
         """Return to what was remembered."""
         self.flush()
         self.wire.call_all([("RESTORE", key, 0, value) for key, value in self.saved or []])
+
+    def note_version(self) -> None:
+        """Remember the newest version before it is lost."""
+        version = int(self.wire.call("HGET", f"{PREFIX}ledger", "version") or 0)
+        self.newest_version = max(self.newest_version, version)
 
     def script(self, name: str) -> tuple[str, str]:
         """Return a script's hash and source. The server has it, so that no run has to send it."""

@@ -105,10 +105,10 @@ class BinderReplica(Service):
 
     def start(self) -> None:
         self.link = Link(self.server)
-        connection = LinkedConnection(self.link)
+        self.connection = LinkedConnection(self.link)
         self.binder: Binder = build_binder(
             BinderPorts(
-                ledger=RedisLeases(connection),
+                ledger=RedisLeases(self.connection),
                 staging=LedgerStaging(LinkedConnection(self.link)),
                 gated_pods=FakeGates(),
                 pods=self.pods,

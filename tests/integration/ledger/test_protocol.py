@@ -1,5 +1,8 @@
 """The lease protocol holds whatever is lost, late, repeated or killed: see tests/model."""
 
+import pytest
+
+from tests.model.faults import LeaseProtocol
 from tests.model.rules import Step
 from tests.model.runs import model_on_server
 
@@ -71,6 +74,25 @@ def test_a_resize_that_the_ledger_lost_unseen_is_restored_from_the_container() -
 
     assert not run.failure
     assert "  binder 0 on p0-3 with 60 MiB: resized " in run.story
+
+
+@pytest.mark.parametrize("loss", ["roll back", "flush"])
+def test_a_rollback_is_seen_although_the_ledger_was_being_rebuilt_before_it(loss: str) -> None:
+    steps = [
+        Step("redis", {"what": "save"}),
+        Step("create_pods", {"mib": (60,)}),
+        Step("flow", {}),
+        Step("redis", {"what": loss}),
+        Step("kill", {"which": "binder", "number": 0}),
+        Step("redis", {"what": "roll back"}),
+    ]
+    with model_on_server() as model:
+        machine = LeaseProtocol(model.server, model.folder, lambda _: None)
+        for step in steps:
+            machine.make(step)
+        assert not machine.judge.read_ledger().ready
+        machine.settle()
+        machine.close()
 
 
 def test_a_slow_change_of_a_layout_destroys_no_instance_that_was_given_out_meanwhile() -> None:
