@@ -31,7 +31,8 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases)
-    generation, feed_entry, capacity, known, rows = unpack(packed)
+    generation, feed_entry, capacity, version, known, rows = unpack(packed)
+    connection.observe_version(version)
     return NodePage(generation, feed_entry, capacity, known, rows, iter(values))
 
 

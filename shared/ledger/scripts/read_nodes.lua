@@ -1,10 +1,10 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
--- Returns {generation, last feed entry, capacity number, names, rows of {name, node, facts, devices,
--- served resources, uuids, device states, number of leases, mismatches}}, and the leases.
+-- Returns {generation, last feed entry, capacity number, highest version, names, rows of {name, node, facts,
+-- devices, served resources, uuids, device states, number of leases, mismatches}}, and the leases.
 local names, with_leases = ARGS[1], ARGS[2]
-local position = {generation, string.format('%.0f', last_entry), capacity}
+local last_feed_entry = string.format('%.0f', last_entry)
 if #names == 0 then
-  return {encode({position[1], position[2], position[3], call('HKEYS', PREFIX .. 'nodes'), {}})}
+  return {encode({generation, last_feed_entry, capacity, last_version, call('HKEYS', PREFIX .. 'nodes'), {}})}
 end
 
 local answer = {''}
@@ -40,5 +40,5 @@ for _, name in ipairs(names) do
       served_of(name, stored[3]), uuids, states, count, mismatches}
   end
 end
-answer[1] = encode({position[1], position[2], position[3], names, rows})
+answer[1] = encode({generation, last_feed_entry, capacity, last_version, names, rows})
 return answer

@@ -227,7 +227,9 @@ async def restart_with_an_older_file(server: ValkeyServer) -> None:
     await server.ready()
 
 
-@pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "quotas", "epoch"])
+@pytest.mark.parametrize(
+    "saw", ["reserve", "bind", "release", "feed", "quotas", "epoch", "snapshot"]
+)
 async def test_a_client_that_saw_later_versions_detects_lost_writes_and_stops_the_ledger(
     saw: str,
 ) -> None:
@@ -254,6 +256,9 @@ async def test_a_client_that_saw_later_versions_detects_lost_writes_and_stops_th
                     case "quotas":
                         await writer.quotas.save([Quota(namespace=Namespace("n"))], read_at=NOW)
                         await anext(detector.changes(position))
+                    case "snapshot":
+                        await reserve(writer, reservation("p", share("a")))
+                        await detector.snapshot()
                     case _:
                         await reserve(writer, reservation("p", share("a")))
                         read = anext(detector.changes(position))
