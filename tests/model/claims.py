@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.model.node import Node
 
 REQUEST = "gpu"
+ALL_CORES = 100
 
 
 @dataclass(slots=True)
@@ -134,9 +135,9 @@ class Claims:
                 claim.ending = False
                 self.deallocate(claim)
 
-    def taken(self, device: DeviceUuid) -> list[int]:
-        """Return how much of a device each claim has been allocated, in MiB."""
-        return [c.mib for c in self.stored.values() if c.node and c.device == device]
+    def on(self, device: DeviceUuid) -> list[Claim]:
+        """Return the claims that have been allocated parts of a device."""
+        return [each for each in self.stored.values() if each.node and each.device == device]
 
     # The watcher
 
@@ -207,13 +208,16 @@ class KubeScheduler:
 
     def _fits(self, claim: Claim, node: NodeName, device: Device) -> bool:
         of_pods = [
-            share.memory_mib
+            share
             for lease in self.nodes[node].agent.leases.leases.values()
             for share in lease.shares
             if share.device == device.uuid and lease.claim is None
         ]
-        taken = [*of_pods, *self.claims.taken(device.uuid), claim.mib]
-        return sum(taken) <= SLICES * SLICE_MIB and len(taken) <= device.slots
+        of_claims = [*self.claims.on(device.uuid), claim]
+        memory = sum(s.memory_mib for s in of_pods) + sum(c.mib for c in of_claims)
+        cores = sum(s.cores_percent for s in of_pods) + sum(c.cores_percent for c in of_claims)
+        slots = len(of_pods) + len(of_claims)
+        return memory <= SLICES * SLICE_MIB and cores <= ALL_CORES and slots <= device.slots
 
 
 def _not_found(method: str, path: str) -> NotFoundError:

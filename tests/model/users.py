@@ -129,7 +129,7 @@ class Users(Machine):
         """Allocate a claim to a device of which the scheduler knows only other claims."""
         claims, claim = self.world.claims, chosen(self.allocatable(), position)
         node, shared = chosen(self.world.scheduler.devices(), device)
-        if sum(claims.taken(shared.uuid)) + claim.mib <= DEVICE_MIB:
+        if sum(each.mib for each in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
             self.count("claims allocated")
             claims.allocate(claim, node, shared.uuid)
 
