@@ -50,7 +50,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if false then",
     ),
     "leases of prepared claims end": (
-        "services.binder.claims.claim_ender.ClaimEnder._is_unprepared",
+        "services.binder.claims.claim_ender.ClaimEnder.is_unprepared",
         _true,
     ),
     "agents destroy instances in use": (
