@@ -19,9 +19,9 @@ from services.dashboard.projection import (
 )
 from services.dashboard.recent_events import RecentEvent
 from shared.model.budget import UNITS_PER_GPU_MINUTE
+from shared.model.cluster_view import Json, measured_json, mig_json, waiting_json
 from shared.model.device import DeviceMode, visible_fault
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease_json import Json, measured_json, mig_json, waiting_json
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 

@@ -8,8 +8,8 @@ from services.dashboard.history import HistoryPoint
 from services.dashboard.projection import Projection
 from services.dashboard.recent_events import PodStep, RecentEvent
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
+from shared.model.cluster_view import Json, lease_json, measured_json, waiting_json
 from shared.model.lease import Lease
-from shared.model.lease_json import Json, lease_json, measured_json, waiting_json
 from shared.model.ledger import WaitingPod
 
 BUDGET_POINTS = 60

@@ -28,7 +28,7 @@ from services.dashboard.service import Dashboard
 from services.dashboard.viewers import Viewers
 from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
-from shared.model.lease_json import Json
+from shared.model.cluster_view import Json
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.span_files import TraceSpan, spans_json
 from shared.runtime.telemetry import trace_id_of

@@ -35,8 +35,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
+from shared.model.cluster_view import lease_json, measured_json, mig_json, waiting_json
 from shared.model.lease import Lease, Share
-from shared.model.lease_json import lease_json, measured_json, mig_json, waiting_json
 from shared.model.ledger import NodeTotals
 from shared.model.node import cordon_reason
 from shared.model.placement import Refusal

@@ -1,10 +1,14 @@
-"""A node with one GPU, pods and binders, on an empty ledger."""
+"""What tests of several files start: a node with pods and binders, or what leases claims."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.support.binder.claim_binder import ClaimBinder
+from tests.support.binder.claims import FakeClaims
 from tests.support.binder.preemption import Scene, scene
+from tests.support.binder.world import FakeAgents
+from tests.support.placer.ledger import ledger
 from tests.support.servers.valkey import ValkeyServer
 
 
@@ -14,3 +18,11 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
     await server.command("FLUSHALL")
     async with scene(server.url) as made:
         yield made
+
+
+@pytest.fixture
+async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
+    """A binder's part for claims, on an empty ledger."""
+    await server.ready()
+    async with ledger(server.url) as leases:
+        yield ClaimBinder(leases, FakeClaims(), FakeAgents())

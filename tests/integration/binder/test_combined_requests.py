@@ -1,6 +1,6 @@
 """A container that combines requests with limits is refused when its claim is leased."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,9 +11,8 @@ from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import FakeClaims, allocated, on
-from tests.support.binder.world import FakeAgents
-from tests.support.placer.ledger import ledger, uuid
+from tests.support.binder.claims import allocated, on
+from tests.support.placer.ledger import uuid
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 
@@ -21,13 +20,6 @@ from tests.support.servers.valkey import ValkeyServer, valkey_server
 def server() -> Iterator[ValkeyServer]:
     with valkey_server() as running:
         yield running
-
-
-@pytest.fixture
-async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
 
 
 def used(*uses: tuple[str, str], container: str = "main") -> list[RequestUse]:

@@ -1,16 +1,15 @@
 """Claims that were answered, and whose leases Redis has lost unseen."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from shared.model.claim import LEASED, REFUSED
 from shared.model.lease_copy import load_lease
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import FakeClaims, allocated, on
-from tests.support.binder.world import FakeAgents
-from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.binder.claims import allocated, on
+from tests.support.placer.ledger import assert_sound
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 
@@ -18,13 +17,6 @@ from tests.support.servers.valkey import ValkeyServer, valkey_server
 def server() -> Iterator[ValkeyServer]:
     with valkey_server() as running:
         yield running
-
-
-@pytest.fixture
-async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
 
 
 async def lose_and_lease(binder: ClaimBinder, lost_mib: int, other_mib: int) -> None:

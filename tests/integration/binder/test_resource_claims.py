@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,12 +17,10 @@ from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import FakeClaims, allocated, on
-from tests.support.binder.world import FakeAgents
+from tests.support.binder.claims import allocated, on
 from tests.support.placer.ledger import (
     assert_sound,
     device,
-    ledger,
     report,
     reservation,
     reserve,
@@ -36,13 +34,6 @@ from tests.support.servers.valkey import ValkeyServer, valkey_server
 def server() -> Iterator[ValkeyServer]:
     with valkey_server() as running:
         yield running
-
-
-@pytest.fixture
-async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
 
 
 async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder) -> None:

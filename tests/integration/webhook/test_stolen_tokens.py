@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from shared.model.claim import DRIVER
-from shared.model.lease_json import Json
+from shared.model.cluster_view import Json
 from shared.model.names import SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
