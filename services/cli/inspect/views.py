@@ -104,7 +104,7 @@ def explain(flags: argparse.Namespace) -> int:
     if bool(flags.request) == bool(flags.pod):
         raise RequestError("name either a POD or, with --request, a manifest")
     if flags.request:
-        from services.cli.request.manifest_report import explain_manifest
+        from services.cli.request.command import explain_manifest
 
         return explain_manifest(flags)
 

@@ -4,19 +4,14 @@ No cluster is needed: each pod is placed on an idle example node, by the code th
 and allocates in production.
 """
 
-import argparse
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
 
-from services.cli import terminal
-from services.cli.flags import schedulers_of
-from services.cli.request.example_node import ExampleNode, ledger_node, parse_example_node
-from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.cli.request.example_node import ExampleNode, ledger_node
+from services.cli.request.manifests import ManifestPod
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.placer.placement import place
 from shared.dialects import DIALECTS
@@ -60,22 +55,6 @@ class PodReport:
     annotations: Mapping[str, str] | None = None
     """The annotations of the Binding."""
     grants: tuple[ContainerGrant, ...] = ()
-
-
-def explain_manifest(flags: argparse.Namespace) -> int:
-    """Report on a manifest's pods; return 1 if one of them would not be granted as written."""
-    from services.cli.request import render
-
-    source, text = load(flags.request, sys.stdin)
-    example = parse_example_node(flags.gpu, now_s=time.time())
-    rules = load_watcher_rules(flags.volcano_conf)
-    schedulers = schedulers_of(flags)
-    reports = [report_of(pod, rules, schedulers, example) for pod in pods_in(text, source)]
-    if flags.output:
-        terminal.print_document(render.shape(reports), flags.output)
-    else:
-        terminal.print_text(render.text(reports))
-    return 1 if any(report.fault or report.refusal for report in reports) else 0
 
 
 def load_watcher_rules(volcano_conf: str) -> Rules:
