@@ -6,6 +6,7 @@ reservations until the rebuild is finished.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,13 @@ class RebuildTiming:
     resync_every_s: float = 5.0
     """Until everything is requested again; twice as long each time, as replies of many nodes take
     their time."""
+    compare_again_s: float = 10.0
+    """Until pods are compared once more. A pod whose deletion was among the lost writes can be
+    recorded as waiting after the rebuild, by an event that was sent before the deletion; all such
+    events have been handled by then."""
+
+
+RebuildEvent = LedgerRebuilt | HolderGone | ResyncRequested
 
 
 class LedgerRebuild:
@@ -70,27 +78,28 @@ class LedgerRebuild:
         self.clock = clock
         self.metrics = metrics
         self.timing = timing or RebuildTiming()
-        self._unpublished: list[LedgerRebuilt | HolderGone] = []
+        self._unpublished: list[RebuildEvent] = []
+        self._compare_again_at = math.inf
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Stage reports while the ledger is being rebuilt."""
         if await self.ledger.status(now=self.clock.ticks()) is None:
             await self.staging.save_reports(reports)
 
-    async def step(self) -> list[LedgerRebuilt | HolderGone]:
+    async def step(self) -> list[RebuildEvent]:
         """Rebuild the ledger if it needs it and no other replica does.
 
         Returns the events to publish, again and again until `mark_published` is called.
         """
         if not self._unpublished:
-            self._unpublished = await self._rebuild()
+            self._unpublished = await self._rebuild() or self._compare_again()
         return self._unpublished
 
     def mark_published(self) -> None:
         """Record that the events were published."""
         self._unpublished = []
 
-    async def _rebuild(self) -> list[LedgerRebuilt | HolderGone]:
+    async def _rebuild(self) -> list[RebuildEvent]:
         if await self.ledger.status(now=self.clock.ticks()) is not None:
             return []
         lock_s = self.timing.lock_s
@@ -113,7 +122,14 @@ class LedgerRebuild:
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
         gone = [lease for lease in recovery.unlisted if await self._is_gone(lease)]
+        self._compare_again_at = self.clock.ticks() + self.timing.compare_again_s
         return [LedgerRebuilt(generation=token), *map(gone_event, gone)]
+
+    def _compare_again(self) -> list[RebuildEvent]:
+        if self.clock.ticks() < self._compare_again_at:
+            return []
+        self._compare_again_at = math.inf
+        return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
     async def _is_gone(self, lease: Lease) -> bool:
         """Return whether the lease's pod has ended; one that was bound after the listing has not.

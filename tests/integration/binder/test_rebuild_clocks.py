@@ -1,8 +1,10 @@
 """A rebuild and watchers whose clocks are off, on a real ledger."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -37,8 +39,14 @@ async def listing(*request_ids: str) -> list[PodsListed]:
     return [chunk async for chunk in lister.chunks(request_ids)]
 
 
-async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[None]]) -> bool:
-    """Lose the ledger; return whether it is rebuilt within 5 s from what `answer` stages."""
+async def rebuild(
+    url: str,
+    answer: Callable[[LedgerStaging, str], Awaitable[None]],
+    *,
+    timing: RebuildTiming = TIMING,
+    steps: int = 1,
+) -> list[Event]:
+    """Lose the ledger; return what the rebuild publishes within 5 s from what `answer` stages."""
     async with ledger(url, {}) as leases:
         connection = leases._connection
         async with LedgerStaging.connect(url, prefix=connection.prefix) as staging:
@@ -57,13 +65,17 @@ async def rebuild(url: str, answer: Callable[[LedgerStaging, str], Awaitable[Non
                 clock=SystemClock(),
                 metrics=PrometheusMetrics(),
                 bindings_in_flight=lambda: 0,
-                timing=TIMING,
+                timing=timing,
             )
-            try:
+            published: list[Event] = []
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
-                    return any(isinstance(each, LedgerRebuilt) for each in await rebuilding.step())
-            except TimeoutError:
-                return False
+                    for _ in range(steps):
+                        while not (events := await rebuilding.step()):
+                            await asyncio.sleep(timing.poll_s)
+                        published += events
+                        rebuilding.mark_published()
+            return published
 
 
 @pytest.mark.parametrize("off_s", [-45.0, -HOUR_S, HOUR_S])
@@ -113,3 +125,21 @@ async def test_requests_are_repeated_less_and_less_often(url: str) -> None:
     _, second, third, fourth = requested_at
     assert third - second >= 2 * TIMING.resync_every_s
     assert fourth - third >= 4 * TIMING.resync_every_s
+
+
+async def test_pods_are_compared_once_more_after_a_rebuild(url: str) -> None:
+    """The loss of writes included a deletion; an older event recorded the pod as waiting again."""
+    listed_at = 0.0
+
+    async def answer(staging: LedgerStaging, request_id: str) -> None:
+        nonlocal listed_at
+        for chunk in await listing(request_id):
+            await staging.save_chunk(chunk)
+        listed_at = time.monotonic()
+
+    timing = replace(TIMING, compare_again_s=0.5)
+    rebuilt, requested = await rebuild(url, answer, timing=timing, steps=2)
+
+    assert isinstance(rebuilt, LedgerRebuilt)
+    assert isinstance(requested, ResyncRequested)
+    assert time.monotonic() - listed_at >= timing.compare_again_s
