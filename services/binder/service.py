@@ -20,7 +20,7 @@ from services.binder.report.explanations import (
     waiting_event,
 )
 from services.binder.resize.resizer import Resizer
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_next
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.node_events import (
     DeviceReported,
@@ -258,7 +258,7 @@ class Binder:
             ended = self._freed(await self.sync.updater.end_confirmed())
             if ended:
                 await self.publish(ended)
-            await self.clock.sleep(VANISHED_S)
+            await self._sleep_until_next(VANISHED_S)
 
     @handles
     async def reconcile_listing(
@@ -294,7 +294,7 @@ class Binder:
                 failures = await sweeper.expire()
                 if failures:
                     await self.publish(failures)
-            await self.clock.sleep(SWEEP_S)
+            await self._sleep_until_next(SWEEP_S)
 
     @loops
     async def offer_capacity(self) -> None:
@@ -315,7 +315,7 @@ class Binder:
             if events:
                 await self.publish(events)
                 self.sync.rebuild.mark_published()
-            await self.clock.sleep(REBUILD_S)
+            await self._sleep_until_next(REBUILD_S)
 
     # Budgets and preemption
 
@@ -346,7 +346,7 @@ class Binder:
             placements = await self.preemptor.step()
             if placements:
                 await self.publish(placements)
-            await self.clock.sleep(PREEMPTION_S)
+            await self._sleep_until_next(PREEMPTION_S)
 
     # Sizes
 
@@ -359,6 +359,9 @@ class Binder:
     async def finish_resizes(self) -> None:
         """Finish resizes that a binder has left unfinished."""
         await self.resizer.run()
+
+    async def _sleep_until_next(self, every_s: float) -> None:
+        await self.clock.sleep(until_next(self.clock.ticks(), every_s))
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:
         if ended:

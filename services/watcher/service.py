@@ -48,7 +48,7 @@ Resync = (
     | ClaimDeallocated
 )
 NODE_USAGE_S = 0.2
-"""The interval at which changed usage of nodes is published."""
+"""The delay of changed usage of nodes, so that many changes are published together."""
 REQUEUE_DELAY_S = 0.5
 """The delay before a pod is placed again after its binding failed."""
 LIST_RETRY_S = 1.0
@@ -89,6 +89,7 @@ class Watcher:
         self.generations = 0
         self.unanswered_requests: set[str] = set()
         """IDs of requests that no complete list has answered."""
+        self.usage_changed = asyncio.Event()
         self.resync_requested = asyncio.Event()
         self.resync_requested.set()
 
@@ -112,6 +113,7 @@ class Watcher:
             self.pods.revision = self.pod_source.revision
             if self.pods.has_urgent_changes:
                 events += self.nodes.update_usage()
+            self._announce_usage()
             if events:
                 yield events
 
@@ -120,6 +122,7 @@ class Watcher:
         """Follow the labels of namespaces."""
         async for changes in self.namespace_source.batches():
             self.pods.update_namespaces(changes)
+            self._announce_usage()
 
     @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
@@ -165,6 +168,8 @@ class Watcher:
     async def watch_node_usage(self) -> AsyncIterator[Sequence[NodeChanged]]:
         """Publish nodes whose pods without a lease use more or less than before."""
         while True:
+            await self.usage_changed.wait()
+            self.usage_changed.clear()
             await self.clock.sleep(NODE_USAGE_S)
             changes = self.nodes.update_usage()
             if changes:
@@ -250,6 +255,10 @@ class Watcher:
         """Publish pods again, after a delay, whose binding failed and that are still pending."""
         await self.clock.sleep(REQUEUE_DELAY_S)
         return self.pods.requeue({event.pod for event in events}, self._next_generation())
+
+    def _announce_usage(self) -> None:
+        if self.pods.changed_nodes:
+            self.usage_changed.set()
 
     def _quotas_updated(self) -> list[QuotasUpdated]:
         if self.quotas is None:

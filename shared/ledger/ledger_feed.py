@@ -55,7 +55,8 @@ class LedgerFeed(LedgerPart):
 
     async def _read_status(self) -> LedgerStatus:
         found = await self._connection.run("status")
-        generation, capacity, version, vanished, expires_at, waiting, unsynced = found
+        generation, capacity, version, vanished, expires_at, *counts = found
+        waiting, unsynced, preemptions, budgets = counts
         self._connection.observe_version(version)
         return LedgerStatus(
             generation=str(generation),
@@ -64,6 +65,8 @@ class LedgerFeed(LedgerPart):
             expires_at=expires_at,
             waiting=waiting,
             unsynced=unsynced,
+            preemptions=preemptions,
+            budgets=budgets,
         )
 
     async def snapshot(self) -> LedgerSnapshot:

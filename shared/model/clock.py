@@ -46,6 +46,15 @@ def clock_ahead_s(theirs: float, before: float, after: float) -> float:
     return max(theirs - after, min(0.0, theirs - before))
 
 
+def until_next(now_s: float, every_s: float) -> float:
+    """Return the seconds until the next multiple of `every_s`; less than a hundredth is skipped.
+
+    Loops that wait until then wake up together, and share what they read.
+    """
+    left_s = every_s - now_s % every_s
+    return left_s if left_s > every_s / 100 else left_s + every_s
+
+
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
     """Return whether the event was set, after `timeout_s` seconds at most; None: no limit."""
     try:

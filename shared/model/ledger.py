@@ -161,6 +161,10 @@ class LedgerStatus:
     """Pods that wait."""
     unsynced: int
     """Leases whose nodes or annotations may be outdated after a resize."""
+    preemptions: int
+    """Preemptions in progress."""
+    budgets: int
+    """Namespaces with a budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ async def sending_heartbeats(
     every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
     """Publish heartbeats at an interval until the context exits."""
+    own_version = version("leasehold")
 
     async def send(*, stopping: bool = False) -> None:
         event = Heartbeat(
@@ -46,7 +47,7 @@ async def sending_heartbeats(
             interval_s=every_s,
             stopping=stopping,
             unready_reasons=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
-            version=version("leasehold"),
+            version=own_version,
         )
         try:
             await bus.publish([event])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from services.binder.ledger_sync.ledger_updates import binding_failed
 from services.binder.ports.ledger import LeaseLedger
-from shared.model.clock import Clock, wait_for_event
+from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodQueued
 
@@ -82,4 +82,5 @@ class Sweeper:
 
     async def wait(self) -> None:
         """Return when capacity was freed here, or after a pause."""
-        await wait_for_event(self._freed, OFFER_S if self._offers_complete else NEXT_OFFER_S)
+        pause_s = until_next(self.clock.ticks(), OFFER_S) if self._offers_complete else NEXT_OFFER_S
+        await wait_for_event(self._freed, pause_s)

@@ -28,7 +28,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.ledger import Reservation, WaitingPod, reservation_for
+from shared.model.ledger import LedgerStatus, Reservation, WaitingPod, reservation_for
 from shared.model.names import PodUid
 from shared.model.placement import Placement
 from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
@@ -36,7 +36,7 @@ from shared.placing.anti_affinity import repelled_request
 
 LEADERSHIP_S = 5.0
 IDLE_S = 5.0
-"""Interval of steps while no pod waits and no preemption is open."""
+"""Interval of steps while no pod waits and no preemption is in progress."""
 PLAN_S = 2.0
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
@@ -83,7 +83,6 @@ class PreemptionController:
             offer=offer,
         )
         self.name = uuid4().hex
-        self._has_open = True
         self._idle_until = 0.0
         self._check_at = 0.0
         self._plan_at = 0.0
@@ -115,13 +114,11 @@ class PreemptionController:
     async def step(self) -> list[PlacementChosen]:
         """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
         status = await self.ledger.status(now=self.clock.ticks())
-        if status is None or not self._is_due(has_waiting=status.waiting > 0):
+        if status is None or not self._is_due(status):
             return []
         if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
-            self._has_open = False
             return []
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        self._has_open = bool(state.open)
         placements: list[PlacementChosen] = []
         for read in state.open:
             placements += await self.executor.advance(read, state)
@@ -129,10 +126,11 @@ class PreemptionController:
             await self._begin_due()
         return placements
 
-    def _is_due(self, *, has_waiting: bool) -> bool:
+    def _is_due(self, status: LedgerStatus) -> bool:
         """Return whether something may have to be done; policies of budgets are checked rarely."""
         now = self.clock.ticks()
-        is_due = self._has_open or has_waiting or now >= self._idle_until
+        is_due = bool(status.preemptions or status.waiting)
+        is_due |= status.budgets > 0 and now >= self._idle_until
         if is_due:
             self._idle_until = now + IDLE_S
         return is_due

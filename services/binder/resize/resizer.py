@@ -24,7 +24,7 @@ from services.binder.resize.rules import (
     no_capacity,
 )
 from shared.dialects import DIALECTS
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_next
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
@@ -216,7 +216,7 @@ class Resizer:
         while True:
             with contextlib.suppress(UnavailableError):
                 await self.finish()
-            await self.clock.sleep(FINISH_S)
+            await self.clock.sleep(until_next(self.clock.ticks(), FINISH_S))
 
     async def finish(self) -> None:
         """Finish every abandoned resize, each again after a pause."""

@@ -1,6 +1,7 @@
 """Preemption on a real Valkey and the simulated API server, step by step."""
 
 import pytest
+import redis.asyncio
 
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, NodeName
@@ -14,8 +15,28 @@ from tests.support.placer.ledger import assert_sound, uses, uuid
 from tests.support.servers.valkey import ValkeyServer
 
 
+async def script_calls(server: ValkeyServer) -> int:
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        return int((await client.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+
 async def stage_of(at: Scene) -> list[PreemptionStage]:
     return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
+
+
+async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
+    at: Scene, server: ValkeyServer
+) -> None:
+    await at.running("old", mib=16_000)
+    binder = at.binder()
+    await binder.step()
+    before = await script_calls(server)
+
+    for _ in range(20):
+        at.clock.advance(0.5)
+        await binder.step()
+
+    assert await script_calls(server) - before == 20
 
 
 async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_nothing(

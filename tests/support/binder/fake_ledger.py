@@ -111,6 +111,8 @@ class FakeLedger(NoReservations, FakeResizes):
             expires_at=1.0 if self.expiring else 0.0,
             waiting=len(self.waiting_pods.queued),
             unsynced=len(await self.resizes.unsynced(older_than_s=0.0)),
+            preemptions=0,
+            budgets=0,
         )
 
     async def reserve(
