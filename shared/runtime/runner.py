@@ -8,6 +8,7 @@ again.
 """
 
 import asyncio
+import collections
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -233,8 +234,8 @@ class Runner:
         if not events:
             return
         await self.bus.publish(events)
-        for event in events:
-            PUBLISHED.labels(self.name, event.subject).inc()
+        for subject, count in collections.Counter(each.subject for each in events).items():
+            PUBLISHED.labels(self.name, subject).inc(count)
 
     async def _emit(self, role: Role) -> None:
         async for events in getattr(self.service, role.method)():

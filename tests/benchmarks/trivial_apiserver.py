@@ -8,10 +8,13 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 DEVICES = 8
+SAMPLE = 987_654_321
+"""The number of a pod whose watch line those of others are made from."""
 FILLER = [
     {"manager": "kubectl", "operation": "Update", "fieldsV1": {f"f:{n}": {} for n in range(90)}}
 ]
@@ -74,9 +77,19 @@ def pod_object(number: int, run: str) -> dict[str, Any]:
 
 
 def pod_event(number: int, run: str, version: int) -> bytes:
-    """One watch line of about 3 kB."""
-    pod = pod_object(number, run)
-    pod["metadata"]["resourceVersion"] = str(version)
+    """One watch line of about 2 kB."""
+    line = _sample_line(run).replace(
+        b"p-%b-%d" % (run.encode(), SAMPLE), b"p-%b-%d" % (run.encode(), number), 1
+    )
+    line = line.replace(b"%012x" % SAMPLE, b"%012x" % number, 1)
+    return line.replace(b"@VERSION@", b"%d" % version, 1)
+
+
+@cache
+def _sample_line(run: str) -> bytes:
+    """Encoded once, so that this process leaves the CPU to those that are measured."""
+    pod = pod_object(SAMPLE, run)
+    pod["metadata"]["resourceVersion"] = "@VERSION@"
     return json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
 
 
