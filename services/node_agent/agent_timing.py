@@ -46,6 +46,9 @@ class AgentTiming:
     claim_wait_s: float = 40.0
     """How long a ResourceClaim's Prepare waits for its lease: the kubelet's limit is 45 s, and its
     next call follows only after a minute."""
+    claim_retry_s: float = 4.0
+    """After this time, and after pauses that double from it, the kubelet is made to try again with
+    claims that have leases and that it has not had prepared."""
     records_retry_s: float = 2.0
     """How long Allocate looks for ended pods on a device that is full by the checkpoint."""
     pod_list_retry_s: float = 5.0

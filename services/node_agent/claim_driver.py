@@ -6,6 +6,7 @@ from services.node_agent.allocate.handler import ContainerPreparer
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.driver import ClaimDriver
+from services.node_agent.dra.kubelet_retries import KubeletRetries
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slice_writer import SliceWriter
@@ -29,21 +30,13 @@ def build_claim_driver(
     if settings.dra is DraMode.OFF:
         return None
     claims = ClaimReader(base.kubernetes, base.node, leases)
-    preparation = ClaimPreparation(
-        base.node,
-        claims=claims,
-        lease_sync=base.lease_sync,
-        require_snapshot=state.require_snapshot,
-        checkpoint=base.checkpoint,
+    preparation = _build_preparation(
+        base,
+        claims,
         files=files,
         name_cdi_devices=name_cdi_devices,
-        claim_files=ClaimFiles(settings.cdi_directory),
-        mig_instances_of=mig.instance_uuids,
+        mig=mig,
         outbox=outbox,
-        report_due=state.report_due,
-        metrics=base.metrics,
-        clock=base.clock,
-        timing=base.timing,
     )
 
     def claimable(uid: str) -> ClaimableNode | None:
@@ -56,6 +49,7 @@ def build_claim_driver(
             leases=tuple(leases.leases.values()),
             driver_version=state.software.driver_version,
             profiles=mig.profiles,
+            taint_effect=settings.dra_taint_effect,
         )
 
     driver = ClaimDriver(
@@ -69,8 +63,42 @@ def build_claim_driver(
             list_deallocated=claims.list_deallocated,
             clock=base.clock,
         ),
+        retries=KubeletRetries(
+            base.kubernetes,
+            preparation,
+            list_pods=base.pod_list.list_pods,
+            clock=base.clock,
+            timing=base.timing,
+        ),
         get_devices=lambda: state.devices,
         clock=base.clock,
     )
     state.observers.append(driver.update_devices)
     return driver
+
+
+def _build_preparation(
+    base: NodeClients,
+    claims: ClaimReader,
+    *,
+    files: ContainerPreparer,
+    name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
+    mig: LayoutReconciler,
+    outbox: Outbox,
+) -> ClaimPreparation:
+    return ClaimPreparation(
+        base.node,
+        claims=claims,
+        lease_sync=base.lease_sync,
+        require_snapshot=base.state.require_snapshot,
+        checkpoint=base.checkpoint,
+        files=files,
+        name_cdi_devices=name_cdi_devices,
+        claim_files=ClaimFiles(base.settings.cdi_directory),
+        mig_instances_of=mig.instance_uuids,
+        outbox=outbox,
+        report_due=base.state.report_due,
+        metrics=base.metrics,
+        clock=base.clock,
+        timing=base.timing,
+    )

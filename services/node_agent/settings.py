@@ -12,6 +12,7 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
+from services.node_agent.dra.slices import TaintEffect
 from services.node_agent.gpus.driver import GPUS_HELP, NVML
 from services.node_agent.gpus.sharing_config import (
     SharingConfig,
@@ -140,6 +141,11 @@ class AgentSettings(ServiceSettings):
         Strategy.AUTO,
         "gpu-memory: auto (an amount in node status), share (a device ID per unit, 2,000 at most, "
         "for clusters without the webhook), number (whole GPUs)",
+    )
+    dra_taint_effect: TaintEffect = setting(
+        TaintEffect.NO_SCHEDULE,
+        "effect of the taint of an unhealthy device in ResourceSlices: NoSchedule, or NoExecute, "
+        "by which Kubernetes also deletes the pods whose claims have the device",
     )
     monitor_http: str = setting(
         "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394, "

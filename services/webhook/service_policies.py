@@ -17,7 +17,7 @@ from services.webhook.annotation_policy import (
 )
 from shared.dialects import DIALECTS, STATUS_RESOURCES
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
-from shared.model.claim import DRIVER
+from shared.model.claim import DRIVER, RETRIED_AT
 from shared.model.node import AGENT_ANNOTATION, OWN_ENTRIES_PREFIX
 
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
@@ -27,7 +27,9 @@ NODE_ANNOTATIONS = frozenset({AGENT_ANNOTATION}).union(
 )
 NODE_LABELS = frozenset().union(*(dialect.node_labels for dialect in DIALECTS.values()))
 NODE_OBJECTS = frozenset().union(*(dialect.node_objects for dialect in DIALECTS.values()))
-POD_ANNOTATIONS = frozenset().union(*(dialect.agent_annotations for dialect in DIALECTS.values()))
+POD_ANNOTATIONS = frozenset({RETRIED_AT}).union(
+    *(dialect.agent_annotations for dialect in DIALECTS.values())
+)
 NODE_MAPS = (
     "metadata",
     "metadata.labels",

@@ -19,6 +19,10 @@ LEASED = "leasehold.dev/Leased"
 REFUSED = "leasehold.dev/Refused"
 """Binding failure condition of the devices: True if the ledger refuses the lease."""
 
+RETRIED_AT = "leasehold.dev/claims-retried-at"
+"""Annotation of a pod that waited on its node although its claims had leases. Its change makes the
+kubelet try again."""
+
 EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernetes.io/")
 """Prefixes of extended resources for which schedulers create claims: that of our class, and of any
 class by its name."""

@@ -110,6 +110,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         20: (
             "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
             "test_a_claim_gets_nothing_that_a_pod_has",
+            "test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again",
         ),
         21: ("test_two_binders_lease_a_claim_once_and_answer_it_once",),
         22: (
@@ -149,7 +150,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_devices_take_shared_counters_of_their_pool",
         ),
         35: (
-            "test_an_unhealthy_device_is_tainted_until_it_is_healthy",
+            "test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings",
             "test_changes_of_health_are_reported_at_once",
         ),
         36: ("test_uses_name_claims_of_templates_extended_resources_and_vendors_resources",),

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from services.node_agent.dra.kubelet_retries import KubeletRetries
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.claim_plugin import ClaimDeviceHealth, ClaimPlugin
@@ -23,11 +24,13 @@ class ClaimDriver:
         *,
         preparation: ClaimPreparation,
         slices: SliceWriter,
+        retries: KubeletRetries,
         get_devices: Callable[[], Sequence[Device]],
         clock: Clock,
     ) -> None:
         self.preparation = preparation
         self.slices = slices
+        self.retries = retries
         self.get_devices = get_devices
         self.clock = clock
         self.plugin = ClaimPlugin(
@@ -46,6 +49,7 @@ class ClaimDriver:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.slices.run())
             group.create_task(self.plugin.run())
+            group.create_task(self.retries.run())
 
     def unready_reason(self) -> str | None:
         """Return why claims cannot be allocated here; None: they can."""

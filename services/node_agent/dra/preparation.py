@@ -30,7 +30,7 @@ from shared.model.claim import DRIVER, device_name
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,18 @@ class ClaimPreparation:
         for entry in self.checkpoint.of_resource(DRIVER):
             claims.setdefault(entry.allocation.pod, []).append(entry)
         await self.claim_files.restore(claims)
+
+    def list_unprepared(self) -> tuple[Lease, ...]:
+        """Return the leases of claims for which the kubelet has not called, or was refused."""
+        locked = {claim for claim, lock in tuple(self._locks.items()) if lock.locked()}
+        prepared = self.checkpoint.claims
+        return tuple(
+            lease
+            for lease in self.lease_sync.leases.leases.values()
+            if lease.claim is not None
+            and lease.state is LeaseState.BOUND
+            and lease.pod not in locked | prepared
+        )
 
     def _report_refused(self, claim: ClaimReference, reason: str) -> None:
         """Report a lease on what another holder has been given: its lease was lost."""

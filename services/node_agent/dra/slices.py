@@ -9,6 +9,7 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from services.node_agent.dra.instance_slices import (
@@ -46,6 +47,18 @@ HeldAllocation = tuple[PodUid, str]
 """A claim and the generation of its allocation."""
 
 
+class TaintEffect(StrEnum):
+    """What the taint of an unhealthy device does.
+
+    https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
+    """
+
+    NO_SCHEDULE = "NoSchedule"
+    """It is not allocated to further claims that do not tolerate it."""
+    NO_EXECUTE = "NoExecute"
+    """Besides, Kubernetes deletes the pods that use it and do not tolerate it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableNode:
     """What a node's slices are made of."""
@@ -59,6 +72,8 @@ class ClaimableNode:
     driver_version: str = ""
     profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
     """What instances devices in MIG mode can have."""
+    taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
+    """Of unhealthy devices."""
 
 
 def build_slices(
@@ -212,7 +227,7 @@ def _device(
         "name": device_name(device.uuid),
         "attributes": _attributes(device, node, groups),
         "capacity": _capacity(device, offer),
-        **_guarded(device),
+        **_guarded(device, node.taint_effect),
     }
     if offer.shared:
         described["allowMultipleAllocations"] = True
@@ -232,11 +247,11 @@ def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode
         },
         "capacity": {MEMORY: {"value": mib_quantity(profile.memory_mib)}},
         **({"consumesCounters": consumed} if consumed else {}),
-        **_guarded(device),
+        **_guarded(device, node.taint_effect),
     }
 
 
-def _guarded(device: Device) -> dict[str, Any]:
+def _guarded(device: Device, effect: TaintEffect) -> dict[str, Any]:
     """Return the fields for the ledger's guard, and the taint of an unhealthy device."""
     guarded: dict[str, Any] = {
         "bindsToNode": True,
@@ -245,7 +260,7 @@ def _guarded(device: Device) -> dict[str, Any]:
     }
     if not device.healthy:
         fault = _NO_LABEL.sub("-", device.fault)[:LABEL_LENGTH].strip("-_.")
-        guarded["taints"] = [{"key": UNHEALTHY, "value": fault, "effect": "NoSchedule"}]
+        guarded["taints"] = [{"key": UNHEALTHY, "value": fault, "effect": effect.value}]
     return guarded
 
 

@@ -138,7 +138,7 @@ class PodManager:
         if uid in self._restored:
             self._start_worker(PodWorker(self, pod, self._restored.pop(uid)), group)
         elif uid in self.workers:
-            self.workers[uid].pod = pod
+            self.workers[uid].update(pod)
         if "deletionTimestamp" in pod.obj["metadata"]:
             self._stop(pod)
 

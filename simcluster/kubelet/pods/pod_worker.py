@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from proto.deviceplugin import api_pb2
+from shared.model.clock import wait_for_event
 from simcluster.kubelet.claims.claim_manager import ClaimError
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import environment, mount_points
@@ -65,6 +66,7 @@ class PodWorker:
         self._host = host
         self._stop_requested = asyncio.Event()
         self._deleted = asyncio.Event()
+        self._annotated = asyncio.Event()
         self._starting = asyncio.Lock()
         self._sidecar_runs = {
             spec.name: asyncio.Event() for spec in pod.of_role(ContainerRole.SIDECAR)
@@ -72,6 +74,12 @@ class PodWorker:
         self._grace_s = float(pod.grace_s)
         self.is_final = phase(pod, state) in FINAL
         """Whether the pod is in its final phase, so that its devices are free."""
+
+    def update(self, pod: PodSpec) -> None:
+        """Take over a change of the pod; one of its annotations ends a wait for its claims."""
+        if pod.annotations != self.pod.annotations:
+            self._annotated.set()
+        self.pod = pod
 
     def stop(self, grace_s: float) -> None:
         """Stop the containers within the grace period."""
@@ -158,6 +166,7 @@ class PodWorker:
     async def _start(self, spec: ContainerSpec, state: ContainerState) -> None:
         """Start a container when all plugins agree; retry until they do."""
         while True:
+            self._annotated.clear()
             try:
                 async with self._starting:
                     await self._host.before_start(self.pod, spec)
@@ -165,7 +174,7 @@ class PodWorker:
             except ClaimError as error:
                 text = str(error)
                 self._host.event(self.pod, "Warning", "FailedPrepareDynamicResources", text, "")
-                await asyncio.sleep(self._host.settings.claim_retry_s)
+                await wait_for_event(self._annotated, self._host.settings.claim_retry_s)
             except AllocationError as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)

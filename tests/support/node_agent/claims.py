@@ -11,6 +11,7 @@ from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.settings import NodeSettings
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import FAST, NODE
 from tests.support.waiting import until
@@ -24,11 +25,11 @@ TIMING = replace(DEFAULT_TIMING, claim_wait_s=1.0, cleanup_s=0.1)
 
 @asynccontextmanager
 async def cluster_with_claims(
-    timing: AgentTiming = TIMING, gpus: str = "2xT4"
+    timing: AgentTiming = TIMING, gpus: str = "2xT4", *, kubelet: NodeSettings = FAST_CLAIMS
 ) -> AsyncIterator[OneNodeCluster]:
     """Start a cluster whose agent serves claims."""
     facts = {"dra": DraMode.CONDITIONS}
-    async with one_node_cluster(gpus, settings=FAST_CLAIMS, timing=timing, **facts) as cluster:
+    async with one_node_cluster(gpus, settings=kubelet, timing=timing, **facts) as cluster:
         cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
         yield cluster
 

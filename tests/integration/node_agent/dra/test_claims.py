@@ -7,7 +7,7 @@ import pytest
 
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.kubelet.claim_plugin import ClaimReference
-from shared.model.claim import DRIVER, LEASED
+from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
@@ -27,7 +27,7 @@ from tests.support.node_agent.claims import (
     slices_of,
 )
 from tests.support.node_agent.mig import instances_by_start, mig_share
-from tests.support.simcluster.kubelet import NODE
+from tests.support.simcluster.kubelet import FAST, NODE
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
@@ -72,6 +72,24 @@ async def test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_withou
 
         assert "ResourceClaim default/shares has no lease on node node-0 after 1 s" in message
         assert not cluster.refused
+
+
+async def test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again() -> None:
+    """On its own it tries again after a minute."""
+    timing = replace(TIMING, claim_retry_s=0.1)
+    async with cluster_with_claims(timing, kubelet=FAST) as cluster, cluster.running():
+        await registered(cluster)
+        pod = cluster.node.create(pod_with_claim("one", "shares"))
+        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
+
+        claim = create_claim(cluster, "shares", result(), pods=(pod,))
+        allocation = claim_lease(claim).claim
+        assert allocation is not None
+        held = replace(allocation, consumers=(PodUid(pod["metadata"]["uid"]),))
+        await cluster.push_lease(cluster.ledger.grant(claim_lease(claim, claim=held)))
+
+        running = await cluster.node.phase("one", "Running")
+        assert RETRIED_AT in running["metadata"]["annotations"]
 
 
 async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:

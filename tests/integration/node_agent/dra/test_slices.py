@@ -5,6 +5,7 @@ import json
 import pytest
 
 from services.node_agent.dra.slice_writer import COLLECTION
+from services.node_agent.dra.slices import TaintEffect
 from shared.model.lease import LeaseState
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
@@ -74,17 +75,22 @@ async def test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them() ->
         assert len(devices(cluster)) == 2
 
 
-async def test_an_unhealthy_device_is_tainted_until_it_is_healthy() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+@pytest.mark.parametrize("effect", list(TaintEffect))
+async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings(
+    effect: TaintEffect,
+) -> None:
+    async with cluster_with_claims() as cluster:
+        cluster.changes["dra_taint_effect"] = effect
+        async with cluster.running():
+            await registered(cluster)
 
-        cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
-        await until(lambda: devices(cluster)[0].get("taints"))
+            cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
+            await until(lambda: devices(cluster)[0].get("taints"))
 
-        [taint] = devices(cluster)[0]["taints"]
-        assert taint["key"] == "leasehold.dev/unhealthy"
-        assert taint["effect"] == "NoSchedule"
-        assert "taints" not in devices(cluster)[1]
+            [taint] = devices(cluster)[0]["taints"]
+            assert taint["key"] == "leasehold.dev/unhealthy"
+            assert taint["effect"] == effect
+            assert "taints" not in devices(cluster)[1]
 
 
 @pytest.mark.parametrize("field", ["bindingConditions", "allowMultipleAllocations"])

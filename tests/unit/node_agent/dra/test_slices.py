@@ -8,6 +8,7 @@ import pytest
 
 from services.node_agent.dra.slices import (
     ClaimableNode,
+    TaintEffect,
     build_slices,
     find_dropped_fields,
     is_current,
@@ -46,6 +47,7 @@ def offered(
     *leases: Lease,
     deallocated: Sequence[tuple[PodUid, str]] = (),
     driver_version: str = "535.104.05",
+    taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE,
 ) -> list[dict[str, Any]]:
     node = ClaimableNode(
         name=NodeName("node"),
@@ -53,6 +55,7 @@ def offered(
         devices=(device,),
         leases=leases,
         driver_version=driver_version,
+        taint_effect=taint_effect,
     )
     [found] = build_slices(node, generation=1, deallocated=deallocated)
     devices: list[dict[str, Any]] = found["spec"]["devices"]
@@ -127,14 +130,17 @@ def test_a_device_in_mig_mode_is_no_shared_device() -> None:
     assert offered(replace(GPU, mode=DeviceMode.MIG)) == []
 
 
-def test_an_unhealthy_device_is_tainted_with_its_fault() -> None:
-    [device] = offered(replace(GPU, healthy=False, fault="XID 79: GPU has fallen off the bus"))
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+def test_an_unhealthy_device_is_tainted_with_its_fault(effect: str) -> None:
+    sick = replace(GPU, healthy=False, fault="XID 79: GPU has fallen off the bus")
+
+    [device] = offered(sick, taint_effect=TaintEffect(effect))
 
     assert device["taints"] == [
         {
             "key": "leasehold.dev/unhealthy",
             "value": "XID-79-GPU-has-fallen-off-the-bus",
-            "effect": "NoSchedule",
+            "effect": effect,
         }
     ]
 
