@@ -23,7 +23,10 @@ from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
 PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
-UNEXPLAINED_CALLS = 2
+UNEXPLAINED_CALLS = 3
+"""Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
+MOST_UNEXPLAINED_CALLS = 8 * UNEXPLAINED_CALLS
+"""... and in the end each time that so many have passed."""
 RESYNC_SHARDS = 24
 """Pods with a known reason to wait are published again in this many rounds."""
 
@@ -113,7 +116,8 @@ class PodTracker:
         """Publish pods without a reason to wait in their status: their event may have been lost.
 
         A pod counts once it has been found so by the two calls before, whenever it was created: the
-        API server's clock may differ from ours.
+        API server's clock may differ from ours. The pauses double, so that thousands of pods that
+        only wait for their turn delay each other little.
         """
         self._unexplained = {
             pod.pod: self._unexplained.get(pod.pod, 0) + 1
@@ -123,7 +127,7 @@ class PodTracker:
         return [
             pending_event(self.pending[pod], requeue_number=-generation)
             for pod, calls in self._unexplained.items()
-            if calls > UNEXPLAINED_CALLS
+            if _is_due(calls)
         ]
 
     def requeue(self, pods: Iterable[PodUid], generation: int) -> list[PodQueued | PodRejected]:
@@ -281,6 +285,14 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
             admitted=pod.admission_span,
         )
     return queued(pod, pod.request, requeue_number=requeue_number)
+
+
+def _is_due(calls: int) -> bool:
+    """Return whether a pod is published that this many calls found without a reason to wait."""
+    if calls >= MOST_UNEXPLAINED_CALLS:
+        return calls % MOST_UNEXPLAINED_CALLS == 0
+    rounds, rest = divmod(calls, UNEXPLAINED_CALLS)
+    return not rest and rounds.bit_count() == 1
 
 
 def _is_in_shard(pod: ObservedPod, shard: int) -> bool:
