@@ -31,7 +31,7 @@ from services.binder.metrics import PrometheusMetrics
 from services.binder.parts import Bindings, LedgerSync, Reports
 from services.binder.ports.claims import ClaimStatuses
 from services.binder.ports.kubernetes import BinderPods
-from services.binder.ports.ledger import BinderLedger, BinderStaging
+from services.binder.ports.ledger import BinderLedger, RebuildStaging
 from services.binder.ports.nats import NodeAgents, Publish
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
@@ -61,7 +61,7 @@ class BinderPorts:
     """Ports of a binder."""
 
     ledger: BinderLedger
-    staging: BinderStaging
+    staging: RebuildStaging
     gated_pods: GatedPods
     pods: BinderPods
     claims: ClaimStatuses

@@ -23,7 +23,7 @@ from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, PodGroup
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed
+from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.pods.observed_pod import TERMINAL, ObservedPod
@@ -248,7 +248,10 @@ class OurPodLister:
     claims: ClaimReflector
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
-        """Yield one complete list in chunks, with the IDs of the requests that it answers."""
+        """Yield one complete list in chunks, with the IDs of the requests that it answers.
+
+        The leases themselves are only in a list that answers requests: a rebuild needs them.
+        """
         list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
         unbound: list[PodUid] = []
@@ -260,7 +263,7 @@ class OurPodLister:
             decoded = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
             for pod in filter(self._is_ours, decoded):
                 if pod.spec.node_name:
-                    bound.append(_bound_pod(pod))
+                    bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
                 else:
                     unbound.append(PodUid(pod.metadata.uid))
             token = page.metadata.continue_
@@ -281,14 +284,16 @@ class OurPodLister:
         return pod.spec.scheduler_name in self.schedulers and not terminated
 
 
-def _bound_pod(pod: ApiPod) -> BoundPod:
+def _bound_pod(pod: ApiPod, *, with_lease: bool) -> BoundPod:
     lease = pod.metadata.annotations.get(ANNOTATION, "")
+    if len(lease) > LEASE_BYTES:
+        lease = ""
     return BoundPod(
         pod=PodUid(pod.metadata.uid),
         namespace=Namespace(pod.metadata.namespace),
         name=pod.metadata.name,
         node=NodeName(pod.spec.node_name),
-        lease=lease if len(lease) <= LEASE_BYTES else "",
+        lease=lease if with_lease else lease and LEASE_PRESENT,
     )
 
 

@@ -111,7 +111,7 @@ class LedgerConnection:
         self, script: str, args: tuple[object, ...], state: str, tail: bytes
     ) -> Any:
         sha, _ = self._script(script)
-        packed: bytes = msgpack.packb(args)
+        packed: bytes = msgpack.packb(args, use_bin_type=False)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
         if self.loads_scripts and not self._has_loaded:
             await self._load_scripts(script)

@@ -1,19 +1,25 @@
 """Evidence that binders collect together, beside the ledger: listings and agents' reports.
 
 The chunks of a listing and the reports of many nodes reach any replica; here each one finds them
-complete. They are evidence for a rebuild or a comparison, and never the ledger itself; they are
-deleted after some minutes, and when a rebuild begins.
+complete, and reads them page by page. They are evidence for a rebuild or a comparison, and never
+the ledger itself; they are deleted after some minutes, and when a rebuild begins.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 
-from shared.ledger.connection import LedgerPart
+from shared.ledger.connection import LedgerPart, unpack
+from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import ListedPods, PodsListed
+from shared.model.ledger import StagedListing
 from shared.model.names import NodeName
+
+CHUNKS_PER_CALL = 4
+REPORTS_PER_CALL = 64
 
 _encode = msgspec.json.Encoder().encode
 _decode_pods = msgspec.json.Decoder(ListedPods).decode
@@ -23,41 +29,53 @@ _decode_allocations = msgspec.json.Decoder(tuple[Allocation, ...]).decode
 class LedgerStaging(LedgerPart):
     """Evidence in Redis; usable whether or not the ledger is ready."""
 
-    async def save_chunk(self, chunk: PodsListed) -> ListedPods | None:
-        """Save one chunk; return the whole listing once all its chunks are there."""
-        texts = await self._run(
+    async def save_chunk(self, chunk: PodsListed) -> StagedListing | None:
+        """Save one chunk; return the listing once all its chunks are there."""
+        is_complete = await self._run(
             "save_chunk",
             chunk.listing_id,
             chunk.chunk,
             chunk.chunks,
             chunk.request_ids,
-            _encode(chunk.pods).decode(),
+            _packed(chunk.pods),
         )
-        return chunk.pods if chunk.chunks == 1 else _joined(texts)
+        return StagedListing(chunk.listing_id, chunk.chunks) if is_complete else None
+
+    async def complete_listing(self, request_id: str) -> StagedListing | None:
+        """Return a complete listing that began after a request with this ID, if there is one."""
+        found = await self._run("listing", request_id)
+        return StagedListing(*found) if found else None
+
+    async def read_listing(self, listing: StagedListing) -> AsyncIterator[ListedPods]:
+        """Yield the chunks of a listing. Raises UnavailableError if it has been deleted."""
+        for first in range(0, listing.chunks, CHUNKS_PER_CALL):
+            last = min(first + CHUNKS_PER_CALL, listing.chunks) - 1
+            for text in await self._run_raw("chunks", listing.listing_id, first, last):
+                if text is None:
+                    raise UnavailableError(f"listing {listing.listing_id} was deleted meanwhile")
+                yield _decode_pods(zlib.decompress(text))
 
     async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Save the allocations that these nodes' agents report; the newest report counts."""
         rows = [
-            (report.node, report.reported_at, _encode(report.allocations).decode())
-            for report in reports
+            (report.node, report.reported_at, _packed(report.allocations)) for report in reports
         ]
         await self._run("save_reports", rows)
 
-    async def reported_nodes(self) -> list[NodeName]:
-        """Return the nodes with a saved report."""
-        return list(map(NodeName, await self._run("reported_nodes")))
+    async def reports_from(
+        self, position: int
+    ) -> tuple[int, dict[NodeName, tuple[Allocation, ...]]]:
+        """Return the allocations of nodes whose reports were saved at `position` or later.
 
-    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
-        """Return the saved allocations, by node."""
-        found = await self._run("reports")
-        return {
-            NodeName(node): _decode_allocations(text)
+        At most `REPORTS_PER_CALL` nodes, with the position that follows. Positions begin at 0; a
+        node's later report with other allocations has a position of its own.
+        """
+        found = await self._run_raw("reports", position, REPORTS_PER_CALL)
+        reports = {
+            NodeName(node.decode()): _decode_allocations(zlib.decompress(text))
             for node, text in zip(found[::2], found[1::2], strict=True)
         }
-
-    async def complete_listing(self, request_id: str) -> ListedPods | None:
-        """Return a complete listing that began after a request with this ID, if there is one."""
-        return _joined(await self._run("listing", request_id))
+        return position + len(found) // 2, reports
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Extend the lock of our rebuild by `lock_s`; False if another rebuild has begun."""
@@ -68,15 +86,12 @@ class LedgerStaging(LedgerPart):
         await self._run("clear")
 
     async def _run(self, *args: object) -> Any:
-        return await self._connection.run("staging", *args, state="any")
+        return unpack(await self._run_raw(*args))
+
+    async def _run_raw(self, *args: object) -> Any:
+        return await self._connection.run_raw("staging", *args, state="any")
 
 
-def _joined(texts: Sequence[str] | None) -> ListedPods | None:
-    if not texts:
-        return None
-    chunks = [_decode_pods(text) for text in texts]
-    return ListedPods(
-        bound=tuple(pod for chunk in chunks for pod in chunk.bound),
-        unbound=tuple(pod for chunk in chunks for pod in chunk.unbound),
-        claims=tuple(claim for chunk in chunks for claim in chunk.claims),
-    )
+def _packed(evidence: ListedPods | tuple[Allocation, ...]) -> bytes:
+    """Compress evidence: leases repeat one another, and Redis keeps all of it for some minutes."""
+    return zlib.compress(_encode(evidence), 1)

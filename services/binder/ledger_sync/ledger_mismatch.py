@@ -4,47 +4,42 @@ Kubernetes wins: a lease whose pod is gone ends. The reverse creates nothing: a 
 its annotation that is not in the ledger is reported.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from shared.model.events.pod_events import BoundPod
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMismatch:
-    """The differences between the ledger and the cluster."""
-
-    orphans: tuple[Lease, ...] = ()
-    """Leases whose pods are missing."""
-    unleased: tuple[BoundPod, ...] = ()
-    """Pods with a lease in their annotation that is not in the ledger."""
-    moved: tuple[tuple[Lease, BoundPod], ...] = ()
-    """Leases for another node than their pod's."""
-
-
-def compare(leases: Iterable[Lease], pods: Sequence[BoundPod]) -> LedgerMismatch:
-    """Compare leases with the pods of a complete listing.
+    """The differences between the ledger, which is added page by page, and the cluster.
 
     A lease that was committed after the listing began counts as an orphan, too: its pod is read.
     """
-    listed: Mapping[PodUid, BoundPod] = {pod.pod: pod for pod in pods}
-    orphans: list[Lease] = []
-    moved: list[tuple[Lease, BoundPod]] = []
-    leased: set[PodUid] = set()
-    for lease in leases:
-        leased.add(lease.pod)
-        pod = listed.get(lease.pod)
-        if pod is not None and pod.node != lease.node and lease.state is not LeaseState.RESERVED:
-            moved.append((lease, pod))
-        if not _holds(pod, lease) and lease.state is not LeaseState.RESERVED:
-            orphans.append(lease)
-    return LedgerMismatch(
-        orphans=tuple(orphans),
-        unleased=tuple(pod for pod in pods if pod.lease and pod.pod not in leased),
-        moved=tuple(moved),
-    )
+
+    def __init__(self, pods: Iterable[BoundPod]) -> None:
+        self.orphans: list[Lease] = []
+        """Leases whose pods are missing."""
+        self.moved: list[tuple[Lease, BoundPod]] = []
+        """Leases for another node than their pod's."""
+        self._listed = {pod.pod: pod for pod in pods}
+        self._leased: set[PodUid] = set()
+
+    def add(self, leases: Iterable[Lease]) -> None:
+        """Compare some of the ledger's leases."""
+        for lease in leases:
+            self._leased.add(lease.pod)
+            if lease.state is LeaseState.RESERVED:
+                continue
+            pod = self._listed.get(lease.pod)
+            if pod is not None and pod.node != lease.node:
+                self.moved.append((lease, pod))
+            if not _holds(pod, lease):
+                self.orphans.append(lease)
+
+    def unleased(self) -> list[BoundPod]:
+        """Return pods with a lease in their annotation that none of the added leases is."""
+        return [pod for pod in self._listed.values() if pod.lease and pod.pod not in self._leased]
 
 
 def _holds(holder: BoundPod | None, lease: Lease) -> bool:

@@ -1,13 +1,13 @@
 """Rebuilds an empty ledger: one binder collects what agents and pods report, and restores it.
 
-The evidence arrives as ordinary events, at any replica, so it is staged in Redis until the replica
-with the rebuild's lock finds it complete. Nothing is placed meanwhile: the ledger refuses
-reservations until the rebuild is finished.
+The evidence arrives as ordinary events, at any replica, so it is staged in Redis, where the replica
+with the rebuild's lock reads each part once: the listing when it is complete, then reports as they
+arrive. Nothing is placed meanwhile: the ledger refuses reservations until the rebuild is finished.
 """
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from services.binder.ledger_sync.lease_holders import (
@@ -16,7 +16,7 @@ from services.binder.ledger_sync.lease_holders import (
     gone_event,
     holders_in,
 )
-from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
+from services.binder.ledger_sync.recovery import Recovery
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import RebuildLedger, RebuildStaging
 from services.binder.ports.nats import Publish
@@ -24,7 +24,7 @@ from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import LedgerRebuilt, ListedPods, ResyncRequested
+from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,15 @@ class RebuildTiming:
     own_bindings_s: float = 10.0
     """The longest wait for our own Bindings in flight."""
     silent_node_s: float = 10.0
-    """A node that has not reported its devices by then is restored from its pods alone."""
+    """Nodes that have not reported by then are restored from their pods alone, unless a
+    `progress_share` of all those awaited has reported in that time: then as long again."""
+    progress_share: float = 0.05
     poll_s: float = 0.2
     lock_s: float = 6.0
     """A replica that dies while it rebuilds is replaced after this."""
     resync_every_s: float = 5.0
-    """Until everything is requested again; twice as long each time, as replies of many nodes take
-    their time."""
+    """Until a listing is requested again that is not there; twice as long each time, since a
+    listing of many pods takes its time."""
     compare_again_s: float = 10.0
     """Until pods are compared once more. A pod whose deletion was among the lost writes can be
     recorded as waiting after the rebuild, by an event that was sent before the deletion; all such
@@ -107,21 +109,27 @@ class LedgerRebuild:
         if token is None:
             return []
         logger.warning("the ledger is empty or has lost writes: no pod is placed until its rebuild")
-        recovery = recover(await self._collect(token))
-        misfits = await self.ledger.restore(
-            recovery.leases, now=self.clock.now(), token=token, lock_s=lock_s
-        )
+        await self.staging.clear()
+        await self._await_bindings(token)
+        recovery = Recovery(await self._list_pods(token))
+        restored, misfits = 0, []
+        async for leases in self._leases(recovery, token):
+            refused = await self.ledger.restore(
+                leases, now=self.clock.now(), token=token, lock_s=lock_s
+            )
+            restored += len(leases) - len(refused)
+            misfits += [_misfit(lease, reason) for lease, reason in refused]
         if recovery.lagging:
             await self.ledger.resizes.set_unsynced(recovery.lagging)
-        problems = [*recovery.problems, *(_misfit(lease, reason) for lease, reason in misfits)]
+        problems = [*recovery.problems, *misfits]
         if problems:
             self.metrics.count_anomaly("not_restored", len(problems))
             logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
             return []
         await self.staging.clear()
-        logger.warning("the ledger has %d leases again", len(recovery.leases) - len(misfits))
-        gone = [lease for lease in recovery.unlisted if await self._is_gone(lease)]
+        logger.warning("the ledger has %d leases again", restored)
+        gone = [lease for lease in recovery.unlisted.values() if await self._is_gone(lease)]
         self._compare_again_at = self.clock.ticks() + self.timing.compare_again_s
         return [LedgerRebuilt(generation=token), *map(gone_event, gone)]
 
@@ -143,42 +151,58 @@ class LedgerRebuild:
             return False
         return pod is None or pod.uid != lease.pod or pod.terminal
 
-    async def _collect(self, token: str) -> Evidence:
-        """Request a resync and wait for all evidence; for silent nodes up to `silent_node_s`."""
-        timing = self.timing
-        await self.staging.clear()
-        await self._await_bindings(token)
-        began = requested_at = self.clock.ticks()
-        await self._request_resync(token)
-        pause_s, pods = timing.resync_every_s, None
+    async def _list_pods(self, token: str) -> list[BoundPod]:
+        """Request a resync, again until a listing is there; return its pods and claims."""
+        pause_s, requested_at = 0.0, self.clock.ticks()
         while True:
             await self._extend_lock(token)
-            if pods is None:
-                pods = await self.staging.complete_listing(token)
-            waited_s = self.clock.ticks() - began
-            if pods is not None and await self._have_reported(pods, waited_s):
-                return Evidence(pods=holders_in(pods), allocations=await self.staging.reports())
+            listing = await self.staging.complete_listing(token)
+            if listing is not None:
+                break
             if self.clock.ticks() - requested_at >= pause_s:
-                await self._request_resync(token)
-                requested_at, pause_s = self.clock.ticks(), 2 * pause_s
-            await self.clock.sleep(timing.poll_s)
+                reason = "the ledger is being rebuilt"
+                await self.publish([ResyncRequested(reason=reason, request_id=token)])
+                pause_s, requested_at = (
+                    2 * pause_s or self.timing.resync_every_s,
+                    self.clock.ticks(),
+                )
+            await self.clock.sleep(self.timing.poll_s)
+        holders: list[BoundPod] = []
+        async for page in self.staging.read_listing(listing):
+            holders += holders_in(page)
+            await self._extend_lock(token)
+        return holders
 
-    async def _request_resync(self, token: str) -> None:
-        reason = "the ledger is being rebuilt"
-        await self.publish([ResyncRequested(reason=reason, request_id=token)])
+    async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Lease]]:
+        """Yield the leases to restore, those with the best evidence first.
 
-    async def _have_reported(self, pods: ListedPods, waited_s: float) -> bool:
-        """Return whether all nodes with leases have reported, or were waited for long enough."""
-        silent = silent_nodes(holders_in(pods), await self.staging.reported_nodes())
-        if silent and waited_s < self.timing.silent_node_s:
-            return False
-        if silent:
+        First those of agents' reports, as they arrive; see `RebuildTiming.silent_node_s`.
+        """
+        position, since, awaited = 0, self.clock.ticks(), len(recovery.silent)
+        silent_before = awaited
+        while True:
+            await self._extend_lock(token)
+            position, reports = await self.staging.reports_from(position)
+            if reports:
+                yield recovery.add_reports(reports)
+                continue
+            if not recovery.silent:
+                break
+            if self.clock.ticks() - since >= self.timing.silent_node_s:
+                progress = silent_before - len(recovery.silent)
+                if progress < self.timing.progress_share * awaited:
+                    break
+                since, silent_before = self.clock.ticks(), len(recovery.silent)
+            await self.clock.sleep(self.timing.poll_s)
+        if recovery.silent:
             logger.error(
                 "%d nodes are silent; their leases come from their pods: %s",
-                len(silent),
-                summarize(sorted(silent)),
+                len(recovery.silent),
+                summarize(sorted(recovery.silent)),
             )
-        return True
+        for leases in recovery.annotated():
+            yield leases
+        yield list(recovery.unlisted.values())
 
     async def _await_bindings(self, token: str) -> None:
         """Wait for the Bindings in flight: the listing must include their pods."""

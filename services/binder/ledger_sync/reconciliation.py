@@ -11,7 +11,7 @@ from services.binder.ledger_sync.lease_holders import (
     gone_event,
     holders_in,
 )
-from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
+from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import LeaseLedger, ListingStaging
@@ -21,12 +21,14 @@ from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import (
+    LEASE_PRESENT,
     BoundPod,
     LeaseChanged,
     PlacementChosen,
     PodsListed,
 )
 from shared.model.lease import Lease, LeaseState
+from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -70,17 +72,23 @@ class Reconciler:
         corrections: list[Correction] = []
         ready = await self.ledger.generation() is not None
         for chunk in chunks:
-            pods = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
-            if pods is not None and ready:
+            listing = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
+            if listing is not None and ready:
                 now = self.clock.now()
-                corrections += await self._compare(holders_in(pods), now=now)
-                corrections += await self.waiting_records.find_gone(pods.unbound)
+                holders: list[BoundPod] = []
+                unbound: list[PodUid] = []
+                async for page in self.staging.read_listing(listing):
+                    holders += holders_in(page)
+                    unbound += page.unbound
+                corrections += await self._compare(holders, now=now)
+                corrections += await self.waiting_records.find_gone(unbound)
         return corrections
 
-    async def _compare(self, pods: Sequence[BoundPod], *, now: float) -> list[Correction]:
+    async def _compare(self, holders: Sequence[BoundPod], *, now: float) -> list[Correction]:
         """Return events for leases without pods; end misplaced leases; report what has none."""
-        leases = [lease async for page in self.ledger.load_all() for lease in page]
-        mismatch = compare(leases, pods)
+        mismatch = LedgerMismatch(holders)
+        async for leases in self.ledger.load_all():
+            mismatch.add(leases)
         self._report(mismatch)
         suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
         found = await asyncio.gather(*(self._check(lease, now) for lease in suspects))
@@ -114,17 +122,18 @@ class Reconciler:
         return [LeaseChanged(lease=each) for each in ended]
 
     def _report(self, mismatch: LedgerMismatch) -> None:
+        unleased = mismatch.unleased()
         texts = [
             f"pod {pod.namespace}/{pod.name} ({pod.pod}) on {pod.node} carries a lease that the "
             "ledger does not have"
-            for pod in mismatch.unleased
+            for pod in unleased
         ]
         texts += [
             f"the lease of pod {lease.namespace}/{lease.name} ({lease.pod}) is for {lease.node}, "
             f"and the pod is on {pod.node}"
             for lease, pod in mismatch.moved
         ]
-        self.metrics.count_anomaly("pods_without_lease", len(mismatch.unleased))
+        self.metrics.count_anomaly("pods_without_lease", len(unleased))
         self.metrics.count_anomaly("leases_elsewhere", len(mismatch.moved))
         if texts:
             logger.error("ledger mismatch: %s", summarize(texts))
@@ -132,8 +141,10 @@ class Reconciler:
 
 def _without_leases(chunk: PodsListed) -> PodsListed:
     """Drop the leases' texts, which only a rebuild reads."""
-    bound = tuple(replace(pod, lease=pod.lease and "yes") for pod in chunk.pods.bound)
-    claims = tuple(replace(claim, lease=claim.lease and "yes") for claim in chunk.pods.claims)
+    bound = tuple(replace(pod, lease=pod.lease and LEASE_PRESENT) for pod in chunk.pods.bound)
+    claims = tuple(
+        replace(claim, lease=claim.lease and LEASE_PRESENT) for claim in chunk.pods.claims
+    )
     return replace(chunk, pods=replace(chunk.pods, bound=bound, claims=claims))
 
 

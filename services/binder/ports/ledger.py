@@ -17,6 +17,7 @@ from shared.model.ledger import (
     OfferedPods,
     Reservation,
     ReservationOutcome,
+    StagedListing,
     WaitingPod,
     WaitResult,
 )
@@ -306,28 +307,30 @@ class BinderLedger(
 class ListingStaging(Protocol):
     """Listings of pods, which arrive in chunks at any binder."""
 
-    async def save_chunk(self, piece: PodsListed) -> ListedPods | None:
-        """Save one chunk; return the whole listing once all its chunks are there."""
+    async def save_chunk(self, piece: PodsListed) -> StagedListing | None:
+        """Save one chunk; return the listing once all its chunks are there."""
+        ...
+
+    def read_listing(self, listing: StagedListing) -> AsyncIterator[ListedPods]:
+        """Yield the chunks of a listing. Raises UnavailableError if it has been deleted."""
         ...
 
 
-class RebuildStaging(Protocol):
+class RebuildStaging(ListingStaging, Protocol):
     """Evidence that several binders collect for a rebuild."""
+
+    async def complete_listing(self, request_id: str) -> StagedListing | None:
+        """Return a complete listing that began after a request with this ID, if there is one."""
+        ...
 
     async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Save what these nodes' agents have activated."""
         ...
 
-    async def reported_nodes(self) -> list[NodeName]:
-        """Return the nodes whose agents' reports were saved."""
-        ...
-
-    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
-        """Return what was saved, by node."""
-        ...
-
-    async def complete_listing(self, request_id: str) -> ListedPods | None:
-        """Return a complete listing that began after a request with this ID, if there is one."""
+    async def reports_from(
+        self, position: int
+    ) -> tuple[int, Mapping[NodeName, tuple[Allocation, ...]]]:
+        """Return a page of what was saved at `position` (from 0) or later, and the next one."""
         ...
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
@@ -337,7 +340,3 @@ class RebuildStaging(Protocol):
     async def clear(self) -> None:
         """Remove reports and listings."""
         ...
-
-
-class BinderStaging(ListingStaging, RebuildStaging, Protocol):
-    """Everything that binders stage."""

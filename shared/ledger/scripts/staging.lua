@@ -1,23 +1,24 @@
 -- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires.
--- Arguments, by the first of them:
+-- Arguments, by the first of them; texts are bytes of the caller's, and replies are no larger than a page:
 --   'save_chunk', listing, chunk, chunks, request_ids, text
---                                       save a chunk of a listing; returns all texts once it is complete,
---                                       else false
+--                                       save a chunk of a listing; returns whether all its chunks are there
+--   'listing', request_id               returns {listing, number of chunks} of a complete listing with that
+--                                       ID, or false
+--   'chunks', listing, first, last      returns the texts of these chunks
 --   'save_reports', rows of {node, reported_at, text}
 --                                       save each node's newest report
---   'reported_nodes'                    returns the nodes with a report
---   'reports'                           returns a flat list of nodes and texts
---   'listing', request_id               returns the texts of a complete listing with that ID, or false
+--   'reports', first, count             returns nodes, each followed by its newest text, from position `first`
+--                                       on; a report with a new text gets the next position
 --   'extend_rebuild', token, now, lock_s
 --                                       extends the lock of the rebuild with that token; returns whether
 --                                       the token is still valid
 --   'clear'                             deletes listings and reports
-local LISTINGS, REPORTS, TTL_S = PREFIX .. 'stage:listings', PREFIX .. 'stage:reports', 600
+local LISTINGS, TTL_S = PREFIX .. 'stage:listings', 600
+local REPORTS, REPORTED_AT, REPORT_ORDER =
+  PREFIX .. 'stage:reports', PREFIX .. 'stage:reported-at', PREFIX .. 'stage:report-order'
 
-local function complete_texts(listing, chunks)
-  local key = PREFIX .. 'stage:listing:' .. listing
-  if call('HLEN', key) < chunks then return false end
-  return call('HVALS', key)
+local function is_complete(listing, chunks)
+  return call('HLEN', PREFIX .. 'stage:listing:' .. listing) >= chunks
 end
 
 local actions = {}
@@ -31,7 +32,7 @@ function actions.save_chunk(listing, chunk, chunks, request_ids, text)
   end
   call('HSET', LISTINGS, listing, encode({request_ids, chunks}))
   call('EXPIRE', LISTINGS, TTL_S)
-  return complete_texts(listing, chunks)
+  return encode(is_complete(listing, chunks))
 end
 
 function actions.listing(request_id)
@@ -39,45 +40,54 @@ function actions.listing(request_id)
   for i = 1, #found, 2 do
     local request_ids, chunks = unpack(decode(found[i + 1]))
     for _, answered in ipairs(request_ids) do
-      local texts = answered == request_id and complete_texts(found[i], chunks)
-      if texts then return texts end
+      if answered == request_id and is_complete(found[i], chunks) then
+        return encode({found[i], chunks})
+      end
     end
   end
-  return false
+  return encode(false)
+end
+
+function actions.chunks(listing, first, last)
+  local numbers = {}
+  for number = first, last do numbers[#numbers + 1] = number end
+  return call('HMGET', PREFIX .. 'stage:listing:' .. listing, unpack(numbers))
 end
 
 function actions.save_reports(rows)
   for _, row in ipairs(rows) do
-    local stored = call('HGET', REPORTS, row[1])
-    if not stored or decode(stored)[1] <= row[2] then
-      call('HSET', REPORTS, row[1], encode({row[2], row[3]}))
+    local node, reported_at, text = unpack(row)
+    if tonumber(call('HGET', REPORTED_AT, node) or 0) <= reported_at then
+      call('HSET', REPORTED_AT, node, string.format('%.6f', reported_at))
+      if call('HGET', REPORTS, node) ~= text then
+        call('HSET', REPORTS, node, text)
+        call('RPUSH', REPORT_ORDER, node)
+      end
     end
   end
-  call('EXPIRE', REPORTS, TTL_S)
-  return true
+  for _, key in ipairs({REPORTS, REPORTED_AT, REPORT_ORDER}) do call('EXPIRE', key, TTL_S) end
+  return encode(true)
 end
 
-function actions.reported_nodes()
-  return call('HKEYS', REPORTS)
-end
-
-function actions.reports()
-  local found = call('HGETALL', REPORTS)
-  for i = 2, #found, 2 do found[i] = decode(found[i])[2] end
-  return found
+function actions.reports(first, count)
+  local names, answer = call('LRANGE', REPORT_ORDER, first, first + count - 1), {}
+  for i, text in ipairs(#names > 0 and call('HMGET', REPORTS, unpack(names)) or {}) do
+    answer[2 * i - 1], answer[2 * i] = names[i], text
+  end
+  return answer
 end
 
 function actions.extend_rebuild(token, now, lock_s)
-  if generation ~= token or is_ready then return false end
+  if generation ~= token or is_ready then return encode(false) end
   call('HSET', PREFIX .. 'ledger', 'rebuild_lock_until', now + lock_s)
-  return true
+  return encode(true)
 end
 
 function actions.clear()
   local found = call('HKEYS', LISTINGS)
-  for _, listing in ipairs(found) do call('DEL', PREFIX .. 'stage:listing:' .. listing) end
-  call('DEL', LISTINGS, REPORTS)
-  return true
+  for _, listing in ipairs(found) do call('UNLINK', PREFIX .. 'stage:listing:' .. listing) end
+  call('UNLINK', LISTINGS, REPORTS, REPORTED_AT, REPORT_ORDER)
+  return encode(true)
 end
 
-return encode(actions[ARGS[1]](unpack(ARGS, 2)))
+return actions[ARGS[1]](unpack(ARGS, 2))

@@ -127,6 +127,10 @@ class NodesListed(Event):
     """Highest resource version of the watch of nodes; 0: unknown."""
 
 
+LEASE_PRESENT = "yes"
+"""In the place of a pod's lease, in a list of which only that is needed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
     """A running or starting pod on a node, with one of our scheduler names.
@@ -139,7 +143,7 @@ class BoundPod:
     name: str
     node: NodeName
     lease: str = ""
-    """Value of the annotation `leasehold.dev/lease`, as found."""
+    """Value of the annotation `leasehold.dev/lease`, as found, or `LEASE_PRESENT`."""
     generation: str = ""
     """Of a claim's allocation; empty: it is a pod."""
 

@@ -136,7 +136,7 @@ async def test_everything_is_published_at_the_start_and_on_request() -> None:
         answer = await client.post(f"{pods}/one/binding", json=binding)
         assert answer.status == 201
 
-        await bus.publish([ResyncRequested(reason="a test")])
+        await bus.publish([ResyncRequested(reason="a test", request_id="r")])
 
         (second,) = await received(inbox, 1)
         again = await received(waiting, 1)

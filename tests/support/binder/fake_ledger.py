@@ -1,6 +1,6 @@
 """The ledger as the binder uses it: leases in a dictionary."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -20,6 +20,7 @@ from shared.model.ledger import (
     Reservation,
     ReservationOutcome,
     Reserved,
+    StagedListing,
     WaitingPod,
     WaitResult,
 )
@@ -91,7 +92,7 @@ class FakeLedger(NoReservations, FakeResizes):
         self.restored: list[Lease] = []
         self.misfits: set[PodUid] = set()
         self.pieces: dict[str, dict[int, PodsListed]] = {}
-        self.stored_reports: dict[NodeName, tuple[Allocation, ...]] = {}
+        self.reports: list[tuple[NodeName, tuple[Allocation, ...]]] = []
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
         self.quotas = FakeQuotas()
@@ -228,7 +229,7 @@ class FakeLedger(NoReservations, FakeResizes):
     async def restore(
         self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
     ) -> list[tuple[Lease, str]]:
-        self.restored = list(leases)
+        self.restored += leases
         return [(each, "memory") for each in leases if each.pod in self.misfits]
 
     async def finish_rebuild(self, token: str) -> bool:
@@ -238,37 +239,32 @@ class FakeLedger(NoReservations, FakeResizes):
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         return True
 
-    async def save_chunk(self, piece: PodsListed) -> ListedPods | None:
+    async def save_chunk(self, piece: PodsListed) -> StagedListing | None:
         pieces = self.pieces.setdefault(piece.listing_id, {})
         pieces[piece.chunk] = piece
-        if len(pieces) < piece.chunks:
-            return None
-        return _joined(pieces.values())
+        return (
+            StagedListing(piece.listing_id, piece.chunks) if len(pieces) == piece.chunks else None
+        )
 
-    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
-        for report in reports:
-            self.stored_reports[report.node] = report.allocations
-
-    async def reported_nodes(self) -> list[NodeName]:
-        return list(self.stored_reports)
-
-    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
-        return dict(self.stored_reports)
-
-    async def complete_listing(self, request_id: str) -> ListedPods | None:
-        for pieces in self.pieces.values():
+    async def complete_listing(self, request_id: str) -> StagedListing | None:
+        for listing_id, pieces in self.pieces.items():
             first = next(iter(pieces.values()))
             if request_id in first.request_ids and len(pieces) == first.chunks:
-                return _joined(pieces.values())
+                return StagedListing(listing_id, first.chunks)
         return None
+
+    async def read_listing(self, listing: StagedListing) -> AsyncIterator[ListedPods]:
+        for piece in list(self.pieces[listing.listing_id].values()):
+            yield piece.pods
+
+    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
+        self.reports += [(report.node, report.allocations) for report in reports]
+
+    async def reports_from(
+        self, position: int
+    ) -> tuple[int, Mapping[NodeName, tuple[Allocation, ...]]]:
+        return len(self.reports), dict(self.reports[position:])
 
     async def clear(self) -> None:
         self.pieces.clear()
-        self.stored_reports.clear()
-
-
-def _joined(pieces: Iterable[PodsListed]) -> ListedPods:
-    return ListedPods(
-        bound=tuple(pod for each in pieces for pod in each.pods.bound),
-        claims=tuple(claim for each in pieces for claim in each.pods.claims),
-    )
+        self.reports.clear()

@@ -11,7 +11,12 @@ from services.watcher.service import Watcher
 from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import ListedPods, PodsListed, ResyncRequested
+from shared.model.events.pod_events import (
+    LEASE_PRESENT,
+    ListedPods,
+    PodsListed,
+    ResyncRequested,
+)
 from shared.model.lease_copy import ANNOTATION
 from shared.nats.wire import encode
 
@@ -36,10 +41,10 @@ def _pod(number: int, text: str) -> dict[str, Any]:
     }
 
 
-async def chunks_of(texts: list[str]) -> list[PodsListed]:
+async def chunks_of(texts: list[str], request_ids: tuple[str, ...] = ("r",)) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
     lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube, enabled=False))
-    return [chunk async for chunk in lister.chunks()]
+    return [chunk async for chunk in lister.chunks(request_ids)]
 
 
 async def test_a_list_is_cut_into_chunks_that_fit_a_message() -> None:
@@ -56,6 +61,12 @@ async def test_an_annotation_that_is_too_long_for_a_lease_is_left_out() -> None:
     (chunk,) = await chunks_of(["x" * (LEASE_BYTES + 1), "lease"])
 
     assert [pod.lease for pod in chunk.pods.bound] == ["", "lease"]
+
+
+async def test_a_list_that_answers_no_request_shows_only_which_pods_have_a_lease() -> None:
+    (chunk,) = await chunks_of(["lease" * 1_000, ""], ())
+
+    assert [pod.lease for pod in chunk.pods.bound] == [LEASE_PRESENT, ""]
 
 
 async def test_an_empty_list_is_one_chunk() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.binder.ledger_sync.lease_holders import holders_in
-from services.binder.ledger_sync.recovery import Evidence, recover
+from services.binder.ledger_sync.recovery import Recovery
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
@@ -54,12 +54,10 @@ async def test_a_claim_that_was_allocated_after_the_listing_keeps_its_lease() ->
 
 
 def recovered(claim: AllocatedClaim, *active: Lease) -> tuple[list[Lease], int]:
-    evidence = Evidence(
-        pods=holders_in(ListedPods(claims=(claim,))),
-        allocations={HELD.node: tuple(map(activation, active))},
-    )
-    recovery = recover(evidence)
-    return list(recovery.leases), len(recovery.problems)
+    recovery = Recovery(holders_in(ListedPods(claims=(claim,))))
+    leases = recovery.add_reports({HELD.node: tuple(map(activation, active))})
+    leases += [lease for page in recovery.annotated() for lease in page]
+    return leases, len(recovery.problems)
 
 
 def test_a_lease_is_recovered_from_the_claims_status() -> None:

@@ -167,3 +167,25 @@ async def test_a_lease_restored_for_a_pod_that_is_gone_is_ended_after_the_rebuil
     assert [each.pod for each in world.ledger.restored] == [gone.pod, bound_late.pod]
     [terminated] = [each for each in world.bus.published if isinstance(each, PodTerminated)]
     assert (terminated.pod, terminated.phase) == (gone.pod, "")
+
+
+async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again() -> None:
+    world = World()
+    world.ledger.is_ready = False
+    leases = [lease(f"p{number}", f"n{number}") for number in range(30)]
+
+    async with running(world.binder.rebuild_ledger):
+        request_id = await wanted(world)
+        pods = [bound(each) for each in leases]
+        await world.binder.reconcile_listing([listing(*pods, request_id=request_id)])
+        for first in range(0, len(leases), 3):
+            of_some = [report(each.node, activation(each)) for each in leases[first : first + 3]]
+            await world.binder.save_devices(of_some)
+            for _ in range(32):
+                world.clock.advance(0.25)
+                await until(lambda: world.clock.sleepers or world.ledger.is_ready)
+        await until(lambda: isinstance(world.bus.published[-1], LedgerRebuilt))
+
+    assert {each.state for each in world.ledger.restored} == {LeaseState.ACTIVE}
+    requests = [each for each in world.bus.published if isinstance(each, ResyncRequested)]
+    assert len(requests) == 1

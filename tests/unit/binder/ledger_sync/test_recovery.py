@@ -1,9 +1,12 @@
 """Which leases an empty ledger gets back, and in which order."""
 
+from dataclasses import replace
+
 from msgspec import structs
 
-from services.binder.ledger_sync.recovery import Evidence, recover
+from services.binder.ledger_sync.recovery import Recovery
 from shared.model.lease import LeaseState
+from shared.model.names import NodeName
 from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease
 
@@ -14,19 +17,15 @@ def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> N
         lease("runs"),
         structs.replace(lease("starts"), created_at=2.0),
     )
-    evidence = Evidence(
-        pods=(bound(runs), bound(starts)),
-        allocations={terminated.node: (activation(terminated), activation(runs))},
-    )
+    recovery = Recovery([bound(runs), bound(starts)])
 
-    recovery = recover(evidence)
+    reported = recovery.add_reports({runs.node: (activation(terminated), activation(runs))})
+    [annotated] = recovery.annotated()
 
-    assert [(each.name, each.state) for each in recovery.leases] == [
-        ("runs", LeaseState.ACTIVE),
-        ("starts", LeaseState.BOUND),
-        ("terminated", LeaseState.ACTIVE),
-    ]
-    assert recovery.problems == ()
+    assert [(each.name, each.state) for each in reported] == [("runs", LeaseState.ACTIVE)]
+    assert [(each.name, each.state) for each in annotated] == [("starts", LeaseState.BOUND)]
+    assert [each.name for each in recovery.unlisted.values()] == ["terminated"]
+    assert recovery.problems == []
 
 
 def test_an_annotation_that_lags_behind_a_resize_is_marked() -> None:
@@ -35,15 +34,46 @@ def test_an_annotation_that_lags_behind_a_resize_is_marked() -> None:
         old, version=5, shares=(structs.replace(old.shares[0], memory_mib=7_000),)
     )
     same = lease("same")
-    evidence = Evidence(
-        pods=(bound(old), bound(same)),
-        allocations={old.node: (activation(new), activation(same))},
-    )
+    recovery = Recovery([bound(old), bound(same)])
 
-    recovery = recover(evidence)
+    reported = recovery.add_reports({old.node: (activation(new), activation(same))})
 
-    assert [(each.name, each.shares[0].memory_mib) for each in recovery.leases] == [
+    assert [(each.name, each.shares[0].memory_mib) for each in reported] == [
         ("resized", 7_000),
         ("same", 1_000),
     ]
     assert [each.name for each in recovery.lagging] == ["resized"]
+
+
+def test_a_node_is_silent_until_it_reports() -> None:
+    recovery = Recovery([bound(lease("p1", "n1")), bound(lease("p2", "n2"))])
+    recovery.add_reports({NodeName("n1"): ()})
+
+    assert recovery.silent == {"n2"}
+
+
+def test_of_two_agents_reports_of_an_unlisted_pod_the_newest_lease_counts() -> None:
+    old, new = lease("p1", "n1"), structs.replace(lease("p1", "n2"), version=9)
+    recovery = Recovery([])
+    recovery.add_reports({new.node: (activation(new),)})
+    recovery.add_reports({old.node: (activation(old),)})
+
+    assert [each.node for each in recovery.unlisted.values()] == ["n2"]
+
+
+def test_an_activation_on_another_node_than_its_pods_is_no_evidence() -> None:
+    here, there = lease("p1", "n1"), lease("p1", "n2")
+    recovery = Recovery([replace(bound(here), lease="")])
+
+    assert recovery.add_reports({there.node: (activation(there),)}) == []
+    [problem] = recovery.problems
+    assert "honours a lease of pod" in problem
+
+
+def test_each_node_s_oldest_annotated_lease_is_restored_first() -> None:
+    young, old = (
+        structs.replace(lease(name), created_at=at) for name, at in (("young", 5.0), ("old", 2.0))
+    )
+    [page] = Recovery([bound(young), bound(old)]).annotated()
+
+    assert [each.name for each in page] == ["old", "young"]
