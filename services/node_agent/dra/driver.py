@@ -53,7 +53,8 @@ class ClaimDriver:
 
     def unready_reason(self) -> str | None:
         """Return why claims cannot be allocated here; None: they can."""
-        return self.plugin.unregistered_reason or self.slices.unwritten_reason
+        reasons = (self.slices.unwritten_reason, self.plugin.unregistered_reason)
+        return "; ".join(filter(None, reasons)) or None
 
     def update_devices(self) -> None:
         """Write the slices soon, and report the health of devices at once."""

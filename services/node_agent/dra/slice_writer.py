@@ -2,7 +2,8 @@
 
 A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
 An API server whose feature gates are disabled drops fields without an error: such a slice would
-promise devices without the guard of the ledger, and is deleted.
+promise devices without the guard of the ledger. It is created by a dry run first, and not at all if
+that has dropped any; a stored slice that has lost some is deleted.
 """
 
 import asyncio
@@ -178,16 +179,11 @@ class SliceWriter:
         self._deleted.clear()
         written: dict[str, StoredSlice] = {}
         for name, each in wanted.items():
-            written[name] = await self._write_one(each, exists=name in stored)
-            dropped = find_dropped_fields(each["spec"], written[name].spec)
-            if dropped:
-                await self._delete({*stored, *written})
-                raise UnsupportedError(
-                    f"the API server has dropped {', '.join(sorted(dropped))} of the devices: "
-                    "enable the feature gates DRAConsumableCapacity, DRADeviceBindingConditions, "
-                    "DRADeviceTaints and DRAPartitionableDevices (on by default from Kubernetes "
-                    "1.36), or set dra to off"
-                )
+            try:
+                written[name] = await self._write_one(each, exists=name in stored)
+            except UnsupportedError:
+                await self._delete({*stored, *wanted})
+                raise
         await self._delete(stored.keys() - wanted.keys())
         self._stored = written
         if self._deleted & {each.metadata.uid for each in written.values()}:
@@ -199,8 +195,11 @@ class SliceWriter:
             parts = {"devices": None, "sharedCounters": None}
             changes = {"metadata": wanted["metadata"], "spec": {**parts, **wanted["spec"]}}
             with contextlib.suppress(NotFoundError):  # the kubelet has just deleted it
-                return await self.client.patch_merge(path, changes, StoredSlice)
-        return await self.client.create(COLLECTION, wanted, StoredSlice)
+                stored = await self.client.patch_merge(path, changes, StoredSlice)
+                return _complete(stored, wanted)
+        rehearsed = await self.client.create(f"{COLLECTION}?dryRun=All", wanted, StoredSlice)
+        _complete(rehearsed, wanted)
+        return _complete(await self.client.create(COLLECTION, wanted, StoredSlice), wanted)
 
     async def _delete(self, names: Iterable[str]) -> None:
         for name in sorted(names):
@@ -253,6 +252,18 @@ class SliceWriter:
 def slice_path(name: str) -> str:
     """Return the path of a ResourceSlice."""
     return f"{COLLECTION}/{quote(name, safe='')}"
+
+
+def _complete(stored: StoredSlice, wanted: Mapping[str, Any]) -> StoredSlice:
+    """Return a slice that has all its fields; raises UnsupportedError naming the others."""
+    dropped = find_dropped_fields(wanted["spec"], stored.spec)
+    if not dropped:
+        return stored
+    raise UnsupportedError(
+        f"the API server has dropped {', '.join(sorted(dropped))} of the devices: enable the "
+        "feature gates DRAConsumableCapacity, DRADeviceBindingConditions, DRADeviceTaints and "
+        "DRAPartitionableDevices (on by default from Kubernetes 1.36), or set dra to off"
+    )
 
 
 def _are_current(

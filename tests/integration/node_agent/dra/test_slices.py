@@ -94,18 +94,22 @@ async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings(
 
 
 @pytest.mark.parametrize("field", ["bindingConditions", "allowMultipleAllocations"])
-async def test_slices_whose_fields_the_api_server_drops_are_deleted(
-    field: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("only_when_stored", [False, True])
+async def test_slices_whose_fields_the_api_server_drops_are_not_published(
+    field: str, *, only_when_stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An API server of an older version stores them without a word."""
+    """An API server of an older version stores them without a word, maybe one of several."""
     async with cluster_with_claims() as cluster:
-        create = cluster.api.store.create
+        create, stored = cluster.api.store.create, 0
 
-        def without_field(resource: str, obj: Json, **more: object) -> Json:
-            if resource == "resourceslices":
+        def without_field(resource: str, obj: Json, *, dry_run: bool = False) -> Json:
+            nonlocal stored
+            if resource == "resourceslices" and not (dry_run and only_when_stored):
                 for device in obj["spec"]["devices"]:
                     device.pop(field)
-            return create(resource, obj, **more)  # type: ignore[arg-type]
+            if resource == "resourceslices" and not dry_run:
+                stored += 1
+            return create(resource, obj, dry_run=dry_run)
 
         monkeypatch.setattr(cluster.api.store, "create", without_field)
         async with cluster.running() as agent:
@@ -115,6 +119,7 @@ async def test_slices_whose_fields_the_api_server_drops_are_deleted(
             assert reason is not None
             assert field in reason
             assert not slices_of(cluster)
+            assert stored == only_when_stored
 
 
 async def test_a_cluster_without_resource_claims_is_named_as_the_reason(
