@@ -267,9 +267,12 @@ class Binder:
         """Compare the ledger with a complete listing of pods."""
         return await self.sync.reconciler.reconcile(events)
 
-    @answers
+    @answers(concurrency=8)
     async def list_leases(self, event: LeasesRequest) -> LeasesReply:
-        """Return a node's leases to its agent."""
+        """Return a node's leases to its agent; that of a claim is restored if it was lost."""
+        if event.claim is not None:
+            ended = await self.binding.claim_leaser.restore(event.claim, event.node)
+            await self.publish(ended)
         if not event.pods:
             return LeasesReply(leases=tuple(await self.ledger.load_node(event.node)))
         found = await self.ledger.load(event.pods)

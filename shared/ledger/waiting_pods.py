@@ -73,8 +73,9 @@ class WaitingPods(LedgerPart):
     async def remove(self, pods: Sequence[PodUid]) -> None:
         """Remove waiting pods that are gone.
 
-        For ten minutes nothing more is stored for them, whatever is still under way, and from now
-        on no gang counts them, although they may hold leases until their containers have ended.
+        They are remembered for ten minutes, and the newest 10,000 for longer: nothing more is
+        stored for them, whatever is still under way. From now on no gang counts them, although they
+        may hold leases until their containers have ended.
         """
         for batch in in_batches(pods):
             await self._connection.run("wait", "gone", batch)
@@ -85,7 +86,7 @@ class WaitingPods(LedgerPart):
             await self._connection.run("wait", "bound", batch)
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
-        """Return those of the pods that were reported as gone in the last ten minutes."""
+        """Return those of the pods that are remembered as gone."""
         found: set[PodUid] = set()
         for batch in in_batches(pods):
             found.update(await self._connection.run("query", "gone", batch))

@@ -93,7 +93,6 @@ POD = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
 NS = Namespace("default")
 NODE = NodeName("gpu-a")
 TRACE = "00-7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b-00f067aa0ba902b7-01"
-
 LEASE = Lease(
     pod=POD,
     namespace=NS,
@@ -187,6 +186,7 @@ FACTS = NodeFacts(
 )
 WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 QUEUED = PodQueued(**WHO, resource_version="5", request=REQUEST, by_kube_scheduler=True)
+HOLDER = LeaseHolder(pod=POD, namespace=NS, name="train", claim=True)
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
 
 CLAIM = AllocatedClaim(
@@ -279,7 +279,7 @@ SAMPLES: tuple[Event, ...] = (
         index=0,
         healthy=False,
         fault="XidError: Xid 79, the GPU has fallen off the bus",
-        holders=(LeaseHolder(pod=POD, namespace=NS, name="train", claim=True),),
+        holders=(HOLDER,),
         changed_at=4.75,
     ),
     LedgerRebuilt(generation="e2"),
@@ -287,7 +287,7 @@ SAMPLES: tuple[Event, ...] = (
     PodFilteredOut(queued=QUEUED, refusal=REFUSAL, capacity=7),
     PodBindingRequest(queued=QUEUED, placement=Placement(node=NODE, shares=LEASE.shares)),
     PodBindingReply(node=NODE, lease=LEASE, quotas=(QuotaExcess(measure="cards"),)),
-    LeasesRequest(node=NODE, pods=(POD,)),
+    LeasesRequest(node=NODE, pods=(POD,), claim=HOLDER),
     LeasesReply(leases=(LEASE,)),
     TerminationRequest(node=NODE, pod=POD),
     TerminationReply(terminated=True),

@@ -163,7 +163,6 @@ class ApiServer:
         self.publish(
             [self._queued(pod, again=True) for pod in self.pods.values() if pod.is_pending]
         )
-        self.claims.resync()
 
     def resync(self, request_id: str = "") -> None:
         """Publish everything again, as on request."""
@@ -171,6 +170,7 @@ class ApiServer:
             self.resync_requests[request_id] = None
         self.list_nodes()
         self.queue_again()
+        self.claims.resync()
         self.list_pods()
 
     def requeue(self, failed: BindingFailed) -> None:

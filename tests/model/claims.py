@@ -148,6 +148,9 @@ class Claims:
     def resync(self) -> None:
         self.publish(self.tracker.resync())
 
+    def resync_unanswered(self) -> None:
+        self.publish(self.tracker.resync_unanswered())
+
     def _changed(self, claim: Claim) -> None:
         claim.version += 1
         claim.allocation = allocated_claim(claim.object())

@@ -172,7 +172,6 @@ class LeaseProtocol(Users):
         world = self.world
         if what == "Redis":
             self.server.clock.ahead_s += max(seconds, -20.0)
-            self.judge.forget_gone()
         else:
             clock = world.watcher_clock if what == "watcher" else world.nodes[NodeName(what)].clock
             clock.ahead_s += seconds

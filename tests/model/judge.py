@@ -27,11 +27,6 @@ from tests.model.node import Node
 from tests.model.raw_ledger import RESERVED, RawDevice, RawLedger, RawShare, decode
 from tests.model.world import MIG_LAYOUTS, World
 
-REMEMBERED_S = 600.0
-"""The ledger remembers for so long, by its clock, that a pod is gone."""
-GONE_S = 500.0
-"""A pod must not come back within this time after that was handled."""
-
 
 class Judge:
     """Looks at a world after each step."""
@@ -43,8 +38,8 @@ class Judge:
         self.calls = -1
         self.gang_leases: dict[str, set[str]] = {}
         """Pods that had a lease and were not gone, by gang, when this was last checked."""
-        self.gone: dict[str, float] = {}
-        """Pods of which a binder has handled that they are gone: the instant."""
+        self.gone: set[str] = set()
+        """Pods of which a binder has handled that they are gone."""
         self.absent: set[str] = set()
         """Those of them that were not in the ledger then; a rebuild may restore them."""
         self.node_states: dict[NodeName, NodeChanged] = {}
@@ -111,14 +106,13 @@ class Judge:
             if known is None or known.revision < event.revision:
                 self.node_states[event.node.name] = event
         elif isinstance(event, PodTerminated):
-            self.gone.setdefault(event.pod, self.world.loop.now_s)
+            self.gone.add(event.pod)
             there = {*self.read_ledger().leases, *self.ledger.waiting}
-            gone_s = self.world.server.clock.now() - self.ledger.gone.get(event.pod, 0.0)
-            if event.pod not in there and gone_s < REMEMBERED_S - GONE_S:
+            if event.pod not in there and event.pod in self.ledger.gone:
                 self.absent.add(event.pod)
 
     def forget_gone(self) -> None:
-        """Forget pods that the ledger remembers no more: it was lost, or its clock has jumped."""
+        """Forget pods that the ledger remembers no more: it was lost."""
         self.gone.clear()
         self.absent.clear()
         self.gang_leases = self._gang_leases()
@@ -188,8 +182,7 @@ class Judge:
         """P2: a pod that is gone does not come back. P7: nor does an older state of a node."""
         if not self.ledger.ready:
             return
-        recent = {pod for pod, at in self.gone.items() if at > self.world.loop.now_s - GONE_S}
-        found = recent & self.absent & {*self.ledger.leases, *self.ledger.waiting}
+        found = self.absent & {*self.ledger.leases, *self.ledger.waiting}
         yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in found)
         for handled in self.node_states.values() if not self.world.lost_redis else ():
             node, states = handled.node.name, self.world.api.node_states

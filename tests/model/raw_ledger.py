@@ -66,8 +66,8 @@ class RawLedger:
     nodes: frozenset[str]
     """Those that the API server had when they were last written."""
     waiting: frozenset[str]
-    gone: Mapping[str, float]
-    """Pods that were reported as gone in the last ten minutes, and when, by the server's clock."""
+    gone: frozenset[str]
+    """Pods that were reported as gone."""
     cordoned: frozenset[str]
     """Nodes that are cordoned in the API server, as far as the ledger knows."""
 
@@ -81,7 +81,7 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
         devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
         nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _known(value)),
         waiting=frozenset(pod.decode() for pod in raw["waiting"]),
-        gone={pod.decode(): float(at) for pod, at in raw["gone"].items()},
+        gone=frozenset(pod.decode() for pod in raw["gone"]),
         cordoned=frozenset(
             key.removeprefix("facts:")
             for key, value in raw.items()

@@ -294,6 +294,7 @@ class World:
             self.api.list_nodes()
             self.api.list_pods()
             self.api.queue_again()
+        self.claims.resync_unanswered()
         for binder in self.binders:
             binder.run_loops()
         self.scheduler.schedule()

@@ -6,7 +6,7 @@ the node's slices follow the ledger, or the scheduler would allocate the same sh
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.binder.claims.claim_answers import AnswerWriter
@@ -20,6 +20,7 @@ from shared.model.claim import LEASED, REFUSED
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
+from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease
 from shared.model.lease_copy import load_lease
@@ -76,8 +77,13 @@ class ClaimLeaser:
         """
         newest = {event.claim.claim: event.claim for event in events}
         traces = {event.claim.claim: event.trace for event in events}
+        return await self._lease(newest.values(), traces)
+
+    async def _lease(
+        self, allocated: Iterable[AllocatedClaim], traces: Mapping[PodUid, str]
+    ) -> list[LeaseChanged]:
         # A refused claim is deallocated by its scheduler.
-        claims = [claim for claim in newest.values() if claim.answer != REFUSED]
+        claims = [claim for claim in allocated if claim.answer != REFUSED]
         if not claims:
             return []
         decisions = await self._decide(claims, traces)
@@ -97,6 +103,25 @@ class ClaimLeaser:
                 f"{len(unresolved)} of {len(claims)} claims are not answered yet: {unresolved[0]}"
             )
         return ended
+
+    async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
+        """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
+
+        It was answered before its pod was bound, so a lease has been lost. Returns leases that
+        ended. An error is logged: the node's agent repeats its request.
+        """
+        try:
+            [lease] = await self.ledger.load([holder.pod])
+            if lease is not None:
+                return []
+            claim = await self.answers.claims.get_allocation(holder.namespace, holder.name)
+            if claim is None or (claim.claim, claim.node) != (holder.pod, node):
+                return []
+            return await self._lease([claim], {claim.claim: ""})
+        except LeaseholdError as error:
+            name = f"{holder.namespace}/{holder.name}"
+            logger.warning("the lease of ResourceClaim %s is missing: %s", name, error)
+            return []
 
     async def _decide(
         self, claims: Sequence[AllocatedClaim], traces: Mapping[PodUid, str]

@@ -14,22 +14,24 @@ from shared.model.names import PodUid
 class LedgerMismatch:
     """The differences between the ledger, which is added page by page, and the cluster.
 
-    A lease that was committed after the listing began counts as an orphan, too: its pod is read.
+    A lease that was made after the listing began counts as an orphan, too: its pod is read. So does
+    a reservation if its pod is neither on a node nor `unbound`: a rollback brought it back.
     """
 
-    def __init__(self, pods: Iterable[BoundPod]) -> None:
+    def __init__(self, pods: Iterable[BoundPod], unbound: Iterable[PodUid] = ()) -> None:
         self.orphans: list[Lease] = []
         """Leases whose pods are missing."""
         self.moved: list[tuple[Lease, BoundPod]] = []
         """Leases for another node than their pod's."""
         self._listed = {pod.pod: pod for pod in pods}
+        self._unbound = frozenset(unbound)
         self._leased: set[PodUid] = set()
 
     def add(self, leases: Iterable[Lease]) -> None:
         """Compare some of the ledger's leases."""
         for lease in leases:
             self._leased.add(lease.pod)
-            if lease.state is LeaseState.RESERVED:
+            if lease.state is LeaseState.RESERVED and lease.pod in self._unbound:
                 continue
             pod = self._listed.get(lease.pod)
             if pod is not None and pod.node != lease.node:

@@ -80,13 +80,15 @@ class Reconciler:
                 async for page in self.staging.read_listing(listing):
                     holders += holders_in(page)
                     unbound += page.unbound
-                corrections += await self._compare(holders, now=now)
+                corrections += await self._compare(holders, unbound, now=now)
                 corrections += await self.waiting_records.find_gone(unbound)
         return corrections
 
-    async def _compare(self, holders: Sequence[BoundPod], *, now: float) -> list[Correction]:
+    async def _compare(
+        self, holders: Sequence[BoundPod], unbound: Sequence[PodUid], *, now: float
+    ) -> list[Correction]:
         """Return events for leases without pods; end misplaced leases; report what has none."""
-        mismatch = LedgerMismatch(holders)
+        mismatch = LedgerMismatch(holders, unbound)
         async for leases in self.ledger.load_all():
             mismatch.add(leases)
         self._report(mismatch)

@@ -57,7 +57,7 @@ class WaitingPodStore(Protocol):
         ...
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
-        """Return those of the pods that were reported as gone in the last ten minutes."""
+        """Return those of the pods that are remembered as gone."""
         ...
 
 

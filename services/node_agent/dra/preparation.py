@@ -29,7 +29,7 @@ from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.events.node_events import LeaseHolder, ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
@@ -208,7 +208,9 @@ class ClaimPreparation:
     async def _fetch(self, claim: ClaimReference) -> str:
         """Request the lease; return why it is still unknown, or nothing."""
         try:
-            fetched = await self.lease_sync.fetch(claim.uid)
+            fetched = await self.lease_sync.fetch_claim(
+                LeaseHolder(pod=claim.uid, namespace=claim.namespace, name=claim.name, claim=True)
+            )
         except UnavailableError as error:
             return f"{error}; are the binder and NATS running?"
         states = [lease.state for lease in fetched if lease.pod == claim.uid]

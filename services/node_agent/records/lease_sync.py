@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from services.node_agent.records.known_leases import KnownLeases
+from shared.model.events.node_events import LeaseHolder
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
@@ -34,15 +35,22 @@ class LeaseSync:
     async def sync(self, *, timeout_s: float = REPLY_S) -> None:
         """Request the complete list; a known lease that is missing from it has ended."""
         since = self.leases.revision
-        reply = await self._request((), timeout_s)
+        reply = await self._request(LeasesRequest(node=self.node), timeout_s)
         self.leases.sync(reply.leases, since=since)
 
     async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
         """Request the leases of some pods, or of all; return them. None of them ends by it."""
-        reply = await self._request(pods, timeout_s)
+        return await self._fetch(LeasesRequest(node=self.node, pods=pods), timeout_s)
+
+    async def fetch_claim(self, claim: LeaseHolder) -> tuple[Lease, ...]:
+        """Request the lease of a claim that is to be prepared; one that was lost is restored."""
+        request = LeasesRequest(node=self.node, pods=(claim.pod,), claim=claim)
+        return await self._fetch(request, REPLY_S)
+
+    async def _fetch(self, request: LeasesRequest, timeout_s: float) -> tuple[Lease, ...]:
+        reply = await self._request(request, timeout_s)
         self.leases.observe(reply.leases)
         return reply.leases
 
-    async def _request(self, pods: tuple[PodUid, ...], timeout_s: float) -> LeasesReply:
-        request = LeasesRequest(node=self.node, pods=pods)
+    async def _request(self, request: LeasesRequest, timeout_s: float) -> LeasesReply:
         return await self._requester.request(request, LeasesReply, timeout_s=timeout_s)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shared.model.events.event import Delivery, Event
+from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
@@ -22,6 +23,9 @@ class LeasesRequest(Event):
     node: NodeName
     pods: tuple[PodUid, ...] = ()
     """Only the leases of these pods; empty: all leases of the node."""
+    claim: LeaseHolder | None = None
+    """The ResourceClaim among them that the kubelet prepares: the binder writes its lease again if
+    the ledger has lost it."""
 
     @property
     def route(self) -> str:

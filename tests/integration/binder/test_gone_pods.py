@@ -132,6 +132,24 @@ async def test_records_of_pods_that_vanished_unseen_are_removed(binder: Binder) 
     assert await binder.list_pods("stays", "new") == []
 
 
+async def test_reservations_of_pods_that_vanished_unseen_end(binder: Binder) -> None:
+    """A ledger that was rolled back has reservations again, which could last for as long as before
+    the clock of its server was set back."""
+    pods = ("stays", "gone", "recreated", "succeeded", "new")
+    wanted = [reservation(pod, share("a", n % 2, mib=1_000)) for n, pod in enumerate(pods)]
+    await reserve(binder.leases, *wanted)
+    binder.pods.seen = {
+        "name-of-gone": None,
+        "name-of-recreated": PodSnapshot(PodUid("another"), None),
+        "name-of-succeeded": PodSnapshot(PodUid("succeeded"), NodeName("a"), terminal=True),
+        "name-of-new": PodSnapshot(PodUid("new"), None),  # created while the pods were listed
+    }
+
+    await binder.updater.end_terminated(await binder.list_pods("stays"))
+
+    assert {lease.pod for lease in await assert_sound(binder.leases)} == {"stays", "new"}
+
+
 async def test_a_gang_is_counted_without_the_pods_that_vanished_unseen(binder: Binder) -> None:
     await binder.wait("ghost", "p", "q", gang=GANG)
     binder.pods.seen = {"ghost": None}

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from shared.model.claim import LEASED, REFUSED
+from shared.model.events.node_events import LeaseHolder
 from shared.model.lease_copy import load_lease
+from shared.model.names import NodeName
 from tests.support.binder.claim_binder import GPU, ClaimBinder
 from tests.support.binder.claims import allocated, on
 from tests.support.placer.ledger import assert_sound
@@ -26,6 +28,25 @@ async def lose_and_lease(binder: ClaimBinder, lost_mib: int, other_mib: int) -> 
     await binder.leases.release([lost.claim], reason="its write was lost")
     other = binder.claims.put(allocated("other", on(GPU, other_mib)))
     await binder.lease(other)
+
+
+@pytest.mark.parametrize(("node", "is_restored"), [("a", True), ("b", False)])
+async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
+    binder: ClaimBinder, node: str, is_restored: bool
+) -> None:
+    claim = binder.claims.put(allocated("c", on(GPU)))
+    await binder.lease(claim)
+    before = await binder.lease_of(claim)
+    await binder.leases.release([claim.claim], reason="its write was lost")
+    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+
+    await binder.leaser.restore(prepared, NodeName(node))
+
+    after = await binder.lease_of(claim)
+    assert before
+    assert (after.shares if after else None) == (before.shares if is_restored else None)
+    assert binder.answered(claim) == [LEASED]
+    await assert_sound(binder.leases)
 
 
 async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(

@@ -51,6 +51,8 @@ class FakeLeaseReplies:
     """Replies to lease requests as the binder does, or is unavailable."""
 
     leases: dict[PodUid, Lease] = field(default_factory=dict)
+    lost: dict[PodUid, Lease] = field(default_factory=dict)
+    """Leases of claims that are restored once their claims are named."""
     unavailable: bool = False
     requests: list[LeasesRequest] = field(default_factory=list)
 
@@ -60,6 +62,8 @@ class FakeLeaseReplies:
         self.requests.append(request)
         if self.unavailable:
             raise UnavailableError("no reply to leases.request.v1")
+        if request.claim and request.claim.pod in self.lost:
+            self.grant(self.lost.pop(request.claim.pod))
         wanted = request.pods or tuple(self.leases)
         return LeasesReply(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
 

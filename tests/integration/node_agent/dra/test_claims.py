@@ -92,6 +92,19 @@ async def test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again() -> N
         assert RETRIED_AT in running["metadata"]["annotations"]
 
 
+async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        lease = claim_lease(claim)
+        cluster.ledger.lost[lease.pod] = lease
+
+        await cluster.node.phase("one", "Running")
+
+        [named] = {request.claim for request in cluster.ledger.requests if request.claim}
+        assert (named.namespace, named.name) == ("default", "shares")
+
+
 async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
     async with cluster_with_claims() as cluster, cluster.running():
         await registered(cluster)

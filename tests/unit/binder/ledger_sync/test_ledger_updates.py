@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from services.binder.ports.observations import PodSnapshot
 from services.binder.service import Binder
+from shared.model.claim import LEASED
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.events.node_events import LeaseHolder, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
@@ -20,11 +22,13 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.events.request_reply import LeasesRequest
-from shared.model.lease import LeaseState
+from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.lease_copy import copy_of
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
+from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state, report, terminated
 from tests.support.binder.world import NOW, World, lease, running
 from tests.support.waiting import until
@@ -267,6 +271,21 @@ async def test_a_node_gets_only_its_own_leases() -> None:
 
     assert [each.name for each in reply.leases] == ["p1"]
     assert await world.binder.list_leases(request) == reply
+
+
+async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it() -> None:
+    world = World()
+    lost = lease("c", claim=ClaimAllocation(generation="g1"), state=LeaseState.BOUND)
+    claim = allocated("c", on(lost.shares[0].device), node="n1")
+    copy = msgspec.json.encode(copy_of(lost)).decode()
+    world.claims.put(replace(claim, answer=LEASED, lease=copy))
+    prepared = LeaseHolder(pod=lost.pod, namespace=lost.namespace, name="c", claim=True)
+
+    await world.binder.list_leases(
+        LeasesRequest(node=NodeName("n1"), pods=(lost.pod,), claim=prepared)
+    )
+
+    assert [each.pod for each in world.ledger.restored] == [lost.pod]
 
 
 async def test_the_lost_lease_of_a_running_pod_is_restored() -> None:
