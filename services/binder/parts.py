@@ -7,6 +7,7 @@ from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.bind.scheduler_offers import SchedulerOffers
+from services.binder.claims.claim_admission import ClaimAdmission
 from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
@@ -30,6 +31,7 @@ class Bindings:
     presence: AgentPresence
     cordons: NodeCordons
     claim_leaser: ClaimLeaser
+    claim_admission: ClaimAdmission
     claim_ender: ClaimEnder
 
 

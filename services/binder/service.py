@@ -52,6 +52,8 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import (
     BindRequest,
+    ClaimLeaseReply,
+    ClaimLeaseRequest,
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
@@ -124,6 +126,20 @@ class Binder:
     async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
         """Lease what schedulers have allocated to ResourceClaims, and answer in their status."""
         return await self.binding.claim_leaser.lease(events)
+
+    @answers(concurrency=32)
+    async def lease_claim(self, event: ClaimLeaseRequest) -> ClaimLeaseReply:
+        """Lease an allocation that a scheduler is writing now."""
+        return await self.binding.claim_admission.lease(event)
+
+    @loops
+    async def end_unwritten_claims(self) -> None:
+        """End leases whose allocations were not written after all."""
+        while True:
+            ended = lease_changes(await self.binding.claim_admission.end_unwritten())
+            if ended:
+                await self.publish(ended)
+            await self._sleep_until_next(VANISHED_S)
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:

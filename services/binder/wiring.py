@@ -13,6 +13,7 @@ from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
 from services.binder.bind.scheduler_bindings import NoEvents, SchedulerBindings
 from services.binder.bind.scheduler_offers import SchedulerOffers
+from services.binder.claims.claim_admission import ClaimAdmission
 from services.binder.claims.claim_answers import AnswerWriter
 from services.binder.claims.claim_client import ClaimClient
 from services.binder.claims.claim_ender import ClaimEnder
@@ -170,14 +171,10 @@ def _binding(
         capacity_freed=sweeper.capacity_freed,
         clock=clock,
     )
-    cordons = NodeCordons(ledger, presence)
     ender = ClaimEnder(ledger, ports.agents, sweeper.capacity_freed)
+    answers = AnswerWriter(ports.claims, ports.agents, ender)
     leaser = ClaimLeaser(
-        ledger=ledger,
-        publish=ports.publish,
-        answers=AnswerWriter(ports.claims, ports.agents, ender),
-        ender=ender,
-        clock=clock,
+        ledger=ledger, publish=ports.publish, answers=answers, ender=ender, clock=clock
     )
     chosen = SchedulerBindings(
         ledger=ledger,
@@ -193,8 +190,17 @@ def _binding(
         offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
         sender=sender,
         presence=presence,
-        cordons=cordons,
+        cordons=NodeCordons(ledger, presence),
         claim_leaser=leaser,
+        claim_admission=ClaimAdmission(
+            ledger=ledger,
+            publish=ports.publish,
+            leaser=leaser,
+            answers=answers,
+            ender=ender,
+            clock=clock,
+            host_clock=ports.host_clock,
+        ),
         claim_ender=ender,
     )
 

@@ -48,6 +48,17 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
         return self.operation == "UPDATE" and self._is_pod and changes in {"", EPHEMERAL_CONTAINERS}
 
     @property
+    def is_claim_status(self) -> bool:
+        """Whether the status of a ResourceClaim is changed."""
+        resource = self.resource or ReviewedResource()
+        return (self.operation, resource.group, resource.resource, self.sub_resource) == (
+            "UPDATE",
+            "resource.k8s.io",
+            "resourceclaims",
+            "status",
+        )
+
+    @property
     def _is_pod(self) -> bool:
         resource = self.resource or ReviewedResource()
         return (resource.group, resource.resource) == ("", "pods")

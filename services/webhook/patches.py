@@ -8,7 +8,7 @@ from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 
 ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
 
-PatchValue = str | dict[str, str] | list[dict[str, str]]
+PatchValue = str | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 
 
 class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,13 +23,14 @@ from shared.dialects.reserved import (
     STRIPPED_ANNOTATIONS,
     VISIBLE,
 )
-from shared.model.claim import EXTENDED_RESOURCES
+from shared.model.claim import DRIVER, EXTENDED_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.names import AGENTS_NAMESPACE, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
 PATH, EXEMPT_PATH, ALL_PODS_PATH = "/mutate", "/mutate-exempt", "/mutate-all-pods"
+ALLOCATIONS_PATH = "/lease-allocation"
 DEVICE_HIDING_WEBHOOK = "device-hiding.pods.leasehold.dev"
 """The webhook for pods that request no GPU and would see every device."""
 EXEMPT_WEBHOOK = "exempt.pods.leasehold.dev"
@@ -38,15 +39,18 @@ ALL_PODS_WEBHOOK = "all-pods.pods.leasehold.dev"
 """The webhook for pods without GPUs in namespaces whose pods Leasehold places, too."""
 CLAIMS_WEBHOOK = "claims.pods.leasehold.dev"
 """The webhook for pods that may get GPUs by ResourceClaims, where these are served."""
+ALLOCATIONS_WEBHOOK = "allocations.claims.leasehold.dev"
+"""The webhook that answers schedulers' allocations of ResourceClaims as they are written."""
 PATHS = {
     WEBHOOK: PATH,
     DEVICE_HIDING_WEBHOOK: PATH,
     EXEMPT_WEBHOOK: EXEMPT_PATH,
     ALL_PODS_WEBHOOK: ALL_PODS_PATH,
     CLAIMS_WEBHOOK: PATH,
+    ALLOCATIONS_WEBHOOK: ALLOCATIONS_PATH,
 }
 """The path of each webhook."""
-TIMEOUT_S, HIDING_TIMEOUT_S = 5, 2
+TIMEOUT_S, HIDING_TIMEOUT_S, ALLOCATIONS_TIMEOUT_S = 5, 2, 3
 EXEMPT_LABEL = "leasehold.dev/sees-devices"
 """On a namespace, `true`: its pods may see devices without a request, as drivers do, and set what
 `pod_policy` denies. Only administrators should be able to label namespaces."""
@@ -204,7 +208,7 @@ def configuration(client: Callable[[str], Mapping[str, Any]], *, claims: bool = 
 
 
 def claims_configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
-    """Return the webhook for pods with ResourceClaims, which the component `dra` adds."""
+    """Return the webhooks for ResourceClaims and pods with them, which the component `dra` adds."""
     conditions = [
         ("requests-no-gpu", f"!({_concerns()})"),
         ("uses-claims", uses_claims()),
@@ -216,7 +220,55 @@ def claims_configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": NAME},
-        "webhooks": [_webhook(client, CLAIMS_WEBHOOK, conditions, selector)],
+        "webhooks": [
+            _webhook(client, CLAIMS_WEBHOOK, conditions, selector),
+            _allocations_webhook(client),
+        ],
+    }
+
+
+def _allocations_webhook(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
+    """Return the webhook that answers allocations.
+
+    Only for schedulers that may write the answer. Without it, the same allocation is written, and
+    its pods wait for the binding conditions.
+    """
+    conditions = {
+        "is-allocated-now": (
+            "has(object.status) && has(object.status.allocation) && "
+            "!(has(oldObject.status) && has(oldObject.status.allocation))"
+        ),
+        "has-our-devices": (
+            f"object.status.allocation.devices.results.exists(r, r.driver == '{DRIVER}')"
+        ),
+        "may-be-answered": " && ".join(
+            "authorizer.group('resource.k8s.io').resource('resourceclaims').subresource('driver')"
+            f".namespace(request.namespace).name('{DRIVER}')"
+            f".check('arbitrary-node:{verb}').allowed()"
+            for verb in ("update", "patch")
+        ),
+    }
+    return {
+        "name": ALLOCATIONS_WEBHOOK,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "NoneOnDryRun",
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "Never",
+        "timeoutSeconds": ALLOCATIONS_TIMEOUT_S,
+        "rules": [
+            {
+                "operations": ["UPDATE"],
+                "apiGroups": ["resource.k8s.io"],
+                "apiVersions": ["v1"],
+                "resources": ["resourceclaims/status"],
+                "scope": "Namespaced",
+            }
+        ],
+        "failurePolicy": "Ignore",
+        "clientConfig": dict(client(ALLOCATIONS_WEBHOOK)),
+        "matchConditions": [
+            {"name": name, "expression": text} for name, text in conditions.items()
+        ],
     }
 
 

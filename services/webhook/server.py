@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from services.webhook.registration import ALL_PODS_PATH, EXEMPT_PATH, PATH
+from services.webhook.registration import ALL_PODS_PATH, ALLOCATIONS_PATH, EXEMPT_PATH, PATH
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -59,7 +59,7 @@ def application(review: Review, drain: Drain) -> web.Application:
         return response
 
     routes = web.Application(client_max_size=MAX_BODY_BYTES)
-    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH):
+    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH, ALLOCATIONS_PATH):
         routes.router.add_post(path, mutate)
     return routes
 

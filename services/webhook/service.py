@@ -5,6 +5,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
+
+from opentelemetry.trace import SpanKind
 
 from services.webhook.admission import (
     FORBIDDEN,
@@ -16,17 +19,20 @@ from services.webhook.admission import (
     decide_without_gpu,
 )
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.claim_review import new_allocation
 from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
 from services.webhook.reviewed_pod import EnvFromSource, ReviewedPod, parse_pod
 from shared.model.clock import Clock
-from shared.model.errors import RequestError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
-from shared.runtime.service import handles, loops
+from shared.runtime import telemetry
+from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -40,6 +46,15 @@ ALLOWED = AdmissionDecision(allowed=True)
 Sleep = Callable[[float], Awaitable[None]]
 
 
+class ClaimBinders(Protocol):
+    """The binders."""
+
+    async def lease(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+        """Lease an allocation. Raises UnavailableError if no binder replies in time."""
+        ...
+
+
+@publishes(ClaimLeaseRequest)
 class Webhook:
     """Stores only the latest reports of budgets and devices: any number of replicas may run."""
 
@@ -47,6 +62,7 @@ class Webhook:
         self,
         policy: AdmissionPolicy,
         lookups: ApiServerLookups,
+        binders: ClaimBinders,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
         metrics: WebhookMetrics,
@@ -55,6 +71,7 @@ class Webhook:
     ) -> None:
         self.policy = policy
         self.lookups = lookups
+        self.binders = binders
         self.rotate_certificate = rotate_certificate
         self.metrics = metrics
         self.clock = clock
@@ -109,6 +126,8 @@ class Webhook:
                 decision = await self._review_pod(request, exempt=exempt)
             elif request.is_changed_pod:
                 decision = await self._review_change(request)
+            elif request.is_claim_status:
+                decision = await self._review_claim(request)
         except RequestError as error:
             decision = AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
         outcome = "allowed" if decision.allowed else "denied"
@@ -121,6 +140,27 @@ class Webhook:
         old = parse_pod(request.raw_old_object, namespace)
         keys = await self._env_from_keys(pod)
         return decide_update(pod, old, self.policy, keys.get)
+
+    async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
+        """Answer a new allocation, if a binder leases or refuses it in time."""
+        try:
+            found = None if request.dry_run else new_allocation(request)
+        except RequestError as error:
+            logger.warning("an allocation is not answered: %s", error)
+            found = None
+        if found is None:
+            return ALLOWED
+        (asked,), spans = self.tracing.start(
+            "webhook lease", [ClaimLeaseRequest(claim=found.claim)], kind=SpanKind.SERVER
+        )
+        fault: LeaseholdError | None = None
+        try:
+            decision = found.decide(await self.binders.lease(asked))
+        except UnavailableError as error:
+            decision, fault = ALLOWED, error
+        finally:
+            telemetry.end(spans, fault)
+        return decision
 
     async def _review_pod(self, request: ReviewRequest, *, exempt: bool) -> AdmissionDecision:
         """Decide, and annotate the pod with the span of the review: its own trace links to it."""

@@ -14,9 +14,27 @@ from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, serve
 from shared.runtime.telemetry import open_tracing
+
+LEASE_TIMEOUT_S = 2.5
+"""Shorter than the timeout of the webhook for allocations."""
+
+
+class ClaimBinderClient:
+    """Requests to the binders."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def lease(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+        """Lease an allocation. Raises UnavailableError if no binder replies in time."""
+        if not self.bus.connected:
+            raise UnavailableError("NATS is not connected")
+        return await self.bus.request(request, ClaimLeaseReply, timeout_s=LEASE_TIMEOUT_S)
 
 
 async def serve_webhook(settings: WebhookSettings) -> None:
@@ -44,6 +62,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         webhook = Webhook(
             policy,
             ApiServerLookups(client),
+            ClaimBinderClient(bus),
             rotate_certificate=certificate.run,
             metrics=metrics,
             clock=SystemClock(),

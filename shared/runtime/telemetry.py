@@ -38,6 +38,7 @@ from opentelemetry.util.types import AttributeValue
 
 from shared.model.events.claim_events import ClaimAllocated
 from shared.model.events.event import Event, is_traceparent
+from shared.model.events.request_reply import ClaimLeaseRequest
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.span_files import CLAIM, CLAIM_PODS
@@ -185,7 +186,8 @@ def pod_attributes(event: Event) -> dict[str, AttributeValue]:
     for part in ("allocation", "lease", "claim"):
         if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
             subject = getattr(subject, part)
-    claim = getattr(subject, "claim", None) if isinstance(event, ClaimAllocated) else None
+    is_claim = isinstance(event, ClaimAllocated | ClaimLeaseRequest)
+    claim = getattr(subject, "claim", None) if is_claim else None
     pod = getattr(subject, "pod", claim)
     if not pod:
         return {}

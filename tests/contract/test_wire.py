@@ -55,6 +55,8 @@ from shared.model.events.pod_events import (
 from shared.model.events.request_reply import (
     BindReply,
     BindRequest,
+    ClaimLeaseReply,
+    ClaimLeaseRequest,
     LeasesReply,
     LeasesRequest,
     LimitsReply,
@@ -92,11 +94,10 @@ PINNED = Path(__file__).with_name("wire_v1.json")
 POD = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
 NS = Namespace("default")
 NODE = NodeName("gpu-a")
+WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 TRACE = "00-7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b-00f067aa0ba902b7-01"
 LEASE = Lease(
-    pod=POD,
-    namespace=NS,
-    name="train",
+    **WHO,
     node=NODE,
     shares=(
         Share(
@@ -155,9 +156,7 @@ REFUSAL = Refusal(
     hint="request less",
 )
 ACTIVATION = Allocation(
-    pod=POD,
-    namespace=NS,
-    name="train",
+    **WHO,
     container="cuda",
     resource="volcano.sh/vgpu-number",
     device_ids=("GPU-a-3",),
@@ -184,7 +183,6 @@ FACTS = NodeFacts(
     excluded_devices=(3,),
     unserved_resources=("volcano.sh/gpu-memory",),
 )
-WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 QUEUED = PodQueued(**WHO, resource_version="5", request=REQUEST, by_kube_scheduler=True)
 HOLDER = LeaseHolder(pod=POD, namespace=NS, name="train", claim=True)
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
@@ -293,6 +291,8 @@ SAMPLES: tuple[Event, ...] = (
     TerminationReply(terminated=True),
     BindRequest(node=NODE, leases=(LEASE,)),
     BindReply(deferred_pods=(POD,), reason="it restarts", window_open=False, node_closed=True),
+    ClaimLeaseRequest(claim=CLAIM, trace=TRACE),
+    ClaimLeaseReply(devices=('{"driver":"gpu.leasehold.dev"}',), refusal="no"),
     SlicesRequest(node=NODE),
     SlicesReply(written=False, reason="the API server dropped allowMultipleAllocations"),
     LimitsRequest(node=NODE, lease=LEASE, resize_id="8f3a", finished=True),

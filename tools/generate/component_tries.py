@@ -146,6 +146,13 @@ COMPONENT_TRIES: Mapping[str, Mapping[str, tuple[Try, ...]]] = {
                 {"status": {"phase": "Failed"}},
             ),
             Try(ALLOWED, "delete a pod", "DELETE", f"{PODS}/other"),
+            Try(
+                ALLOWED,
+                "write the conditions of a claim's devices",
+                "PATCH",
+                f"{CLAIMS}/own/status",
+                CONDITIONS,
+            ),
             Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
             Try(RBAC, "change a Node", "PATCH", NODE, LABEL),
             Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),

@@ -29,6 +29,21 @@ class AnswerResult:
 
 
 DONE = AnswerResult()
+PERMITTED = ClaimAnswer(
+    condition=LEASED,
+    reason="Leased",
+    message="administrative access takes nothing of the devices",
+)
+
+
+def leased_answer(lease: Lease) -> ClaimAnswer:
+    """Return the answer to a claim that has this lease."""
+    return ClaimAnswer(
+        condition=LEASED,
+        reason="Leased",
+        message=f"leased on node {lease.node} with version {lease.version}",
+        lease=copy_of(lease),
+    )
 
 
 class AnswerWriter:
@@ -45,14 +60,10 @@ class AnswerWriter:
 
         An answer with another lease's copy is written again: that lease was lost.
         """
-        answer = ClaimAnswer(
-            condition=LEASED,
-            reason="Leased",
-            message=f"leased on node {lease.node} with version {lease.version}",
-            lease=copy_of(lease),
-        )
         try:
-            found = await self._write(claim, answer, replaces=not _is_copy(claim, lease))
+            found = await self._write(
+                claim, leased_answer(lease), replaces=not _is_copy(claim, lease)
+            )
         except LeaseholdError as error:
             return AnswerResult(unwritten=str(error))
         if found is not None and found.answer == LEASED:
@@ -61,24 +72,26 @@ class AnswerWriter:
 
     async def permit(self, claim: AllocatedClaim) -> AnswerResult:
         """Write that a claim with nothing but administrative access may be used."""
-        text = "administrative access takes nothing of the devices"
-        answer = ClaimAnswer(condition=LEASED, reason="Leased", message=text)
         try:
-            await self._write(claim, answer)
+            await self._write(claim, PERMITTED)
         except LeaseholdError as error:
             return AnswerResult(unwritten=str(error))
         return DONE
 
     async def refuse(self, claim: AllocatedClaim, text: str) -> AnswerResult:
         """Let the node's slices follow the ledger, then write why the claim is refused."""
-        late = await self.agents.write_slices(claim.node)
-        note = f" (the node's ResourceSlices may be late: {late})" if late else ""
-        answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=text + note)
+        message = await self.lower_slices(claim, text)
+        answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=message)
         try:
             await self._write(claim, answer, replaces=True)
         except LeaseholdError as error:
             return AnswerResult(unwritten=str(error))
         return DONE
+
+    async def lower_slices(self, claim: AllocatedClaim, text: str) -> str:
+        """Let the node's slices follow the ledger; return the refusal, with why they are late."""
+        late = await self.agents.write_slices(claim.node)
+        return f"{text} (the node's ResourceSlices may be late: {late})" if late else text
 
     async def _write(
         self, claim: AllocatedClaim, answer: ClaimAnswer, *, replaces: bool = False

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
+from services.binder.claims.device_statuses import device_statuses
 from services.binder.claims.pod_uses import ClaimingPod, uses_of
 from services.binder.ports.claims import ClaimAnswer, RequestUse
-from services.binder.report.explanations import cut, stamp
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
-from shared.model.claim import DRIVER
 from shared.model.clock import Clock
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import PodUid
@@ -45,24 +44,6 @@ class ClaimClient:
         Only the entries of our driver are ours: those of others stay. Raises ConflictError if the
         claim has changed since it was read, RequestError if it is gone.
         """
-        condition = {
-            "type": answer.condition,
-            "status": "True",
-            "reason": answer.reason,
-            "message": cut(answer.message),
-            "lastTransitionTime": stamp(self.clock.now()),
-        }
-        devices = [
-            {
-                "driver": DRIVER,
-                "pool": claim.node,
-                "device": device.device,
-                **({"shareID": device.share_id} if device.share_id else {}),
-                "conditions": [condition],
-                **({"data": answer.lease} if answer.lease and number == 0 else {}),
-            }
-            for number, device in enumerate((*claim.devices, *claim.admin_devices))
-        ]
         await self.client.apply(
             f"{claim_path(claim.namespace, claim.name)}/status",
             {
@@ -74,7 +55,7 @@ class ClaimClient:
                     "uid": claim.claim,
                     "resourceVersion": claim.resource_version,
                 },
-                "status": {"devices": devices},
+                "status": {"devices": device_statuses(claim, answer, now=self.clock.now())},
             },
             manager=FIELD_MANAGER,
         )

@@ -36,7 +36,7 @@ WAIT_S = 10.0
 
 
 @dataclass(slots=True)
-class _Decisions:
+class ClaimDecisions:
     """What was decided about the claims of a batch."""
 
     traces: Mapping[PodUid, str]
@@ -87,7 +87,7 @@ class ClaimLeaser:
         if not claims:
             return []
         decisions = await self._decide(claims, traces)
-        leased = await self._commit(decisions)
+        leased = await self.commit(decisions)
         results = await asyncio.gather(
             *(self.answers.confirm(claim, lease) for claim, lease in leased),
             *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
@@ -125,16 +125,16 @@ class ClaimLeaser:
 
     async def _decide(
         self, claims: Sequence[AllocatedClaim], traces: Mapping[PodUid, str]
-    ) -> _Decisions:
+    ) -> ClaimDecisions:
         """Reserve what was allocated, for claims that have no lease on it."""
-        decisions = _Decisions(traces)
+        decisions = ClaimDecisions(traces)
         new: list[AllocatedClaim] = []
         known = await self.ledger.load([claim.claim for claim in claims])
         for claim, lease in zip(claims, known, strict=True):
             if not claim.devices:
                 new += [] if claim.answer else [claim]
                 continue
-            if lease is not None and _covers(lease, claim):
+            if lease is not None and covers(lease, claim):
                 decisions.leased.append((claim, lease))
                 continue
             if lease is not None and not await self._has_ended(lease, claim, decisions):
@@ -142,10 +142,12 @@ class ClaimLeaser:
             if claim.answer != LEASED or await self._has_lost_share(claim):
                 new.append(claim)
         if new:
-            await self._reserve(new, decisions)
+            await self.reserve(new, decisions)
         return decisions
 
-    async def _has_ended(self, lease: Lease, claim: AllocatedClaim, decisions: _Decisions) -> bool:
+    async def _has_ended(
+        self, lease: Lease, claim: AllocatedClaim, decisions: ClaimDecisions
+    ) -> bool:
         """End the lease of an earlier allocation; return whether it has ended."""
         if not await self._is_current(claim):
             return False
@@ -155,7 +157,8 @@ class ClaimLeaser:
             decisions.unresolved.append(f"an earlier lease of {_named(claim)} has not ended")
         return bool(ended)
 
-    async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: _Decisions) -> None:
+    async def reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
+        """Reserve what was allocated; decide on claims that get no lease."""
         totals = await self._totals(claims)
         wanted: list[tuple[AllocatedClaim, Reservation]] = []
         for claim in await self._usable(claims, totals, decisions):
@@ -174,7 +177,7 @@ class ClaimLeaser:
             totals = await self._totals(claims)  # with what others of the batch were given
         for (claim, request), outcome in zip(wanted, outcomes, strict=True):
             match outcome:
-                case Reserved(lease=lease) | AlreadyLeased(lease=lease) if _covers(lease, claim):
+                case Reserved(lease=lease) | AlreadyLeased(lease=lease) if covers(lease, claim):
                     decisions.leased.append((claim, lease))
                 case NoCapacity():
                     await self._refuse(claim, request, outcome, totals, decisions)
@@ -185,7 +188,7 @@ class ClaimLeaser:
         self,
         claims: Sequence[AllocatedClaim],
         totals: Mapping[NodeName, NodeTotals],
-        decisions: _Decisions,
+        decisions: ClaimDecisions,
     ) -> list[AllocatedClaim]:
         """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
@@ -215,7 +218,7 @@ class ClaimLeaser:
         request: Reservation,
         outcome: NoCapacity,
         totals: dict[NodeName, NodeTotals],
-        decisions: _Decisions,
+        decisions: ClaimDecisions,
     ) -> None:
         """Refuse a claim, unless it fits as soon as what ends now has ended."""
         if outcome.reserved_for_other or await self._is_ending(request):
@@ -251,7 +254,7 @@ class ClaimLeaser:
         except RequestError as error:
             logger.error("the lease of %s is lost: %s", _named(claim), error)  # noqa: TRY400
             return False
-        if lease.pod != claim.claim or lease.node != claim.node or not _covers(lease, claim):
+        if lease.pod != claim.claim or lease.node != claim.node or not covers(lease, claim):
             logger.error("the lease of %s is lost: its copy is of another claim", _named(claim))
             return False
         misfits = await self.ledger.restore([lease], now=self.clock.now())
@@ -259,7 +262,7 @@ class ClaimLeaser:
         logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
         return bool(misfits) and await self.ender.is_unprepared(lease)
 
-    async def _commit(self, decisions: _Decisions) -> list[tuple[AllocatedClaim, Lease]]:
+    async def commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
         """Bind reservations, update consumers, and publish what has changed."""
         bound = await self.ledger.bind([lease for _, lease in decisions.leased])
         committed: list[tuple[AllocatedClaim, Lease]] = []
@@ -282,7 +285,7 @@ class ClaimLeaser:
         return await self.ledger.claims.set_consumers(lease, claim.consumers)
 
 
-def _covers(lease: Lease, claim: AllocatedClaim) -> bool:
+def covers(lease: Lease, claim: AllocatedClaim) -> bool:
     """Return whether a lease is for this allocation of the claim."""
     return lease.claim is not None and lease.claim.generation == claim.generation
 

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 COLLECTION = "/apis/resource.k8s.io/v1/resourceslices"
 DEBOUNCE_S = 0.2
 RETRY_S = 1.0
+RECHECK_S = 2.0
 LISTED = 500
 UNSUPPORTED_RETRY_S = 60.0
 """Before slices are written again to a cluster that does not support them."""
@@ -106,6 +107,7 @@ class SliceWriter:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             group.create_task(self._write_changes())
+            group.create_task(self._recheck_deallocated())
 
     async def write_now(self) -> str:
         """Write the slices for the leases that are known; return why they were not, or nothing.
@@ -135,6 +137,15 @@ class SliceWriter:
                 unsupported = isinstance(error, UnsupportedError)
                 await self.clock.sleep(UNSUPPORTED_RETRY_S if unsupported else RETRY_S)
                 self._due.set()
+
+    async def _recheck_deallocated(self) -> None:
+        """Read the allocations again: the lease of one that is being written is a moment older."""
+        while True:
+            await self.clock.sleep(RECHECK_S)
+            if self._deallocated:
+                with contextlib.suppress(LeaseholdError):
+                    self._deallocated = await self.list_deallocated()
+                    self.request()
 
     async def _write(self) -> None:
         async with self._writing:

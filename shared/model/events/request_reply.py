@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
@@ -142,6 +143,30 @@ class SlicesReply(Event):
     written: bool
     reason: str = ""
     """Why the slices were not written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimLeaseRequest(Event):
+    """The webhook's request to a binder: lease an allocation that a scheduler is writing now."""
+
+    subject: ClassVar[str] = "claim_lease.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    claim: AllocatedClaim
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimLeaseReply(Event):
+    """The reply to `ClaimLeaseRequest`; an empty one: it is decided after the write."""
+
+    subject: ClassVar[str] = "claim_lease.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    devices: tuple[str, ...] = ()
+    """The claim is leased: entries for its `status.devices`, each a JSON object."""
+    refusal: str = ""
+    """Why the ledger refuses the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

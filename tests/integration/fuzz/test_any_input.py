@@ -56,6 +56,7 @@ from tests.support.fuzz.in_thread import running_in_thread, without_tracebacks
 from tests.support.fuzz.inputs import as_json, bodies, changed, texts, values
 from tests.support.servers.valkey import valkey_server
 from tests.support.timekeeper.accounts import T0, account_ledger, budget
+from tests.support.webhook.replica import FakeClaimBinders
 
 POD = {
     "metadata": {"name": "train", "annotations": {"volcano.sh/vgpu-mode": "mig"}, "labels": {}},
@@ -174,6 +175,7 @@ def webhook() -> Webhook:
     return Webhook(
         AdmissionPolicy(),
         Lookups(),  # type: ignore[arg-type]
+        FakeClaimBinders(),
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         metrics=WebhookMetrics(),
         clock=FakeClock(),

@@ -20,6 +20,8 @@ from shared.credentials.certificate_stores import DirectoryStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.runtime.telemetry import Tracing
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
@@ -36,11 +38,26 @@ class Time:
         return self.now
 
 
+class FakeClaimBinders:
+    """Binders that reply as told, or not at all."""
+
+    def __init__(self) -> None:
+        self.replies: list[ClaimLeaseReply] = []
+        self.requests: list[ClaimLeaseRequest] = []
+
+    async def lease(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+        self.requests.append(request)
+        if not self.replies:
+            raise UnavailableError("no reply")
+        return self.replies.pop(0)
+
+
 @dataclass
 class Replica:
     webhook: Webhook
     certificate: ServingCertificate
     registration: RegistrationWriter
+    binders: FakeClaimBinders
 
 
 @asynccontextmanager
@@ -60,6 +77,7 @@ async def replica(
     webhook = Webhook(
         AdmissionPolicy(**policy),
         ApiServerLookups(kube),
+        binders := FakeClaimBinders(),
         rotate_certificate=certificate.run,
         metrics=WebhookMetrics(),
         clock=SystemClock(),
@@ -68,7 +86,7 @@ async def replica(
     async with serving_reviews(webhook.review, "127.0.0.1:0", certificate.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}"
         await certificate.refresh()
-        yield Replica(webhook, certificate, registration)
+        yield Replica(webhook, certificate, registration, binders)
 
 
 @asynccontextmanager

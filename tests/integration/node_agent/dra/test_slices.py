@@ -6,14 +6,24 @@ import pytest
 
 from services.node_agent.dra.slice_writer import COLLECTION
 from services.node_agent.dra.slices import TaintEffect
+from shared.model.events.request_reply import SlicesRequest
 from shared.model.lease import LeaseState
+from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
-from tests.support.node_agent.claims import cluster_with_claims, registered, slices_of
+from tests.support.node_agent.claims import (
+    claim_lease,
+    cluster_with_claims,
+    create_claim,
+    registered,
+    result,
+    slices_of,
+)
 from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
+CLAIM = ("resourceclaims", "default", "claim")
 
 
 def devices(cluster: OneNodeCluster) -> list[Json]:
@@ -37,6 +47,22 @@ async def test_devices_are_offered_with_what_leases_of_pods_leave() -> None:
 
         ended = lease_of("a-pod", share(), state=LeaseState.RELEASED, version=3)
         await cluster.push_lease(ended)
+        await until(lambda: memory(cluster) == ["15Gi", "15Gi"])
+
+
+async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_once() -> None:
+    async with cluster_with_claims() as cluster, cluster.running() as agent:
+        await registered(cluster)
+        stored = create_claim(cluster, "claim", result())
+        lease = cluster.ledger.grant(claim_lease(stored, share(container="gpu", memory_mib=5000)))
+        status = stored["status"]
+        cluster.api.store.patch(*CLAIM, {"status": {"allocation": None}}, subresource="status")
+        await cluster.push_lease(lease)
+        await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
+        assert memory(cluster) == ["10360Mi", "15Gi"]
+
+        cluster.api.store.patch(*CLAIM, {"status": status}, subresource="status")
+
         await until(lambda: memory(cluster) == ["15Gi", "15Gi"])
 
 

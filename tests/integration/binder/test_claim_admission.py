@@ -1,0 +1,178 @@
+"""Allocations of ResourceClaims are leased and answered in the scheduler's own write."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from services.binder.claims.claim_admission import WRITTEN_S
+from services.binder.ports.claims import RequestUse
+from shared.model.claim import LEASED
+from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.events.request_reply import ClaimLeaseReply
+from shared.model.lease import LeaseState
+from shared.model.lease_copy import copy_of
+from shared.model.names import PodUid
+from tests.support.binder.claim_binder import GPU, ClaimBinder
+from tests.support.binder.claims import allocated, on
+from tests.support.placer.ledger import assert_sound, reservation, reserve, share, uuid
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+UNDECIDED = ClaimLeaseReply()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+async def test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_answer(
+    binder: ClaimBinder,
+) -> None:
+    parts = (on(GPU, 4_000, share_id="s1"), on(uuid("a", 1), 2_000, request="two", share_id="s2"))
+    claim = replace(allocated("c", *parts), consumers=(PodUid("p"),))
+
+    reply = await binder.admit(claim)
+
+    lease = await binder.lease_of(claim)
+    assert lease
+    assert lease.state is LeaseState.BOUND
+    assert binder.bus.published == [LeaseChanged(lease=lease)]
+    entries = list(map(json.loads, reply.devices))
+    assert [
+        (each["pool"], each["device"], each["shareID"], each["conditions"][0]["type"])
+        for each in entries
+    ] == [("a", "gpu-a-0", "s1", LEASED), ("a", "gpu-a-1", "s2", LEASED)]
+    assert entries[0]["data"] == json.loads(json.dumps(copy_of(lease)))
+    assert "data" not in entries[1]
+    await binder.lease(binder.write(claim, reply))
+    assert binder.answered(claim) == []
+    assert await assert_sound(binder.leases) == [lease]
+
+
+async def test_a_repeated_request_gets_the_same_lease(binder: ClaimBinder) -> None:
+    other, claim = ClaimBinder(binder.leases, binder.claims, binder.agents), allocated("c", on(GPU))
+
+    replies = [await binder.admit(claim), await other.admit(claim)]
+    replies += await asyncio.gather(binder.admit(claim), other.admit(claim))
+
+    assert len({json.dumps(json.loads(each.devices[0])["data"]) for each in replies}) == 1
+    assert len(await assert_sound(binder.leases)) == 1
+
+
+async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_are_lowered(
+    binder: ClaimBinder,
+) -> None:
+    other = ClaimBinder(binder.leases, binder.claims, binder.agents)
+    claims = [allocated(name, on(GPU, 9_000)) for name in ("c", "d")]
+
+    replies = await asyncio.gather(binder.admit(claims[0]), other.admit(claims[1]))
+
+    [refusal] = [each.refusal for each in replies if each.refusal]
+    assert "has 7000 MiB" in refusal
+    assert "leased it to claim default/" in refusal
+    assert binder.agents.slices == ["a"]
+    assert [bool(each.devices) for each in replies].count(True) == 1
+    assert len(await assert_sound(binder.leases)) == 1
+
+
+async def test_an_allocation_of_what_a_pod_has_is_refused_without_a_lease(
+    binder: ClaimBinder,
+) -> None:
+    await reserve(binder.leases, reservation("pod", share("a", 0, 14_000)))
+    claim = allocated("c", on(GPU))
+
+    reply = await binder.admit(claim)
+
+    assert "pod default/name-of-pod (14000 MiB)" in reply.refusal
+    assert reply.devices == ()
+    assert await binder.lease_of(claim) is None
+
+
+async def test_a_pod_with_a_claim_and_a_vendors_limits_in_one_container_is_refused(
+    binder: ClaimBinder,
+) -> None:
+    claim = replace(allocated("c", on(GPU)), consumers=(PodUid("p"),), consumer_names=("pod",))
+    binder.claims.uses["pod"] = [
+        RequestUse(container="main", claim="c", request=""),
+        RequestUse(container="main", claim="", request="volcano.sh/vgpu-memory"),
+    ]
+
+    reply = await binder.admit(claim)
+
+    assert "would replace each other in container main" in reply.refusal
+    assert await binder.lease_of(claim) is None
+
+
+async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: ClaimBinder) -> None:
+    unwritten, written = allocated("c", on(GPU)), allocated("d", on(GPU))
+    binder.agents.answers |= {unwritten.claim: True, written.claim: True}
+    binder.write(written, await binder.admit(written))
+    await binder.admit(unwritten)
+
+    assert await binder.admission.end_unwritten() == []
+    binder.clock.advance(WRITTEN_S)
+    ended = await binder.admission.end_unwritten()
+
+    assert [lease.pod for lease in ended] == [unwritten.claim]
+    assert await binder.lease_of(written)
+    assert await binder.admission.end_unwritten() == []
+
+
+async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_then(
+    binder: ClaimBinder,
+) -> None:
+    first = allocated("c", on(GPU))
+    second = allocated("c", on(uuid("a", 1), 5_000), generation="g2")
+    binder.agents.answers[first.claim] = True
+    await binder.admit(first)
+
+    reply = await binder.admit(second)
+
+    lease = await binder.lease_of(second)
+    assert lease
+    assert [each.device for each in lease.shares] == [uuid("a", 1)]
+    binder.write(second, reply)
+    binder.clock.advance(WRITTEN_S)
+    assert await binder.admission.end_unwritten() == []
+    assert await binder.lease_of(second) == lease
+
+
+async def test_a_claim_that_is_still_prepared_is_decided_after_the_write(
+    binder: ClaimBinder,
+) -> None:
+    first, second = allocated("c", on(GPU)), allocated("c", on(GPU, 5_000), generation="g2")
+    binder.write(first, await binder.admit(first))
+    assert await binder.admit(second) == UNDECIDED, "the first allocation is still there"
+    binder.claims.stored.clear()
+    binder.agents.answers[first.claim] = False
+
+    assert await binder.admit(second) == UNDECIDED
+
+    lease = await binder.lease_of(first)
+    assert lease
+    assert lease.claim
+    assert lease.claim.generation == "g1"
+
+
+async def test_what_cannot_be_read_is_decided_after_the_write(binder: ClaimBinder) -> None:
+    claim = replace(allocated("c", on(GPU)), consumers=(PodUid("p"),), consumer_names=("pod",))
+    binder.claims.unreadable.append(UnavailableError("no answer"))
+
+    assert await binder.admit(claim) == UNDECIDED
+    assert (await binder.admit(claim)).devices
+
+
+async def test_administrative_access_is_answered_without_a_lease(binder: ClaimBinder) -> None:
+    claim = replace(allocated("c"), admin_devices=(on(GPU, None, request="admin"),))
+
+    reply = await binder.admit(claim)
+
+    [entry] = map(json.loads, reply.devices)
+    assert entry["conditions"][0]["type"] == LEASED
+    assert "data" not in entry
+    assert await binder.lease_of(claim) is None
