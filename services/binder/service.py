@@ -228,8 +228,8 @@ class Binder:
     @handles
     async def save_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
         """Save nodes' devices, and what their agents have activated."""
-        await self.sync.rebuild.stage_reports(events)
         await self.sync.updater.save_devices(events)
+        await self.sync.rebuild.stage_reports(events)
         self.binding.presence.record_reports(events)
         return []
 

@@ -49,6 +49,7 @@ local function conflict(demand, grants, groups_text)
   end
 end
 
+local restored_tenures = {}
 local function restore(value, header, demand, grants, pod)
   local last = demand[2]
   local node = node_of(demand[1]) or new_node(demand[1])
@@ -67,7 +68,10 @@ local function restore(value, header, demand, grants, pod)
   add_demand(demand, resources, groups_text, 1)
   index_lease(pod, node, header[L_EXPIRES], gang)
   if quota.on then quota.charge_lease(pod, header, value) end
-  if header[L_STATE] ~= RESERVED then append_tenures('restored', {pod, value}) end
+  if header[L_STATE] ~= RESERVED then
+    restored_tenures[#restored_tenures + 1] = pod
+    restored_tenures[#restored_tenures + 1] = value
+  end
 end
 
 -- The pod has a lease already: advance it to the state of this one, if the life cycle allows it.
@@ -91,12 +95,24 @@ local function merge(known_value, header, demand, grants, pod)
   return ''
 end
 
-local answer, restored_pods = {}, {}
+local given, pods, names, uuids = {}, {}, {}, {}
 for i = 1, #bounds - 1 do
   local value = string.sub(ARGV[5], bounds[i] + 1, bounds[i + 1])
   local header = header_of(value)
-  local demand, grants = demand_of(header, value), grants_of(header, value)
-  local groups_text, _, pod = description_of(header, value)
+  local demand = demand_of(header, value)
+  local _, _, pod = description_of(header, value)
+  given[i] = {value, header, demand}
+  pods[i], names[i] = pod, demand[1]
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+end
+fetch('leases', pods)
+fetch('nodes', names)
+fetch('devices', uuids)
+
+local answer, restored_pods = {}, {}
+for i, pod in ipairs(pods) do
+  local value, header, demand = unpack(given[i])
+  local grants, groups_text = grants_of(header, value), description_of(header, value)
   local known = lease_of(pod)
   if known then
     answer[i] = merge(known, header, demand, grants, pod)
@@ -111,5 +127,6 @@ for i = 1, #bounds - 1 do
   end
 end
 remove_waiting(restored_pods)
+append_tenures('restored', restored_tenures)
 if #written_leases > 0 then write_changes('restored') end
 return encode(answer)
