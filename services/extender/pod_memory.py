@@ -23,6 +23,8 @@ class RememberedPod:
     queued: PodQueued
     has_claims: bool = False
     """It has PersistentVolumeClaims: their volumes may be provisioned before it is bound."""
+    has_preferences: bool = False
+    """It prefers nodes to others, by affinity or spread."""
     offered_on: NodeName | None = None
     """The node on which a preemption makes room for it."""
     published: tuple[str, int] | None = None
@@ -45,6 +47,18 @@ class PodMemory:
     def get(self, pod: PodUid) -> RememberedPod | None:
         """Return the pod, if it is known."""
         return self._pods.get(pod)
+
+    def current(self, pod: PodUid, resource_version: str) -> RememberedPod | None:
+        """Return the pod, if it is known as of this version."""
+        known = self._pods.get(pod)
+        if (
+            known is None
+            or known.queued.resource_version != resource_version
+            or not resource_version
+        ):
+            return None
+        self._pods.move_to_end(pod)
+        return known
 
     def put(self, queued: PodQueued) -> RememberedPod:
         """Return the pod with its current request."""

@@ -5,9 +5,9 @@ from typing import Protocol
 from services.extender.pod_memory import PodMemory, RememberedPod
 from services.extender.scheduler_api import ExtenderBindingArgs
 from shared.dialects import KUBE_SCHEDULER
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiPod, ApiPodSpec
 from shared.model.errors import RequestError
-from shared.model.names import OFFER, offered_node
+from shared.model.names import OFFER, PodUid, offered_node
 from shared.pods.observed_pod import queued
 from shared.pods.pod_parser import PodParser
 
@@ -15,6 +15,26 @@ GANG = (
     "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
     "by one: set schedulerName leasehold"
 )
+
+
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def has_preferences(spec: ApiPodSpec) -> bool:
+    """Return whether a pod prefers nodes to others, which only kube-scheduler weighs."""
+    affinity = spec.affinity
+    if affinity is not None:
+        if affinity.node_affinity is not None and affinity.node_affinity.preferred:
+            return True
+        if any(
+            (each or {}).get(PREFERRED)
+            for each in (affinity.pod_affinity, affinity.pod_anti_affinity)
+        ):
+            return True
+    return any(
+        each.get("whenUnsatisfiable") == "ScheduleAnyway"
+        for each in spec.topology_spread_constraints
+    )
 
 
 class PodLookup(Protocol):
@@ -35,6 +55,10 @@ class PodRequests:
 
     def observe(self, seen: ApiPod) -> RememberedPod:
         """Return the pod. Raises RequestError if it can never be placed this way."""
+        meta = seen.metadata
+        known = self.memory.current(PodUid(meta.uid), meta.resource_version)
+        if known is not None:
+            return known
         observed = self.parser.parse(seen)
         if not observed.by_kube_scheduler:
             raise RequestError(
@@ -48,7 +72,8 @@ class PodRequests:
             raise RequestError(GANG)
         pod = self.memory.put(queued(observed, observed.request))
         pod.has_claims = any(volume.persistent_volume_claim for volume in seen.spec.volumes)
-        pod.offered_on = offered_node(seen.metadata.annotations.get(OFFER, "")) or None
+        pod.has_preferences = has_preferences(seen.spec)
+        pod.offered_on = offered_node(meta.annotations.get(OFFER, "")) or None
         return pod
 
     async def known(self, args: ExtenderBindingArgs) -> RememberedPod | None:

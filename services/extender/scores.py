@@ -16,6 +16,9 @@ from shared.placing.index.ranked_nodes import LAST_RANK
 from shared.placing.mirror.node_mirror import MirroredNode
 
 BEST = 10
+MOST_NODES = 100
+"""Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it
+takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go)."""
 COMPARED_NODES = 16
 """Nodes that the policy `fragmentation` compares, those that fit most tightly."""
 
@@ -47,6 +50,23 @@ def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -
     best = min(node.name for node, cost in zip(nodes, costs, strict=True) if cost == ordered[0])
     found[best] = BEST
     return NodeScores(best, found)
+
+
+def best_nodes(
+    request: PodRequest, fitting: Sequence[NodeName], index: NodeIndex
+) -> list[NodeName]:
+    """Return the best `MOST_NODES` of the nodes that fit, by the policy in force."""
+    left = set(fitting)
+    found: list[NodeName] = []
+    for mode in allowed_modes(request):
+        kind, need = request_kind(request, mode)
+        for node in index.ranked_nodes(kind).in_order(need):
+            if node.name in left:
+                left.discard(node.name)
+                found.append(node.name)
+                if len(found) == MOST_NODES:
+                    return found
+    return found
 
 
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:

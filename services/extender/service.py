@@ -19,7 +19,7 @@ from services.extender.scheduler_api import (
     ExtenderFilterResult,
     HostPriority,
 )
-from services.extender.scores import scores
+from services.extender.scores import MOST_NODES, best_nodes, scores
 from services.extender.verdicts import NodeFilter, OfferedVerdict, refused_everywhere
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -173,6 +173,9 @@ class Extender:
             fitting = [pod.node] if pod.node in offered else []
             return OfferedVerdict(fitting=fitting, reasons=failed), None
         verdict = self.nodes.verdict(request, offered, pod.offered_on)
+        if len(verdict.fitting) > MOST_NODES and not (pod.has_preferences or pod.offered_on):
+            best = best_nodes(request, verdict.fitting, self.index)
+            return OfferedVerdict(fitting=best, reasons=verdict.reasons), None
         if verdict.fitting:
             return verdict, None
         refusal = self.nodes.refusal(request, verdict)

@@ -79,6 +79,7 @@ def args(name: str, mib: int, nodes: str = "n0 n1 n2", **spec: Any) -> ExtenderA
     limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": str(mib)}
     metadata: Json = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
     metadata["annotations"] = spec.pop("annotations", {})
+    metadata["resourceVersion"] = spec.pop("resource_version", "")
     body = {
         "metadata": metadata,
         "spec": {

@@ -6,14 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.extender.pod_requests import GANG
+from services.extender.pod_requests import GANG, PREFERRED
 from services.extender.scheduler_api import ExtenderArgs
+from services.extender.scores import MOST_NODES
 from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, VOLUME_HOLD_S
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply
 from shared.model.ledger import LedgerNode
-from shared.model.names import NodeName
+from shared.model.names import OFFER, NodeName
 from shared.model.quota import QuotaExcess
 from tests.support.build import TRIGGER, devices, facts
 from tests.support.extender import ExtenderWorld, args
@@ -62,6 +63,67 @@ def test_the_only_one_of_500_nodes_that_fits_is_offered_in_a_small_reply() -> No
     assert verdict.node_names == ["node-321"]
     assert len(verdict.failed_and_unresolvable_nodes) == 499
     assert len(msgspec.json.encode(verdict)) < 32_000
+
+
+def filled(nodes: int) -> tuple[ExtenderWorld, list[str]]:
+    """Return an extender with these nodes of one GPU each, of which the last ones are fullest."""
+    world = ExtenderWorld()
+    names = [f"node-{number:03d}" for number in range(nodes)]
+    for number, name in enumerate(names):
+        use = DeviceUse(memory_mib=10 * number, shares=1)
+        given = tuple((each, use) for each in devices(1, name))
+        node = LedgerNode(facts=facts(name), version=1, devices=given, served=(TRIGGER,))
+        world.mirror.put_node(node)
+    return world, names
+
+
+def test_of_many_nodes_the_best_are_offered_and_the_others_are_not_refused() -> None:
+    world, names = filled(300)
+
+    verdict = world.filter("a", 1_000, " ".join(names))
+
+    assert sorted(verdict.node_names) == names[-MOST_NODES:]
+    assert verdict.failed_and_unresolvable_nodes == {}
+    [best] = [
+        each.host
+        for each in world.extender.prioritize(args("a", 1_000, " ".join(verdict.node_names)))
+        if each.score == 10
+    ]
+    assert best == names[-1]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]}}},
+        {"affinity": {"podAntiAffinity": {PREFERRED: [{"weight": 1}]}}},
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]},
+    ],
+)
+def test_all_nodes_are_offered_to_a_pod_that_prefers_some(spec: Any) -> None:
+    world, names = filled(300)
+
+    verdict = world.filter("a", 1_000, " ".join(names), **spec)
+
+    assert verdict.node_names == names
+
+
+def test_a_node_with_devices_claimed_for_the_pod_is_offered_among_many() -> None:
+    world, names = filled(300)
+
+    verdict = world.filter("a", 1_000, " ".join(names), annotations={OFFER: "node-000@1"})
+
+    assert "node-000" in verdict.node_names
+
+
+def test_a_pod_is_read_anew_once_it_has_changed() -> None:
+    world = ExtenderWorld()
+    offered = [
+        world.filter("a", mib, resource_version=version).node_names
+        for mib, version in ((1_000, "1"), (90_000, "1"), (90_000, "2"))
+    ]
+
+    assert offered == [["n0", "n1", "n2"], ["n0", "n1", "n2"], []]
 
 
 def test_a_pod_of_a_gang_is_refused_with_the_way_out() -> None:
