@@ -117,7 +117,11 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused",
             "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
         ),
-        23: ("test_a_pod_is_bound_once_the_binding_conditions_are_true",),
+        23: (
+            "test_a_pod_is_bound_once_the_binding_conditions_are_true",
+            "test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_answer",
+            "test_an_allocation_is_stored_with_its_answer",
+        ),
         24: (
             "test_an_answer_that_could_not_be_written_is_written_later",
             "test_a_claim_without_an_answer_is_published_again",
