@@ -216,7 +216,8 @@ class LedgerUpdater:
 
         A rebuild that missed a Binding in flight gives such leases. With another slot of the same
         device, the ledger would have no room for the pod that really has it. So do leases of an
-        earlier size: the ledger was rolled back to before a resize, and nothing noticed.
+        earlier size: the ledger was rolled back to before a resize, and nothing noticed. A report
+        may be late: of a claim that was allocated anew since, it says nothing about the lease.
         """
         used: dict[PodUid, Lease] = {}
         for allocation in allocations:
@@ -226,7 +227,8 @@ class LedgerUpdater:
         replaced = [
             lease
             for lease in leases
-            if slots_of(lease) != slots_of(used[lease.pod]) or is_resized(lease, used[lease.pod])
+            if generation_of(lease) == generation_of(used[lease.pod])
+            and (slots_of(lease) != slots_of(used[lease.pod]) or is_resized(lease, used[lease.pod]))
         ]
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return {lease.pod for lease in replaced}
@@ -235,6 +237,11 @@ class LedgerUpdater:
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
     """Return the slots of a lease, with their devices."""
     return frozenset((share.device, share.slot) for share in lease.shares)
+
+
+def generation_of(lease: Lease) -> str:
+    """Return which allocation of a claim a lease is for; empty: it is that of a pod."""
+    return lease.claim.generation if lease.claim else ""
 
 
 def is_resized(lease: Lease, used: Lease) -> bool:

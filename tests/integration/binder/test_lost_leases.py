@@ -1,9 +1,11 @@
 """A ledger that lost a running pod's lease, on a real server: no device is given out twice."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
@@ -17,7 +19,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
 from shared.model.events.pod_events import PodTerminated
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
 from tests.support.binder.claims import holders
@@ -179,6 +181,25 @@ async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster
     assert lease is not None
     assert [each.slot for each in leases[1].shares] == [1]
     assert [each.slot for each in lease.shares] == [each.slot for each in first.shares] == [0]
+
+
+async def test_a_late_report_of_an_earlier_allocation_ends_no_lease_of_a_claim(
+    cluster: Cluster,
+) -> None:
+    earlier = structs.replace(await cluster.bind("c"), claim=ClaimAllocation(generation="g1"))
+    await cluster.leases.release([earlier.pod], reason="the claim was deallocated")
+    wanted = reservation("c", share(NODE, mib=1_000), share(NODE, mib=1_000))
+    wanted = replace(wanted, claim=ClaimAllocation(generation="g2"))
+    [outcome] = await cluster.leases.reserve([wanted], now=NOW, ttl_s=30)
+    assert isinstance(outcome, Reserved)
+    await cluster.leases.bind([outcome.lease])
+
+    await cluster.allocate(earlier)
+    await cluster.report_devices()
+
+    [lease] = await cluster.leases.load([earlier.pod])
+    assert lease is not None
+    assert lease.claim == ClaimAllocation(generation="g2")
 
 
 async def test_the_lease_of_a_pod_that_is_gone_is_not_restored(cluster: Cluster) -> None:
