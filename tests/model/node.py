@@ -126,6 +126,7 @@ class Agent:
         clock = node.clock
         host: Any = _Host()
         self.node = node
+        self.report_due = asyncio.Event()
         self.checkpoint = Checkpoint(node.folder / f"{node.name}.json", node.name)
         self.leases = KnownLeases(node.name)
         self.lease_sync = LeaseSync(node.name, self.leases, node.requester)
@@ -186,7 +187,7 @@ class Agent:
             claim_files=host,
             mig_instances_of=self.mig.instance_uuids,
             outbox=self.reporter.outbox,
-            report_due=asyncio.Event(),
+            report_due=self.report_due,
             metrics=host,
             clock=clock,
         )
@@ -215,6 +216,12 @@ class Agent:
     async def publish_outcomes(self, publish: Callable[[Sequence[Event]], None]) -> None:
         while True:
             publish(await self.reporter.outbox.take())
+
+    async def report_when_due(self) -> None:
+        while True:
+            await self.report_due.wait()
+            self.report_due.clear()
+            self.node.report()
 
 
 @dataclass(slots=True, eq=False)
@@ -287,6 +294,7 @@ class Node:
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
+        self.tasks.append(asyncio.create_task(self.agent.report_when_due()))
         self.tasks.append(asyncio.create_task(self.agent.limits.run()))
         self.tasks.append(asyncio.create_task(self.agent.mig.run()))
 

@@ -5,6 +5,7 @@ lease that has not arrived is waited for within the call.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
@@ -28,7 +29,7 @@ from shared.dialects.dialect import ContainerSetup
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.clock import Clock
-from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.node_events import LeaseHolder, ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 FETCH_S = 2.0
+
+
+class LeaseEndedError(ConflictError):
+    """A lease ended before the device had room for it; the claim may have another one."""
 
 
 class ClaimPreparation:
@@ -125,7 +130,10 @@ class ClaimPreparation:
         )
 
     def _report_refused(self, claim: ClaimReference, reason: str) -> None:
-        """Report a lease on what another holder has been given: its lease was lost."""
+        """Report a lease on what another holder has been given: its lease was lost.
+
+        The device report after it restores that one.
+        """
         self.outbox.add(
             ShareRefused(
                 node=self.node,
@@ -136,6 +144,7 @@ class ClaimPreparation:
                 claim=True,
             )
         )
+        self.report_due.set()
 
     def _lock(self, claim: ClaimReference) -> asyncio.Lock:
         return self._locks.setdefault(claim.uid, asyncio.Lock())
@@ -156,19 +165,27 @@ class ClaimPreparation:
         until = self.clock.ticks() + self.timing.claim_wait_s
         recorded = self._recorded(claim.uid, generation)
         if not recorded:
-            lease = await self._lease(claim, generation, until)
-            await self._wait_for_records(until)
-            try:
-                for request in requests_of(lease):
-                    await self._record(lease, request, until)
-            except LeaseholdError:
-                await self.checkpoint.forget((claim.uid,))  # none of them has been handed out
-                raise
+            while not await self._record_all(claim, generation, until):
+                logger.info("ResourceClaim %s: its lease ended before it was prepared", claim)
             recorded = self._recorded(claim.uid, generation)
         for entry in recorded:
             await self.files.prepare(entry.limits)
             await self.name_cdi_devices(entry.setup)
         return recorded
+
+    async def _record_all(self, claim: ClaimReference, generation: str, until: float) -> bool:
+        """Record all requests of the claim's lease; return False if it ended meanwhile."""
+        lease = await self._lease(claim, generation, until)
+        await self._wait_for_records(until)
+        try:
+            for request in requests_of(lease):
+                await self._record(lease, request, until)
+        except LeaseholdError as error:
+            await self.checkpoint.forget((claim.uid,))  # none of them has been handed out
+            if isinstance(error, LeaseEndedError):
+                return False
+            raise
+        return True
 
     def _recorded(self, claim: PodUid, generation: str) -> tuple[CheckpointEntry, ...]:
         """Return the records of this allocation; none unless all its requests have one."""
@@ -244,16 +261,26 @@ class ClaimPreparation:
         )
 
     async def _save(self, entry: CheckpointEntry, node: NodeSnapshot, until: float) -> None:
-        """Record an entry once its devices can hold it: an earlier claim may still be released."""
+        """Record an entry once its devices can hold it: pods that have ended are soon forgotten.
+
+        Raises LeaseEndedError if its lease ends first: the pods had lost their leases, not ended.
+        """
+        until = min(until, self.clock.ticks() + self.timing.full_device_s)
+        fetch_at = self.clock.ticks() + FETCH_S
         while True:
             try:
                 await self.checkpoint.save(entry, devices=node.devices)
             except OvercommitError:
                 if self.clock.ticks() > until:
                     raise
-                await self.clock.sleep(LOOK_S)
             else:
                 return
+            if self.clock.ticks() >= fetch_at:
+                with contextlib.suppress(UnavailableError):
+                    await self.lease_sync.sync()
+                fetch_at = self.clock.ticks() + FETCH_S
+            _require_held(entry.lease, self.lease_sync.leases.find(entry.lease.pod))
+            await self.clock.sleep(LOOK_S)
 
     async def _wait_for_records(self, until: float) -> None:
         while self.checkpoint.lost:
@@ -263,6 +290,11 @@ class ClaimPreparation:
                     "the ledger and the kubelet respond; are the binder and NATS running?"
                 )
             await self.clock.sleep(LOOK_S)
+
+
+def _require_held(lease: Lease, known: Lease | None) -> None:
+    if known is None or known.shares != lease.shares:
+        raise LeaseEndedError(f"version {lease.version} of the lease of claim {lease.pod} is old")
 
 
 def _prepared_devices(

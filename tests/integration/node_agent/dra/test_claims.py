@@ -1,5 +1,6 @@
 """Claims are prepared with the limits of their lease, kept over restarts, and released."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -270,7 +271,9 @@ async def test_a_claim_of_the_same_name_with_another_uid_is_refused() -> None:
 
 
 async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
+    """A device report follows each refusal: a holder's lease may have been lost."""
+    timing = replace(TIMING, report_s=600.0)
+    async with cluster_with_claims(timing) as cluster, cluster.running():
         await registered(cluster)
         _, claim = pod_and_claim(cluster)
         other = create_claim(cluster, "other", result())
@@ -298,6 +301,33 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
             "other",
             True,
         )
+        after = cluster.events.index(refused)
+        await until(lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]))
+
+
+async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_again() -> None:
+    """It ends when a pod that runs gets back its lease, which the ledger had lost."""
+    timing = replace(TIMING, claim_wait_s=30.0)
+    async with cluster_with_claims(timing) as cluster, cluster.running() as agent:
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        cluster.ledger.grant(claim_lease(claim, share(container="gpu", memory_mib=10_000)))
+        await cluster.node.phase("one", "Running")
+        other = create_claim(cluster, "other", result())
+        second = share(container="gpu", memory_mib=10_000, slot=1, fence=2)
+        lease = cluster.ledger.grant(claim_lease(other, second))
+        reference = ClaimReference(uid=lease.pod, namespace=Namespace("default"), name="other")
+        assert agent.claims is not None
+        preparing = asyncio.create_task(agent.claims.preparation.prepare(reference))
+        await until(lambda: agent.leases.find(lease.pod))
+
+        del cluster.ledger.leases[lease.pod]
+        third = share(container="gpu", memory_mib=3000, slot=1, fence=3)
+        cluster.ledger.lost[lease.pod] = claim_lease(other, third, version=4)
+        await preparing
+
+        [entry] = [each for each in agent.checkpoint.entries if each.allocation.pod == lease.pod]
+        assert entry.limits.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
 
 
 async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:
