@@ -47,9 +47,9 @@ class AgentTiming:
     """How long a ResourceClaim's Prepare waits for its lease: the kubelet's limit is 45 s, and its
     next call follows only after a minute."""
     full_device_s: float = 15.0
-    """How long Prepare waits for room on a device that is full by the checkpoint: pods that have
-    ended are forgotten every `cleanup_s`."""
-    claim_retry_s: float = 4.0
+    """How long Prepare waits for room on a device that is full by the checkpoint: containers of
+    pods that have ended may still run."""
+    claim_retry_s: float = 2.0
     """After this time, and after pauses that double from it, the kubelet is made to try again with
     claims that have leases and that it has not had prepared."""
     records_retry_s: float = 2.0

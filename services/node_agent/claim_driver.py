@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.handler import ContainerPreparer
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.dra.claim_files import ClaimFiles
@@ -20,6 +21,7 @@ from shared.model.claim import DraMode
 def build_claim_driver(
     base: NodeClients,
     *,
+    forget_ended: Callable[[NodeSnapshot], Awaitable[object]],
     files: ContainerPreparer,
     name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
     mig: LayoutReconciler,
@@ -33,6 +35,7 @@ def build_claim_driver(
     preparation = _build_preparation(
         base,
         claims,
+        forget_ended=forget_ended,
         files=files,
         name_cdi_devices=name_cdi_devices,
         mig=mig,
@@ -81,6 +84,7 @@ def _build_preparation(
     base: NodeClients,
     claims: ClaimReader,
     *,
+    forget_ended: Callable[[NodeSnapshot], Awaitable[object]],
     files: ContainerPreparer,
     name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
     mig: LayoutReconciler,
@@ -92,6 +96,7 @@ def _build_preparation(
         lease_sync=base.lease_sync,
         require_snapshot=base.state.require_snapshot,
         checkpoint=base.checkpoint,
+        forget_ended=forget_ended,
         files=files,
         name_cdi_devices=name_cdi_devices,
         claim_files=ClaimFiles(base.settings.cdi_directory),

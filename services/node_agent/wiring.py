@@ -330,6 +330,7 @@ async def _build_agent(
         plugins=allocation.plugins,
         claims=build_claim_driver(
             base,
+            forget_ended=allocation.reconciler.forget_ended,
             files=files,
             name_cdi_devices=allocation.cdi.ensure_named,
             mig=gpus.mig,

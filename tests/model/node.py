@@ -182,6 +182,7 @@ class Agent:
             lease_sync=self.lease_sync,
             require_snapshot=node.snapshot,
             checkpoint=self.checkpoint,
+            forget_ended=self.reconciler.forget_ended,
             files=host,
             name_cdi_devices=host.ensure_named,
             claim_files=host,

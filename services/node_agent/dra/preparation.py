@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 FETCH_S = 2.0
+RECORDS_PAUSE_S = 0.3
 
 
 class LeaseEndedError(ConflictError):
@@ -55,6 +56,7 @@ class ClaimPreparation:
         lease_sync: LeaseSync,
         require_snapshot: Callable[[], NodeSnapshot],
         checkpoint: Checkpoint,
+        forget_ended: Callable[[NodeSnapshot], Awaitable[object]],
         files: ContainerPreparer,
         name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
         claim_files: ClaimFiles,
@@ -70,6 +72,7 @@ class ClaimPreparation:
         self.lease_sync = lease_sync
         self.require_snapshot = require_snapshot
         self.checkpoint = checkpoint
+        self.forget_ended = forget_ended
         self.files = files
         self.name_cdi_devices = name_cdi_devices
         self.claim_files = claim_files
@@ -261,12 +264,12 @@ class ClaimPreparation:
         )
 
     async def _save(self, entry: CheckpointEntry, node: NodeSnapshot, until: float) -> None:
-        """Record an entry once its devices can hold it: pods that have ended are soon forgotten.
+        """Record an entry once its devices can hold it: pods that have ended are forgotten.
 
         Raises LeaseEndedError if its lease ends first: the pods had lost their leases, not ended.
         """
         until = min(until, self.clock.ticks() + self.timing.full_device_s)
-        fetch_at = self.clock.ticks() + FETCH_S
+        sync_at = 0.0
         while True:
             try:
                 await self.checkpoint.save(entry, devices=node.devices)
@@ -275,12 +278,13 @@ class ClaimPreparation:
                     raise
             else:
                 return
-            if self.clock.ticks() >= fetch_at:
-                with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(LeaseholdError):
+                if self.clock.ticks() >= sync_at:
+                    sync_at = self.clock.ticks() + FETCH_S
                     await self.lease_sync.sync()
-                fetch_at = self.clock.ticks() + FETCH_S
+                await self.forget_ended(node)
             _require_held(entry.lease, self.lease_sync.leases.find(entry.lease.pod))
-            await self.clock.sleep(LOOK_S)
+            await self.clock.sleep(RECORDS_PAUSE_S)
 
     async def _wait_for_records(self, until: float) -> None:
         while self.checkpoint.lost:

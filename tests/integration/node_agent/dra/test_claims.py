@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.kubelet.claim_plugin import ClaimReference
@@ -12,10 +13,10 @@ from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
-from shared.model.lease import ClaimAllocation
+from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from simcluster.apimachinery.objects import Json
-from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (
     TIMING,
     claim_lease,
@@ -28,7 +29,7 @@ from tests.support.node_agent.claims import (
     slices_of,
 )
 from tests.support.node_agent.mig import instances_by_start, mig_share
-from tests.support.simcluster.kubelet import FAST, NODE
+from tests.support.simcluster.kubelet import FAST, NODE, pod
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
@@ -328,6 +329,25 @@ async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_ag
 
         [entry] = [each for each in agent.checkpoint.entries if each.allocation.pod == lease.pod]
         assert entry.limits.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+
+
+async def test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods() -> None:
+    timing = replace(TIMING, cleanup_s=600.0, claim_wait_s=20.0)
+    async with cluster_with_claims(timing) as cluster, cluster.running():
+        await registered(cluster)
+        whole = share(memory_mib=15_000)
+        before = cluster.bind(pod("before", limits={NUMBER: 1}), whole)
+        await cluster.node.phase("before", "Running")
+        cluster.node.store.delete("pods", "default", "before", grace_s=0)
+        await until(lambda: not cluster.node.exists("before"))
+        await cluster.push_lease(structs.replace(before, state=LeaseState.RELEASED, version=9))
+
+        _, claim = pod_and_claim(cluster)
+        cluster.ledger.grant(
+            claim_lease(claim, structs.replace(whole, container="gpu", slot=1, fence=2))
+        )
+
+        await cluster.node.phase("one", "Running")
 
 
 async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:
