@@ -76,8 +76,8 @@ class ClaimReflector:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             changes.append((PodUid(item.metadata.uid), self._parse(item)))
-                        case ObjectDeleted(item=item):
-                            changes.append((PodUid(item.metadata.uid), None))
+                        case ObjectDeleted(item=named):
+                            changes.append((PodUid(named.uid), None))
                         case _:
                             self.synced = True
                 yield changes

@@ -48,7 +48,7 @@ class _QuotaSourceObject(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-_Apply = Callable[[_QuotaSourceObject, bool], None]
+_Apply = Callable[[str, _QuotaSourceObject | None], None]
 """Applies an object; true: it was deleted."""
 
 
@@ -117,26 +117,26 @@ class QuotaReflectors:
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            _apply_valid(apply, item, deleted=False)
-                        case ObjectDeleted(item=item):
-                            _apply_valid(apply, item, deleted=True)
+                            _apply_valid(apply, item.metadata.name, item)
+                        case ObjectDeleted(item=named):
+                            apply(named.name, None)
                         case _:
                             synced.set()
                 self._changed.set()
 
-    def _apply_object(self, item: _QuotaSourceObject, deleted: bool) -> None:
-        name = Namespace(item.metadata.name)
-        if deleted:
-            self.objects.pop(name, None)
+    def _apply_object(self, name: str, item: _QuotaSourceObject | None) -> None:
+        namespace = Namespace(name)
+        if item is None:
+            self.objects.pop(namespace, None)
         else:
-            self.objects[name] = parse_spec(name, item.spec)
+            self.objects[namespace] = parse_spec(namespace, item.spec)
 
-    def _apply_config_map(self, item: _QuotaSourceObject, deleted: bool) -> None:
-        self.config_map = {} if deleted else gpu_quota.parse_config_map(item.data)
+    def _apply_config_map(self, _: str, item: _QuotaSourceObject | None) -> None:
+        self.config_map = gpu_quota.parse_config_map(item.data) if item else {}
 
 
-def _apply_valid(apply: _Apply, item: _QuotaSourceObject, *, deleted: bool) -> None:
+def _apply_valid(apply: _Apply, name: str, item: _QuotaSourceObject) -> None:
     try:
-        apply(item, deleted)
+        apply(name, item)
     except RequestError as error:
         logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400

@@ -19,7 +19,8 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated, as_number
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, PodGroup
+from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, ObjectMeta, PodGroup
+from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim
@@ -66,8 +67,8 @@ class PodReflector:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             changes.append(self._update(item))
-                        case ObjectDeleted(item=item):
-                            changes.append((None, self._remove(item)))
+                        case ObjectDeleted(item=named):
+                            changes.append((None, self.observed.pop(PodUid(named.uid), None)))
                         case _:
                             self.synced = True
                 if self.synced:
@@ -79,10 +80,6 @@ class PodReflector:
         before = self.observed.get(now.pod)
         self.observed[now.pod] = now
         return now, before
-
-    def _remove(self, pod: ApiPod) -> ObservedPod:
-        known = self.observed.pop(PodUid(pod.metadata.uid), None)
-        return known or self.parser.parse(pod)
 
 
 @dataclass(slots=True)
@@ -103,9 +100,9 @@ class NodeReflector:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             changes += self._parse(item)
-                        case ObjectDeleted(item=item, resource_version=version):
-                            name = NodeName(item.metadata.name)
-                            changes.append(NodeUpdate(name=name, revision=as_number(version)))
+                        case ObjectDeleted(item=named):
+                            revision = as_number(named.resource_version)
+                            changes.append(NodeUpdate(name=NodeName(named.name), revision=revision))
                         case _:
                             self.revision = 0
                 if self.revision is not None:
@@ -149,8 +146,8 @@ class NamespaceReflector:
                             match change:
                                 case ObjectAdded(item=item) | ObjectUpdated(item=item):
                                     changes[Namespace(item.metadata.name)] = item.metadata.labels
-                                case ObjectDeleted(item=item):
-                                    changes[Namespace(item.metadata.name)] = None
+                                case ObjectDeleted(item=named):
+                                    changes[Namespace(named.name)] = None
                         yield changes
                         self.synced.set()
             except RequestError as error:
@@ -225,9 +222,9 @@ class PodGroupReflectors:
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            sizes[_key(item)] = item.spec.min_member
-                        case ObjectDeleted(item=item):
-                            sizes[_key(item)] = None
+                            sizes[_key(item.metadata)] = item.spec.min_member
+                        case ObjectDeleted(item=named):
+                            sizes[_key(named)] = None
                         case _:
                             synced = True
                 await queue.put(
@@ -235,8 +232,8 @@ class PodGroupReflectors:
                 )
 
 
-def _key(group: PodGroup) -> str:
-    return f"{group.metadata.namespace}/{group.metadata.name}"
+def _key(group: ObjectMeta | ObjectIdentity) -> str:
+    return f"{group.namespace}/{group.name}"
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
-"""The object cache of a reflector: derives changes from lists and watch events; pure.
+"""The objects that a reflector knows: derives changes from lists and watch events; pure.
 
 A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
-become a sequence with every change of an object once, in order.
+become a sequence with every change of an object once, in order. Only the identity and the version
+of an object are kept: readers of the changes keep what they need of it.
 """
 
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,17 +27,15 @@ class ObjectUpdated(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A newer version of a known object."""
 
     item: R
-    previous: R
 
 
-class ObjectDeleted(msgspec.Struct, Generic[R], frozen=True, gc=False):
+class ObjectDeleted(msgspec.Struct, frozen=True, gc=False):
     """An object that no longer exists, or no longer matches the selectors.
 
-    `item` is its last known state, `resource_version` that of the deletion or of the list.
+    The resource version is that of the deletion or of the list.
     """
 
-    item: R
-    resource_version: str
+    item: ObjectIdentity
 
 
 class ListSynced(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +44,7 @@ class ListSynced(msgspec.Struct, frozen=True, gc=False):
     resource_version: str
 
 
-Change = ObjectAdded[R] | ObjectUpdated[R] | ObjectDeleted[R] | ListSynced
+Change = ObjectAdded[R] | ObjectUpdated[R] | ObjectDeleted | ListSynced
 
 
 def newer(version: str, known: str) -> bool:
@@ -64,14 +63,19 @@ def as_number(version: str) -> int:
     return int(version) if version.isdecimal() else 0
 
 
-class ObjectCache(Generic[R]):
-    """The last known objects, by namespace and name."""
+class _Known(NamedTuple):
+    uid: str
+    resource_version: str
+
+
+class KnownObjects(Generic[R]):
+    """The objects as last seen, by namespace and name."""
 
     def __init__(self) -> None:
         self.resource_version = ""
         self.ignored = 0
-        self._objects: dict[Key, R] = {}
-        self._missing: dict[Key, R] = {}
+        self._objects: dict[Key, _Known] = {}
+        self._missing: dict[Key, None] = {}
         self._listed_at = ""
         self._tombstones: dict[str, str] = {}
 
@@ -81,30 +85,25 @@ class ObjectCache(Generic[R]):
 
     def begin_list(self) -> None:
         """Begin a list: known objects count as missing until the list contains them."""
-        self._missing = dict(self._objects)
+        self._missing = dict.fromkeys(self._objects)
 
     def list_item(self, item: R) -> tuple[Change[R], ...]:
         """Apply one list item, even if its version is lower than the known one."""
         metadata = item.metadata
-        known = self._objects.get(_key(metadata))
         self._missing.pop(_key(metadata), None)
-        if known is not None and known.metadata.uid == metadata.uid:
-            if known.metadata.resource_version == metadata.resource_version:
-                return ()
-            return self._store(item, known)
-        return self._store(item, known, ended_at=metadata.resource_version)
+        if self._objects.get(_key(metadata)) == (metadata.uid, metadata.resource_version):
+            return ()
+        return self._store(item)
 
     def list_undecodable(self, named: ObjectIdentity) -> None:
         """Keep the known state of an item that cannot be decoded."""
-        known = self._missing.get(_key(named))
-        if known is not None and known.metadata.uid == named.uid:
-            del self._missing[_key(named)]
+        known = self._objects.get(_key(named))
+        if known is not None and known.uid == named.uid:
+            self._missing.pop(_key(named), None)
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
         """End a list: objects that it did not contain are deleted."""
-        gone = tuple(ObjectDeleted(item, resource_version) for item in self._missing.values())
-        for key in self._missing:
-            del self._objects[key]
+        gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
         self.resource_version = self._listed_at = resource_version
@@ -113,59 +112,68 @@ class ObjectCache(Generic[R]):
     def upsert(self, item: R) -> tuple[Change[R], ...]:
         """Apply an ADDED or MODIFIED event."""
         metadata = item.metadata
-        known = self._objects.get(_key(metadata))
-        if self._is_old(metadata, known):
+        if self._is_old(metadata):
             return ()
         self.advance(metadata.resource_version)
-        return self._store(item, known, ended_at=metadata.resource_version)
+        return self._store(item)
 
-    def remove(self, named: ObjectMeta | ObjectIdentity, last: R | None) -> tuple[Change[R], ...]:
-        """Apply a DELETED event; `last` is the final state if it could be decoded."""
-        known = self._objects.get(_key(named))
-        if self._is_old(named, known):
+    def remove(self, named: ObjectMeta | ObjectIdentity) -> tuple[Change[R], ...]:
+        """Apply a DELETED event."""
+        if self._is_old(named):
             return ()
         self.advance(named.resource_version)
         self._record_deletion(named)
-        if known is None or known.metadata.uid != named.uid:
+        known = self._objects.get(_key(named))
+        if known is None or known.uid != named.uid:
             self.ignored += 1
             return ()
-        del self._objects[_key(named)]
-        return (ObjectDeleted(last if last is not None else known, named.resource_version),)
+        return (self._delete(_key(named), named.resource_version),)
 
     def skip(self, named: ObjectIdentity) -> tuple[Change[R], ...]:
         """Apply an ADDED or MODIFIED event that cannot be decoded: keep the known state."""
-        known = self._objects.get(_key(named))
-        if self._is_old(named, known):
+        if self._is_old(named):
             return ()
         self.advance(named.resource_version)
-        if known is None or known.metadata.uid == named.uid:
+        known = self._objects.get(_key(named))
+        if known is None or known.uid == named.uid:
             return ()
-        del self._objects[_key(named)]
-        return (ObjectDeleted(known, named.resource_version),)
+        return (self._delete(_key(named), named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
         """Record the resource version of a bookmark or an event."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 
-    def _is_old(self, named: ObjectMeta | ObjectIdentity, known: R | None) -> bool:
+    def _is_old(self, named: ObjectMeta | ObjectIdentity) -> bool:
         """Return whether the event is stale: a repetition, or older than the known state."""
-        version = named.resource_version
+        known = self._objects.get(_key(named))
         if known is not None:
-            floor = known.metadata.resource_version
+            floor = known.resource_version
         else:
             floor = self._tombstones.get(named.uid, self._listed_at)
-        old = not newer(version, floor)
+        old = not newer(named.resource_version, floor)
         self.ignored += old
         return old
 
-    def _store(self, item: R, known: R | None, *, ended_at: str = "") -> tuple[Change[R], ...]:
-        self._objects[_key(item.metadata)] = item
-        if known is None:
-            return (ObjectAdded(item),)
-        if known.metadata.uid == item.metadata.uid:
-            return (ObjectUpdated(item, known),)
-        return (ObjectDeleted(known, ended_at), ObjectAdded(item))
+    def _store(self, item: R) -> tuple[Change[R], ...]:
+        metadata = item.metadata
+        key, version = _key(metadata), metadata.resource_version
+        known = self._objects.get(key)
+        replaced = known is not None and known.uid != metadata.uid
+        deleted = (self._delete(key, version),) if replaced else ()
+        self._objects[key] = _Known(metadata.uid, version)
+        if known is None or replaced:
+            return (*deleted, ObjectAdded(item))
+        return (ObjectUpdated(item),)
+
+    def _delete(self, key: Key, resource_version: str) -> ObjectDeleted:
+        namespace, name = key
+        uid = self._objects.pop(key).uid
+        return ObjectDeleted(
+            ObjectIdentity(
+                name=name, namespace=namespace, uid=uid, resource_version=resource_version
+            )
+        )
 
     def _record_deletion(self, named: ObjectMeta | ObjectIdentity) -> None:
         """Record the deletion, so that a late event does not add the object again."""

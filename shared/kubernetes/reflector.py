@@ -22,7 +22,7 @@ from shared.kubernetes.errors import (
     error_for,
     error_response_of,
 )
-from shared.kubernetes.known_objects import Change, ObjectCache
+from shared.kubernetes.known_objects import Change, KnownObjects
 from shared.kubernetes.watch_events import (
     Bookmark,
     EventReader,
@@ -100,7 +100,7 @@ class Reflector(Generic[R]):
         self._pause = pause
         self._uniform = uniform
         self._reader = EventReader(kind)
-        self._known: ObjectCache[R] = ObjectCache()
+        self._known: KnownObjects[R] = KnownObjects()
         self._unreported: list[Change[R]] = []
         self._failures = 0
         self._must_list = True
@@ -229,12 +229,12 @@ class Reflector(Generic[R]):
             return ()
         if isinstance(event, WatchEvent):
             if event.kind == "DELETED":
-                return self._known.remove(event.item.metadata, event.item)
+                return self._known.remove(event.item.metadata)
             return self._known.upsert(event.item)
         if isinstance(event, Undecodable):
             self._report(event)
             if event.kind == "DELETED":
-                return self._known.remove(event.item, None)
+                return self._known.remove(event.item)
             return self._known.skip(event.item)
         raise self._ended_by(event)
 

@@ -14,7 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 from multiprocessing.connection import Connection
 
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.known_objects import ObjectCache
+from shared.kubernetes.known_objects import KnownObjects
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiPod
@@ -95,7 +95,7 @@ def chunks(body: bytes) -> Iterator[bytes]:
 
 def from_memory(body: bytes) -> float:
     """Return CPU microseconds per event of cutting, decoding and comparing."""
-    reader, lines, known = EventReader(ApiPod), Lines(), ObjectCache[ApiPod]()
+    reader, lines, known = EventReader(ApiPod), Lines(), KnownObjects[ApiPod]()
     changes = 0
     started = time.process_time()
     for chunk in chunks(body):

@@ -28,6 +28,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.claim import DRIVER
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -236,28 +237,30 @@ class SliceWriter:
                 async with aclosing(reflector.batches()) as batches:
                     async for batch in batches:
                         for change in batch:
-                            if not isinstance(change, ListSynced):
-                                deleted = isinstance(change, ObjectDeleted)
-                                self._observe(change.item, deleted=deleted)
+                            if isinstance(change, ObjectDeleted):
+                                self._observe_deleted(change.item)
+                            elif not isinstance(change, ListSynced):
+                                self._observe(change.item)
             except RequestError as error:
                 logger.debug("ResourceSlices are not watched: %s", error)
             await self.clock.sleep(UNSUPPORTED_RETRY_S)
 
-    def _observe(self, found: StoredSlice | None, *, deleted: bool) -> None:
-        if found is not None and deleted:
-            self._deleted.add(found.metadata.uid)
-        if found is None or self._stored is None:
+    def _observe(self, found: StoredSlice) -> None:
+        if self._stored is None:
             return
         name = found.metadata.name
         known = self._stored[name].metadata if name in self._stored else ObjectMeta()
-        if deleted:
-            if known.uid == found.metadata.uid:
-                self.write_anew()
-        elif known.uid != found.metadata.uid or newer(
+        if known.uid != found.metadata.uid or newer(
             found.metadata.resource_version, known.resource_version
         ):
             self._stored[name] = found
             self.request()
+
+    def _observe_deleted(self, found: ObjectIdentity) -> None:
+        self._deleted.add(found.uid)
+        known = (self._stored or {}).get(found.name)
+        if known is not None and known.metadata.uid == found.uid:
+            self.write_anew()
 
 
 def slice_path(name: str) -> str:

@@ -126,8 +126,8 @@ class BudgetObjects:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             self._apply(item)
-                        case ObjectDeleted(item=item):
-                            self._remove(Namespace(item.metadata.name))
+                        case ObjectDeleted(item=named):
+                            self._remove(Namespace(named.name))
                         case ListSynced():
                             self.synced.set()
 

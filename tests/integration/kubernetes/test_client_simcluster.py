@@ -131,5 +131,5 @@ async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() 
                     break
 
     assert yielded == {"a", "b", "c"}
-    assert [c.item.metadata.name for c in changes if isinstance(c, ObjectDeleted)] == ["b"]
+    assert [c.item.name for c in changes if isinstance(c, ObjectDeleted)] == ["b"]
     assert [c.item.metadata.name for c in changes if isinstance(c, ObjectAdded)] == list("defgh")

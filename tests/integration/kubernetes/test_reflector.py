@@ -74,7 +74,7 @@ async def test_watch_events_become_changes_with_the_previous_object() -> None:
     async with following(lists(pod("a", 1), version=7), events) as followed:
         changes = await followed.changes_until(has("-a@9"))
 
-    assert changes == ["+a@1", "=7", "~a@1>8", "-a@9"]
+    assert changes == ["+a@1", "=7", "~a@8", "-a@9"]
 
 
 async def test_a_watch_that_ends_regularly_is_resumed_without_a_pause() -> None:
@@ -121,7 +121,7 @@ GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)
 BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
 
 
-AFTER_GAP = ["~moved@2>12", "+new@11", "-ended@20", "=20"]
+AFTER_GAP = ["~moved@12", "+new@11", "-ended@20", "=20"]
 
 
 async def test_410_at_connect_lists_again_and_yields_only_the_difference() -> None:
@@ -137,7 +137,7 @@ async def test_410_mid_stream_lists_again_and_yields_only_the_difference() -> No
     async with following(BEFORE_GAP, broken, GAP) as followed:
         changes = await followed.changes_until(has("=20"))
 
-    assert changes[4:] == ["~ended@3>9", *AFTER_GAP]
+    assert changes[4:] == ["~ended@9", *AFTER_GAP]
 
 
 async def test_repeated_410_responses_pause_between_lists() -> None:
@@ -152,9 +152,9 @@ async def test_a_server_whose_store_was_emptied_is_listed_again() -> None:
     future = refuses(504, "Timeout", causes=["ResourceVersionTooLarge"])
     steps = (lists(pod("a", 90), version=90), future, lists(pod("a", 2, uid="other"), version=3))
     async with following(*steps, streams(modified(pod("a", 4, uid="other")), then="")) as followed:
-        changes = await followed.changes_until(has("~a@2>4"))
+        changes = await followed.changes_until(has("~a@4"))
 
-    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3", "~a@2>4"]
+    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3", "~a@4"]
 
 
 async def test_a_pod_replaced_under_its_name_during_a_gap_is_removed_before_it_is_added() -> None:
@@ -183,7 +183,7 @@ async def test_duplicate_and_outdated_events_are_ignored() -> None:
     async with following(lists(pod("a", 1), version=7), events) as followed:
         changes = await followed.changes_until(has("+c@13"))
 
-    assert changes == ["+a@1", "=7", "~a@1>12", "+b@11", "+c@13"]
+    assert changes == ["+a@1", "=7", "~a@12", "+b@11", "+c@13"]
     assert followed.reflector.ignored == 4
 
 
@@ -203,9 +203,9 @@ async def test_versions_that_are_not_numbers_pass_through() -> None:
     later = {**opaque, "metadata": {"name": "a", "uid": "u", "resourceVersion": "w9"}}
     events = streams(added(opaque), added(opaque), modified(later), then="silence")
     async with following(lists(version=7), events) as followed:
-        changes = await followed.changes_until(has("~a@x1>w9"))
+        changes = await followed.changes_until(has("~a@w9"))
 
-    assert changes == ["=7", "+a@x1", "~a@x1>w9"]
+    assert changes == ["=7", "+a@x1", "~a@w9"]
 
 
 BURST = b"".join(

@@ -70,11 +70,10 @@ def _text(change: Change[ApiPod]) -> str:
     match change:
         case ObjectAdded(item):
             return f"+{item.metadata.name}@{item.metadata.resource_version}"
-        case ObjectUpdated(item, previous):
-            before, after = previous.metadata.resource_version, item.metadata.resource_version
-            return f"~{item.metadata.name}@{before}>{after}"
-        case ObjectDeleted(item, version):
-            return f"-{item.metadata.name}@{version}"
+        case ObjectUpdated(item):
+            return f"~{item.metadata.name}@{item.metadata.resource_version}"
+        case ObjectDeleted(item):
+            return f"-{item.name}@{item.resource_version}"
         case ListSynced(version):
             return f"={version}"
     raise AssertionError(change)

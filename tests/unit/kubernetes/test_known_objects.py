@@ -1,5 +1,6 @@
 """Changes add up to the objects that exist, whatever a watch repeats, loses or reorders."""
 
+import sys
 from collections.abc import Iterable
 
 from hypothesis import given
@@ -7,9 +8,9 @@ from hypothesis import strategies as st
 
 from shared.kubernetes.known_objects import (
     Change,
+    KnownObjects,
     ListSynced,
     ObjectAdded,
-    ObjectCache,
     ObjectDeleted,
     ObjectUpdated,
     newer,
@@ -24,6 +25,13 @@ def pod(name: str, uid: str, version: int) -> ApiPod:
     return ApiPod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
 
 
+def deleted(item: ApiPod, version: str) -> ObjectDeleted:
+    metadata = item.metadata
+    return ObjectDeleted(
+        ObjectIdentity(name=metadata.name, uid=metadata.uid, resource_version=version)
+    )
+
+
 class RecordedChanges:
     """A reader of changes that minds their order."""
 
@@ -36,11 +44,11 @@ class RecordedChanges:
                 case ObjectAdded(item):
                     assert item.metadata.name not in self.pods
                     self.pods[item.metadata.name] = item
-                case ObjectUpdated(item, previous):
-                    assert self.pods[item.metadata.name] == previous != item
+                case ObjectUpdated(item):
+                    assert self.pods[item.metadata.name] != item
                     self.pods[item.metadata.name] = item
-                case ObjectDeleted(item, _):
-                    assert self.pods.pop(item.metadata.name).metadata.uid == item.metadata.uid
+                case ObjectDeleted(item):
+                    assert self.pods.pop(item.name).metadata.uid == item.uid
                 case ListSynced():
                     pass
 
@@ -75,7 +83,7 @@ def existing(history: History, version: int) -> dict[str, ApiPod]:
     return pods
 
 
-def list_at(known: ObjectCache[ApiPod], history: History, version: int) -> list[Change[ApiPod]]:
+def list_at(known: KnownObjects[ApiPod], history: History, version: int) -> list[Change[ApiPod]]:
     known.begin_list()
     items = existing(history, version).values()
     changes = [change for item in items for change in known.list_item(item)]
@@ -85,7 +93,7 @@ def list_at(known: ObjectCache[ApiPod], history: History, version: int) -> list[
 @given(histories(), st.data())
 def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.DataObject) -> None:
     """Lists at any time; watches that replay some of what was seen already, then go on."""
-    known: ObjectCache[ApiPod] = ObjectCache()
+    known: KnownObjects[ApiPod] = KnownObjects()
     recorded, seen = RecordedChanges(), data.draw(st.integers(0, LAST))
     recorded.take(list_at(known, history, seen))
     for step in data.draw(st.lists(st.integers(0, 9), max_size=6)):
@@ -94,8 +102,8 @@ def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.Dat
             recorded.take(list_at(known, history, seen))
         else:
             for kind, item in history[data.draw(st.integers(0, before)) : seen]:
-                deleted = kind == "DELETED"
-                recorded.take(known.remove(item.metadata, item) if deleted else known.upsert(item))
+                is_gone = kind == "DELETED"
+                recorded.take(known.remove(item.metadata) if is_gone else known.upsert(item))
         assert recorded.pods == existing(history, seen)
         assert known.resource_version == str(seen)
         assert len(known) == len(recorded.pods)
@@ -103,28 +111,38 @@ def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.Dat
 
 @given(histories())
 def test_a_list_of_known_objects_yields_no_changes(history: History) -> None:
-    known: ObjectCache[ApiPod] = ObjectCache()
+    known: KnownObjects[ApiPod] = KnownObjects()
     list_at(known, history, LAST)
 
     assert list_at(known, history, LAST) == [ListSynced(str(LAST))]
 
 
 def test_an_unreadable_replacement_removes_the_pod_that_had_its_name() -> None:
-    known: ObjectCache[ApiPod] = ObjectCache()
+    known: KnownObjects[ApiPod] = KnownObjects()
     first = pod("a", "first", 1)
     known.upsert(first)
 
     recorded = known.skip(ObjectIdentity(name="a", uid="second", resource_version="5"))
 
-    assert recorded == (ObjectDeleted(first, "5"),)
+    assert recorded == (deleted(first, "5"),)
 
 
 def test_a_pod_recreated_under_its_name_is_removed_before_it_is_added() -> None:
-    known: ObjectCache[ApiPod] = ObjectCache()
+    known: KnownObjects[ApiPod] = KnownObjects()
     first, second = pod("a", "first", 1), pod("a", "second", 5)
     known.upsert(first)
 
-    assert known.upsert(second) == (ObjectDeleted(first, "5"), ObjectAdded(second))
+    assert known.upsert(second) == (deleted(first, "5"), ObjectAdded(second))
+
+
+def test_the_objects_themselves_are_not_kept() -> None:
+    known: KnownObjects[ApiPod] = KnownObjects()
+    item = pod("a", "a", 1)
+    before = sys.getrefcount(item)
+
+    assert known.upsert(item) == (ObjectAdded(item),)
+
+    assert sys.getrefcount(item) == before
 
 
 def test_numeric_resource_versions_compare_as_integers() -> None:
