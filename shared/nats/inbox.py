@@ -90,11 +90,18 @@ class Inbox:
         self.waiting.append(delivered)
         self.arrived.set()
 
-    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
-        """Wait for one message, then return all buffered ones, up to about `limit` events."""
+    async def batch(
+        self, limit: int = EVENTS_PER_MESSAGE, *, gather_s: float = 0.0
+    ) -> list[DeliveredMessage]:
+        """Wait for one message, then return all buffered ones, up to about `limit` events.
+
+        With `gather_s`, further ones are waited for so long, unless enough are there.
+        """
         while not self.waiting:
             self.arrived.clear()
             await self.arrived.wait()
+        if gather_s and len(self.waiting) < limit:
+            await asyncio.sleep(gather_s)
         batch, size = [], 0
         while size < limit and self.waiting:
             batch.append(self.waiting.popleft())

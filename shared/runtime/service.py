@@ -32,17 +32,21 @@ class Role:
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
     """Number of batches, or requests, that a replica handles concurrently."""
+    gather_s: float = 0.0
+    """How long further events are waited for that share a batch with the first."""
 
 
 @overload
 def handles(method: F) -> F: ...
 @overload
-def handles(*, concurrency: int) -> Callable[[F], F]: ...
-def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F], F]:
+def handles(*, concurrency: int = 1, gather_s: float = 0.0) -> Callable[[F], F]: ...
+def handles(
+    method: F | None = None, *, concurrency: int = 1, gather_s: float = 0.0
+) -> F | Callable[[F], F]:
     """Mark a handler of batches of events."""
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, ("handles", concurrency))
+        setattr(function, _MARK, ("handles", concurrency, gather_s))
         return function
 
     return mark if method is None else mark(method)
@@ -50,13 +54,13 @@ def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
 
 def observes(method: F) -> F:
     """Mark a handler of copies: each replica receives all events, and some may be lost."""
-    setattr(method, _MARK, ("observes", 1))
+    setattr(method, _MARK, ("observes", 1, 0.0))
     return method
 
 
 def emits(method: F) -> F:
     """Mark a source: an async generator of batches of events."""
-    setattr(method, _MARK, ("emits", 1))
+    setattr(method, _MARK, ("emits", 1, 0.0))
     return method
 
 
@@ -68,7 +72,7 @@ def answers(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
     """Mark a method that replies to a request to any replica."""
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, ("answers", concurrency))
+        setattr(function, _MARK, ("answers", concurrency, 0.0))
         return function
 
     return mark if method is None else mark(method)
@@ -76,7 +80,7 @@ def answers(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
 
 def loops(method: F) -> F:
     """Mark a method that runs until the service stops; it is restarted if it ends."""
-    setattr(method, _MARK, ("loops", 1))
+    setattr(method, _MARK, ("loops", 1, 0.0))
     return method
 
 
@@ -107,8 +111,14 @@ def _roles(service: type) -> Iterator[Role]:
         hints = typing.get_type_hints(method)
         publishes = _events_in(hints.pop("return", None))
         consumes = tuple(event for hint in hints.values() for event in _events_in(hint))
+        kind, concurrency, gather_s = mark
         yield Role(
-            kind=mark[0], method=name, consumes=consumes, publishes=publishes, concurrency=mark[1]
+            kind=kind,
+            method=name,
+            consumes=consumes,
+            publishes=publishes,
+            concurrency=concurrency,
+            gather_s=gather_s,
         )
 
 

@@ -13,6 +13,7 @@ from shared.model.events.pod_events import PodQueued, PodTerminated
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.confirmations import ConfirmationTiming
+from shared.nats.inbox import DeliveredMessage, Inbox
 from shared.nats.unconfirmed_work import ResendPolicy
 from shared.runtime.service import handles
 from tests.integration.nats.test_bus import Recorder, queued, running
@@ -247,3 +248,22 @@ async def test_a_sender_waits_for_receivers_that_are_slower(server: NatsServer) 
         await publishing
         await until(lambda: slow.seen == ["p1", "p2", "p3"])
         task.cancel()
+
+
+async def test_events_that_are_gathered_share_a_batch() -> None:
+    inbox = Inbox()
+    inbox.put(DeliveredMessage([queued(1)]))
+    reading = asyncio.create_task(inbox.batch(gather_s=0.2))
+    await asyncio.sleep(0)
+    inbox.put(DeliveredMessage([queued(2)]))
+
+    assert [delivered.events for delivered in await reading] == [[queued(1)], [queued(2)]]
+
+
+async def test_a_full_batch_is_not_delayed() -> None:
+    inbox = Inbox()
+    for number in range(3):
+        inbox.put(DeliveredMessage([queued(number)]))
+
+    async with asyncio.timeout(30):
+        assert len(await inbox.batch(3, gather_s=3_600.0)) == 3
