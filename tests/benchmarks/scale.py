@@ -22,25 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from services.binder.bind.binding import binding_annotations
+from services.node_agent.agent_timing import DEFAULT_TIMING
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease
-from shared.model.ledger import Reservation, Reserved
-from shared.model.names import Namespace, PodUid
 from shared.model.node import NodeFacts
-from shared.model.placement import Placement
-from shared.model.request import GpuRequest
-from shared.placing.shares import enforced_share
 from tests.benchmarks.process_counters import nats_traffic, process_counters
-from tests.benchmarks.scale_agents import TRIGGER, devices_of, node_name, serve
+from tests.benchmarks.scale_agents import TRIGGER, devices_of, lease_of, node_name, serve
 from tests.benchmarks.service_processes import KUBECONFIG, services
 from tests.benchmarks.trivial_apiserver import DEVICES, Connection, TrivialApi, node_object
 from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 PAGE = 500
-NODES_AT_ONCE = 64
+NODES_AT_ONCE = 256
 ALLOCATABLE = {"cpu": 128_000, "memory": 1 << 40, "ephemeral-storage": 1 << 40, "pods": 250}
 POD = """{"metadata":{"name":"%(name)s","namespace":"bench","uid":"%(name)s","resourceVersion":\
 "%(version)s","creationTimestamp":"2026-01-01T00:00:00Z","annotations":%(annotations)s},"spec":{\
@@ -111,18 +106,26 @@ class Cluster:
     """All processes, and what is read of them."""
 
     def __init__(
-        self, api: ScaleApi, valkey: ValkeyServer, nats_port: int, pids: dict[str, int]
+        self,
+        api: ScaleApi,
+        ledger: RedisLeases,
+        valkey: ValkeyServer,
+        nats_port: int,
+        pids: dict[str, int],
     ) -> None:
         self.api = api
+        self.ledger = ledger
         self.valkey = valkey
         self.nats_port = nats_port
         self.pids = pids
 
-    async def until_length(self, key: str, count: int, *, limit_s: float = 900.0) -> None:
-        """Wait until a hash of the ledger has so many fields."""
+    async def until_rebuilt(self, *, limit_s: float = 900.0) -> None:
+        """Wait until the ledger is ready, with all leases."""
         async with asyncio.timeout(limit_s):
-            while int((await self.valkey.command("HLEN", f"lh:{key}"))[1:]) != count:
+            while await self.ledger.generation() is None:
                 await asyncio.sleep(0.05)
+        leases = int((await self.valkey.command("HLEN", "lh:leases"))[1:])
+        assert leases == self.api.nodes * DEVICES, leases
 
     async def version(self) -> int:
         """Return the ledger's last version."""
@@ -152,23 +155,26 @@ def _resident_mib(pid: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def servers(nodes: int, directory: Path) -> AsyncIterator[tuple[Cluster, Path, str]]:
+async def servers(
+    nodes: int, report_s: float, directory: Path
+) -> AsyncIterator[tuple[Cluster, Path, str]]:
     """Start the API server, NATS, Valkey and the agents."""
     api = ScaleApi(nodes)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0)
     kubeconfig = directory / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         valkey = stack.enter_context(valkey_server(durable=True))
         await valkey.ready()
         port = free_port()
         nats = NatsServer(more=f"\nhttp: 127.0.0.1:{port}\n")
         await nats.start()
         stack.callback(nats.close)
-        await load(api, valkey.url)
+        ledger = await stack.enter_async_context(RedisLeases.connect(valkey.url, timeout_s=60))
+        await load(api, ledger)
         context = multiprocessing.get_context("spawn")
         ready = context.Event()
-        arguments = (nats.url, valkey.url, nodes, ready.set)
+        arguments = (nats.url, nodes, report_s, ready.set)
         agents = context.Process(target=serve, args=arguments, daemon=True)
         agents.start()
         stack.callback(agents.join)
@@ -183,7 +189,7 @@ async def servers(nodes: int, directory: Path) -> AsyncIterator[tuple[Cluster, P
             "valkey-server": valkey.process.pid,
             "agents": agents.pid,
         }
-        yield Cluster(api, valkey, port, pids), kubeconfig, nats.url
+        yield Cluster(api, ledger, valkey, port, pids), kubeconfig, nats.url
 
 
 async def measure(options: argparse.Namespace) -> None:
@@ -191,7 +197,11 @@ async def measure(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="lh-scale-") as folder:
         directory = Path(folder)
         async with (
-            servers(options.nodes, directory) as (cluster, kubeconfig, nats_url),
+            servers(options.nodes, options.report_s, directory) as (
+                cluster,
+                kubeconfig,
+                nats_url,
+            ),
             contextlib.AsyncExitStack() as stack,
         ):
             redis_url = cluster.valkey.url
@@ -213,44 +223,23 @@ async def measure(options: argparse.Namespace) -> None:
             await cluster.step("rebuild", lambda: rebuild(cluster))
 
 
-async def load(api: ScaleApi, redis_url: str) -> None:
+async def load(api: ScaleApi, ledger: RedisLeases) -> None:
     """Fill the ledger, and the API server with the leases' pods."""
-    async with RedisLeases.connect(redis_url, timeout_s=60) as ledger:
-        token = await ledger.begin_rebuild(now=time.time())
-        assert token is not None
-        for number in range(api.nodes):
+    token = await ledger.begin_rebuild(now=time.time())
+    assert token is not None
+    for first in range(0, api.nodes, NODES_AT_ONCE):
+        names, reports, leases = [], [], []
+        for number in range(first, min(first + NODES_AT_ONCE, api.nodes)):
             name, devices = node_name(number), devices_of(number)
-            await ledger.save_nodes([NodeFacts(name=name, allocatable=ALLOCATABLE)])
-            await ledger.save_devices(
-                [DeviceReported(node=name, devices=devices, served=(TRIGGER,))]
-            )
-        await ledger.finish_rebuild(token)
-        for first in range(0, api.nodes, NODES_AT_ONCE):
-            numbers = range(first, min(first + NODES_AT_ONCE, api.nodes))
-            wanted = [
-                _reservation(number, device) for number in numbers for device in devices_of(number)
-            ]
-            outcomes = await ledger.reserve(wanted, now=time.time(), ttl_s=600)
-            leases = [each.lease for each in outcomes if isinstance(each, Reserved)]
-            await ledger.bind(leases)
-            for lease in await ledger.activate([lease.pod for lease in leases]):
-                assert lease is not None
-                api.add_pod(lease)
-
-
-def _reservation(number: int, device: Device) -> Reservation:
-    pod = PodUid(f"pod-{number}-{device.index}")
-    container = GpuRequest(container="c", gpus=1, memory_units=40_000, cores_percent=60)
-    share = enforced_share(container, device, 40_000)
-    return Reservation(
-        pod=pod,
-        namespace=Namespace("bench"),
-        name=pod,
-        dialect="volcano-vgpu",
-        resources={"cpu": 1000, "memory": 1 << 30, "pods": 1},
-        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        candidates=(Placement(node=node_name(number), shares=(share,)),),
-    )
+            names.append(NodeFacts(name=name, allocatable=ALLOCATABLE))
+            reports.append(DeviceReported(node=name, devices=devices, served=(TRIGGER,)))
+            leases += [lease_of(number, device) for device in devices]
+        await ledger.save_nodes(names)
+        await ledger.save_devices(reports)
+        assert not await ledger.restore(leases, now=time.time(), token=token)
+        for lease in leases:
+            api.add_pod(lease)
+    await ledger.finish_rebuild(token)
 
 
 async def rest(cluster: Cluster, seconds: float) -> dict[str, Any]:
@@ -281,7 +270,7 @@ async def change_nodes(cluster: Cluster, times: int = 20) -> dict[str, Any]:
 async def rebuild(cluster: Cluster) -> None:
     """Lose the ledger, and wait until it has all leases again."""
     await cluster.valkey.command("FLUSHALL")
-    await cluster.until_length("leases", cluster.api.nodes * DEVICES)
+    await cluster.until_rebuilt()
 
 
 def main() -> None:
@@ -290,6 +279,13 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, default=10_000, help="of 8 devices (default 10000)")
     parser.add_argument("--rest", type=float, default=30.0, help="seconds measured at rest")
+    parser.add_argument(
+        "--report-s",
+        type=float,
+        default=DEFAULT_TIMING.report_s,
+        help="seconds between an agent's reports (default as agents: %(default)s); more for a "
+        "cluster whose agents keep more cores busy than this machine has",
+    )
     asyncio.run(measure(parser.parse_args()))
 
 

@@ -1,30 +1,32 @@
 """The agents of all nodes in one process: they say on NATS what real ones would.
 
 Each reports its devices and allocations every 10 s and on request, asks for its leases every 30 s,
-sends a heartbeat every 5 s, and admits every pod.
+sends a heartbeat every 5 s, and admits every pod. Each of its devices has one active lease.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from services.node_agent.agent_timing import DEFAULT_TIMING
-from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.events.request_reply import BindReply, BindRequest, LeasesReply, LeasesRequest
-from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.nats.bus import Bus
 from tests.benchmarks.trivial_apiserver import DEVICES
 from tests.support.servers.nats import flush
 
 TRIGGER = "volcano.sh/vgpu-number"
-TICK_S = 0.1
+TICK_S = 0.01
+"""Reports of several nodes are sent together only if they are due within it."""
+CREATED_AT = 1_767_225_600.0
 
 
 def node_name(number: int) -> NodeName:
@@ -45,23 +47,47 @@ def devices_of(number: int) -> tuple[Device, ...]:
     )
 
 
+def lease_of(number: int, device: Device) -> Lease:
+    """Return the active lease of a node's device."""
+    pod = PodUid(f"pod-{number}-{device.index}")
+    share = Share(
+        container="c",
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=40_000,
+        cores_percent=60,
+        slot=0,
+        fence=1,
+        slots=10,
+    )
+    return Lease(
+        pod=pod,
+        namespace=Namespace("bench"),
+        name=pod,
+        node=node_name(number),
+        shares=(share,),
+        dialect="volcano-vgpu",
+        resources={"cpu": 1000, "memory": 1 << 30, "pods": 1},
+        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        state=LeaseState.ACTIVE,
+        version=1 + DEVICES * number + device.index,
+        created_at=CREATED_AT,
+    )
+
+
 class Agents:
     """What all agents know."""
 
     def __init__(self, bus: Bus, nodes: int) -> None:
         self.bus = bus
         self.nodes = nodes
-        self.allocations: list[dict[str, Allocation]] = [{} for _ in range(nodes)]
+        self.reports = [_report(number) for number in range(nodes)]
 
     def report(self, number: int) -> DeviceReported:
         """Return the report of one node."""
-        return DeviceReported(
-            node=node_name(number),
-            devices=devices_of(number),
-            served=(TRIGGER,),
-            allocations=tuple(self.allocations[number].values()),
-            reported_at=time.time(),
-        )
+        return replace(self.reports[number], reported_at=time.time())
 
     async def admit(self, _: BindRequest) -> BindReply:
         """Admit pods."""
@@ -110,6 +136,16 @@ class Agents:
                 return
 
 
+def _report(number: int) -> DeviceReported:
+    devices = devices_of(number)
+    return DeviceReported(
+        node=node_name(number),
+        devices=devices,
+        served=(TRIGGER,),
+        allocations=tuple(_allocation(lease_of(number, device)) for device in devices),
+    )
+
+
 def _allocation(lease: Lease) -> Allocation:
     return Allocation(
         pod=lease.pod,
@@ -122,24 +158,19 @@ def _allocation(lease: Lease) -> Allocation:
     )
 
 
-async def _serve(url: str, redis_url: str, nodes: int, ready: Callable[[], None]) -> None:
+async def _serve(url: str, nodes: int, report_s: float, ready: Callable[[], None]) -> None:
     async with Bus.connect(url, name="agents") as bus, asyncio.TaskGroup() as tasks:
         agents = Agents(bus, nodes)
         await bus.reply(BindRequest, "agent", "", agents.admit, concurrency=64)
-        async with RedisLeases.connect(redis_url) as ledger:
-            async for leases in ledger.load_all():
-                for lease in leases:
-                    known = agents.allocations[int(lease.node.partition("-")[2])]
-                    known[lease.pod] = _allocation(lease)
         tasks.create_task(agents.resync())
-        tasks.create_task(agents.repeat(DEFAULT_TIMING.report_s, agents.send_report))
+        tasks.create_task(agents.repeat(report_s, agents.send_report))
         tasks.create_task(agents.repeat(DEFAULT_TIMING.lease_sync_s, agents.ask_leases))
         tasks.create_task(agents.repeat(Heartbeat(service="", instance="").interval_s, agents.beat))
         await flush(bus.client)
         ready()
 
 
-def serve(url: str, redis_url: str, nodes: int, ready: Callable[[], None]) -> None:
-    """Run the agents of so many nodes; their allocations are the ledger's leases."""
+def serve(url: str, nodes: int, report_s: float, ready: Callable[[], None]) -> None:
+    """Run the agents of so many nodes."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(url, redis_url, nodes, ready))
+        asyncio.run(_serve(url, nodes, report_s, ready))
