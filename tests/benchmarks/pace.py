@@ -143,19 +143,27 @@ async def burst(
         "missing": count - len(bound),
         "pods per second": round(len(bound) / max(lasted_s, 1e-9)),
         "CPU us per pod": {n: round(c.get("cpu_ms", 0) * 1e3 / count) for n, c in used.items()},
-        "placements since the start": placements(directory),
+        "placements since the start": outcomes(
+            directory, r'placements_total{outcome="(\w+)"} (\S+)'
+        ),
+        "resent since the start": outcomes(
+            directory, r'resent_messages_total{.*subject="([\w.]+)"} (\S+)'
+        ),
     }
     print(json.dumps(row, indent=1), flush=True)
 
 
-def placements(directory: Path) -> dict[str, int]:
-    """Return the outcomes that all placers have counted; `reserved` is the first candidate."""
+def outcomes(directory: Path, pattern: str) -> dict[str, int]:
+    """Sum up a counter of all services: `pattern` has a group for its label and one for its value.
+
+    Of the placements, `reserved` is the first candidate.
+    """
     counts: Counter[str] = Counter()
-    for file in directory.glob("placer-*.json"):
+    for file in directory.glob("*.json"):
         address = json.loads(file.read_text())["http"]
         with urlopen(f"http://{address}/metrics") as reply:
             text = reply.read().decode()
-        for outcome, count in re.findall(r'placements_total{outcome="(\w+)"} (\S+)', text):
+        for outcome, count in re.findall(pattern, text):
             counts[outcome] += int(float(count))
     return {outcome: count for outcome, count in counts.items() if count}
 
