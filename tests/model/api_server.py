@@ -53,11 +53,11 @@ class Pod:
 
 
 @dataclass(slots=True)
-class BindingCall:
-    """A Binding that the API server has not answered, whether or not its sender still lives."""
+class SlowWrite:
+    """A write that the API server has not answered, whether or not its sender still lives."""
 
     about: str
-    bind: Callable[[], None]
+    write: Callable[[], None]
     outcome: asyncio.Future[str] = field(default_factory=asyncio.Future)
 
 
@@ -76,8 +76,8 @@ class ApiServer:
         self.node_states: list[NodeChanged] = []
         """All that were published."""
         self.held = 0
-        """As many of the next Bindings wait until the model answers them."""
-        self.calls: list[BindingCall] = []
+        """As many of the next Bindings and allocations wait until the model answers them."""
+        self.calls: list[SlowWrite] = []
         self.resync_requests: dict[str, None] = {}
         self._numbers = 0
 
@@ -189,11 +189,16 @@ class ApiServer:
         annotations: Mapping[str, str],
         **_: Any,
     ) -> None:
+        about = f"Binding of {uid} to {node}"
+        await self.write(about, lambda: self._bind(name, uid, node, annotations))
+
+    async def write(self, about: str, write: Callable[[], None]) -> None:
+        """Write, at once or when the model says so. Raises the errors of the API server."""
         if not self.held:
-            self._bind(name, uid, node, annotations)
+            write()
             return
         self.held -= 1
-        call = BindingCall(f"{uid} to {node}", lambda: self._bind(name, uid, node, annotations))
+        call = SlowWrite(about, write)
         self.calls.append(call)
         if await call.outcome != "done":
             raise UnavailableError("the API server did not answer")
@@ -223,11 +228,11 @@ class ApiServer:
         return name in self.nodes
 
     def answer(self, number: int, outcome: str) -> None:
-        """Answer a Binding: it is `done`, `done, reply lost`, or `lost`."""
+        """Answer a slow write: it is `done`, `done, reply lost`, or `lost`."""
         call = self.calls.pop(number)
         try:
             if outcome != "lost":
-                call.bind()
+                call.write()
         except (RequestError, ConflictError) as error:
             if not call.outcome.done():
                 call.outcome.set_exception(error)
@@ -236,7 +241,7 @@ class ApiServer:
                 call.outcome.set_result(outcome)
 
     def answer_all(self) -> None:
-        """Carry out all Bindings, and be fast again."""
+        """Carry out all slow writes, and be fast again."""
         self.held = 0
         while self.calls:
             self.answer(0, "done")

@@ -1,7 +1,10 @@
 """ResourceClaims: the API server's objects, kube-scheduler, and the watcher's events about them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,9 +14,10 @@ from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import CORES, DRIVER, MEMORY, REFUSED, device_name
 from shared.model.device import Device, DeviceMode
-from shared.model.errors import ConflictError
+from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.mig import SLICE_MIB, SLICES
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from tests.model.api_server import ApiServer
     from tests.model.node import Node
 
+AskWebhook = Callable[[ClaimLeaseRequest, int], Awaitable[ClaimLeaseReply]]
 REQUEST = "gpu"
 ALL_CORES = 100
 
@@ -38,6 +43,9 @@ class Claim:
     """None: it is not allocated."""
     device: DeviceUuid | None = None
     allocations: int = 0
+    """Those that schedulers have begun to write."""
+    allocated_by: int = 0
+    """The number of the one that was written."""
     statuses: list[dict[str, Any]] = field(default_factory=list)
     """What the binder has written."""
     version: int = 1
@@ -63,12 +71,12 @@ class Claim:
             "driver": DRIVER,
             "pool": self.node,
             "device": device_name(self.device) if self.device else "",
-            "shareID": f"share-{self.allocations}",
+            "shareID": f"share-{self.allocated_by}",
             "consumedCapacity": {MEMORY: f"{self.mib}Mi", CORES: str(self.cores_percent)},
         }
         allocation = {
             "devices": {"results": [result]},
-            "allocationTimestamp": str(self.allocations),
+            "allocationTimestamp": str(self.allocated_by),
         }
         reserved = [{"resource": "pods", "name": uid, "uid": uid} for uid in self.consumers]
         content = {
@@ -106,9 +114,27 @@ class Claims:
     def find(self, uid: PodUid) -> Claim | None:
         return next((claim for claim in self.stored.values() if claim.uid == uid), None)
 
-    def allocate(self, claim: Claim, node: NodeName, device: DeviceUuid) -> None:
-        claim.node, claim.device, claim.statuses = node, device, []
+    def begin_write(self, claim: Claim, node: NodeName, device: DeviceUuid) -> Claim:
+        """Return the claim as a scheduler is about to write it."""
         claim.allocations += 1
+        draft = replace(
+            claim,
+            consumers=[*claim.consumers],
+            node=node,
+            device=device,
+            allocated_by=claim.allocations,
+            statuses=[],
+        )
+        draft.allocation = allocated_claim(draft.object())
+        return draft
+
+    def write(self, draft: Claim) -> None:
+        """Write an allocation. Raises ConflictError if the claim has changed since."""
+        claim = self.stored.get(draft.name)
+        if claim is None or (claim.uid, claim.version) != (draft.uid, draft.version):
+            raise ConflictError(f"claim {draft.name} has changed")
+        claim.node, claim.device, claim.statuses = draft.node, draft.device, draft.statuses
+        claim.allocated_by = draft.allocated_by
         self._changed(claim)
 
     def deallocate(self, claim: Claim) -> None:
@@ -162,18 +188,14 @@ class Claims:
         """Return a claim. Raises NotFoundError; also for every pod: none combines requests."""
         claim = self.stored.get(path.rpartition("/")[2]) if "resourceclaims" in path else None
         if claim is None:
-            raise NotFoundError(
-                ErrorResponse(method="GET", path=path, code=404, reason="", message="")
-            )
+            raise _not_found("GET", path)
         return claim.object()
 
     async def apply(self, path: str, body: Mapping[str, Any], *, manager: str) -> None:
         """Write an answer. Raises ConflictError if the claim has changed."""
         claim = self.stored.get(body["metadata"]["name"])
         if claim is None:
-            raise NotFoundError(
-                ErrorResponse(method="PATCH", path=path, code=404, reason="", message="")
-            )
+            raise _not_found("PATCH", path)
         written = (body["metadata"]["uid"], body["metadata"]["resourceVersion"])
         if written != (claim.uid, str(claim.version)):
             raise ConflictError(f"claim {claim.name} has changed")
@@ -182,20 +204,29 @@ class Claims:
 
 
 class KubeScheduler:
-    """Allocates claims."""
+    """Allocates claims; a webhook asks a binder during its writes, unless it is another one's."""
 
-    def __init__(self, claims: Claims, api: "ApiServer", nodes: "Mapping[NodeName, Node]") -> None:
+    def __init__(
+        self,
+        claims: Claims,
+        api: "ApiServer",
+        nodes: "Mapping[NodeName, Node]",
+        ask_webhook: AskWebhook,
+    ) -> None:
         self.claims = claims
         self.api = api
         self.nodes = nodes
+        self.ask_webhook = ask_webhook
+        self.writes: dict[asyncio.Task[None], Claim] = {}
+        """Those that have not ended."""
 
     def devices(self) -> list[tuple[NodeName, Device]]:
         """Return the devices that claims can share, with their nodes."""
         return [
             (name, device)
             for name in sorted(self.api.nodes - self.api.cordoned)
-            for device in self.nodes[name].devices
-            if device.mode is DeviceMode.HAMI_CORE
+            for device in self.nodes[name].reported_devices()
+            if device.healthy and device.mode is DeviceMode.HAMI_CORE
         ]
 
     def schedule(self) -> None:
@@ -203,11 +234,47 @@ class KubeScheduler:
         for claim in self.claims.stored.values():
             if claim.answer == REFUSED:
                 self.claims.deallocate(claim)
-            if claim.node is None and claim.consumers:
+            if claim.node is None and claim.consumers and claim.uid not in self._writing():
                 fitting = (each for each in self.devices() if self._fits(claim, *each))
                 found = next(fitting, None)
-                if found is not None:
-                    self.claims.allocate(claim, found[0], found[1].uuid)
+                if found is not None and claim.allocations % 2:
+                    self.allocate(claim, found[0], found[1].uuid)
+                elif found is not None:
+                    self.begin_write(claim, found[0], found[1].uuid, replicas=(0,))
+
+    def allocate(self, claim: Claim, node: NodeName, device: DeviceUuid) -> None:
+        """Allocate as a scheduler whose writes are not answered, or while the webhook is away."""
+        self.claims.write(self.claims.begin_write(claim, node, device))
+
+    def begin_write(
+        self,
+        claim: Claim,
+        node: NodeName,
+        device: DeviceUuid,
+        *,
+        replicas: Sequence[int],
+        is_lost: bool = False,
+    ) -> None:
+        """Begin a write during which the webhook asks binders, each after the other."""
+        draft = self.claims.begin_write(claim, node, device)
+        task = self.api.clock.loop.create_task(self._write(draft, replicas, is_lost))
+        self.writes[task] = draft
+        task.add_done_callback(self.writes.pop)
+
+    async def _write(self, draft: Claim, replicas: Sequence[int], is_lost: bool) -> None:
+        assert draft.allocation is not None
+        reply = ClaimLeaseReply()
+        for replica in replicas:
+            reply = await self.ask_webhook(ClaimLeaseRequest(claim=draft.allocation), replica)
+        if reply.refusal or is_lost:
+            return
+        draft.statuses = [json.loads(each) for each in reply.devices]
+        about = f"allocation {draft.allocated_by} of {draft.uid}"
+        with contextlib.suppress(LeaseholdError):  # the scheduler tries again
+            await self.api.write(about, lambda: self.claims.write(draft))
+
+    def _writing(self) -> set[PodUid]:
+        return {draft.uid for draft in self.writes.values()}
 
     def _fits(self, claim: Claim, node: NodeName, device: Device) -> bool:
         of_pods = [
@@ -216,7 +283,8 @@ class KubeScheduler:
             for share in lease.shares
             if share.device == device.uuid and lease.claim is None
         ]
-        of_claims = [*self.claims.on(device.uuid), claim]
+        writing = [each for each in self.writes.values() if each.device == device.uuid]
+        of_claims = [*self.claims.on(device.uuid), *writing, claim]
         memory = sum(s.memory_mib for s in of_pods) + sum(c.mib for c in of_claims)
         cores = sum(s.cores_percent for s in of_pods) + sum(c.cores_percent for c in of_claims)
         slots = len(of_pods) + len(of_claims)

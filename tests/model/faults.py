@@ -87,21 +87,21 @@ class LeaseProtocol(Users):
         self.count("late calls")
         self.world.server.run_late_call()
 
-    @rule(lambda self: not self.world.api.held, bindings=any_of(1, 1, 2, 9))
-    def slow_api(self, bindings: int) -> None:
-        """The model answers each of the next Bindings."""
+    @rule(lambda self: not self.world.api.held, writes=any_of(1, 1, 2, 9))
+    def slow_api(self, writes: int) -> None:
+        """The model answers each of the next Bindings and allocations."""
         self.count("API server slow")
-        self.world.api.held = bindings
+        self.world.api.held = writes
 
     @rule(
         lambda self: self.world.api.calls,
         position=positions,
         outcome=any_of("done", "done", "reply lost", "lost"),
     )
-    def answer_binding(self, position: int, outcome: str) -> None:
+    def answer_write(self, position: int, outcome: str) -> None:
         calls = self.world.api.calls
-        self.tell(f"Binding of {chosen(calls, position).about}: {outcome}")
-        self.count(f"slow Bindings: {outcome}")
+        self.tell(f"{chosen(calls, position).about}: {outcome}")
+        self.count(f"slow writes: {outcome}")
         self.world.api.answer(position % len(calls), outcome)
         self.world.loop.settle()
 

@@ -214,7 +214,10 @@ class ModelDriver:
         call = self.clock.loop.create_task(self._carry_out(self.calls.get(device), fault, work))
         call.add_done_callback(_retrieve)
         self.calls[device] = call
-        return await asyncio.shield(call)
+        await asyncio.wait([call])
+        if LIFE.get() != self.life:
+            raise asyncio.CancelledError
+        return call.result()
 
     async def _carry_out(
         self, before: asyncio.Task[Any] | None, fault: str, work: Callable[[], T]

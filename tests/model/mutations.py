@@ -53,6 +53,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.binder.claims.claim_ender.ClaimEnder.is_unprepared",
         _true,
     ),
+    "leases of other allocations count": (
+        "services.binder.claims.claim_admission.covers",
+        lambda *_: True,
+    ),
     "agents destroy instances in use": (
         "services.node_agent.partition.layout_reconciler.LayoutReconciler._used_instances",
         _nothing,

@@ -311,6 +311,9 @@ class Node:
         self.agent.mig.update_devices(self.driver.gpus(), devices)
         self.report()
 
+    def reported_devices(self) -> tuple[Device, ...]:
+        return close_unrecorded(self.devices, self.agent.checkpoint.unrecorded)
+
     def report(self) -> None:
         """Publish the node's devices and allocations."""
         self.reported_at = max(self.clock.now(), self.reported_at + 0.001)
@@ -318,7 +321,7 @@ class Node:
             [
                 DeviceReported(
                     node=self.name,
-                    devices=close_unrecorded(self.devices, self.agent.checkpoint.unrecorded),
+                    devices=self.reported_devices(),
                     served=(TRIGGER,),
                     allocations=self.agent.checkpoint.allocations,
                     reported_at=self.reported_at,

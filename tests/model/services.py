@@ -17,6 +17,7 @@ from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
+    LeaseChanged,
     NodeChanged,
     NodesListed,
     PlacementChosen,
@@ -127,6 +128,7 @@ class BinderReplica(Service):
             "expire": self._expire,
             "offer": self._offer,
             "end vanished": self._end_vanished,
+            "end unwritten": self._end_unwritten,
             "cordon": self.binder.binding.cordons.step,
             "rebuild": self._rebuild,
             "resizes": self.binder.resizer.finish,
@@ -166,6 +168,10 @@ class BinderReplica(Service):
 
     async def _end_vanished(self) -> None:
         self.world.publish(await self.binder.sync.updater.end_confirmed())
+
+    async def _end_unwritten(self) -> None:
+        ended = await self.binder.binding.claim_admission.end_unwritten()
+        self.world.publish([LeaseChanged(lease=lease) for lease in ended])
 
     async def _rebuild(self) -> None:
         events = await self.binder.sync.rebuild.step()

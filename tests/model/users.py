@@ -131,7 +131,33 @@ class Users(Machine):
         node, shared = chosen(self.world.scheduler.devices(), device)
         if sum(each.mib for each in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
             self.count("claims allocated")
-            claims.allocate(claim, node, shared.uuid)
+            self.world.scheduler.allocate(claim, node, shared.uuid)
+
+    @rule(
+        lambda self: self.allocatable(),
+        weight=3.0,
+        position=positions,
+        device=positions,
+        replicas=any_of((0,), (1,), (0, 1)),
+        is_lost=any_of(False, False, True),
+    )
+    def begin_allocation(
+        self, position: int, device: int, replicas: Sequence[int], is_lost: bool
+    ) -> None:
+        """Begin a write of an allocation, which binders answer; it may be lost after that.
+
+        Another scheduler may write one of the same claim meanwhile.
+        """
+        self.count("claims allocated with a webhook")
+        node, shared = chosen(self.world.scheduler.devices(), device)
+        self.world.scheduler.begin_write(
+            chosen(self.allocatable(), position),
+            node,
+            shared.uuid,
+            replicas=replicas,
+            is_lost=is_lost,
+        )
+        self.world.loop.settle()
 
     @rule(lambda self: self.world.claims.stored, position=positions)
     def share_claim(self, position: int) -> None:

@@ -7,7 +7,7 @@ from tests.model.rules import Step
 from tests.model.runs import model_on_server
 
 RUNS = 200
-DELIVERS_HALF = 0
+DELIVERS_HALF = 5
 """A seed of a run in which it counts how many calls reach the server."""
 
 
@@ -93,6 +93,30 @@ def test_a_rollback_is_seen_although_the_ledger_was_being_rebuilt_before_it(loss
         assert not machine.judge.read_ledger().ready
         machine.settle()
         machine.close()
+
+
+@pytest.mark.parametrize("outcome", ["done", "lost"])
+def test_of_two_schedulers_that_allocate_a_claim_one_writes_and_its_lease_stays(
+    outcome: str,
+) -> None:
+    first, second = (
+        {"position": 0, "device": n, "replicas": (n,), "is_lost": False} for n in (0, 1)
+    )
+    steps = [
+        Step("create_claim", {"mib": 60}),
+        Step("slow_api", {"writes": 1}),
+        Step("begin_allocation", first),
+        Step("begin_allocation", second),
+        Step("answer_write", {"position": 0, "outcome": outcome}),
+        Step("work", {}),
+    ]
+    with model_on_server() as model:
+        run = model.repeat(steps)
+
+    assert not run.failure
+    assert [line for line in run.story if "gives c0" in line] == [
+        "  agent a gives c0-1 60 MiB of GPU-a-1"
+    ]
 
 
 def test_a_slow_change_of_a_layout_destroys_no_instance_that_was_given_out_meanwhile() -> None:
