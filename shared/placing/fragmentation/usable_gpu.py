@@ -7,6 +7,7 @@ lack of cpu and memory leaves idle.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -71,7 +72,7 @@ class UsableGpu:
     def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
         requests = [_PartRequest.of(each, device) for each in typical]
         total = sum(map(attrgetter("weight"), requests)) or 1.0
-        usable = list(filter(attrgetter("fits"), requests))
+        usable = sorted(filter(attrgetter("fits"), requests), key=attrgetter("part"))
         scale = (1 - RANDOM_POD_PART) / total
         self._kinds = [
             _WeighedKind(
@@ -84,6 +85,7 @@ class UsableGpu:
             for each in usable
         ]
         self._parts = [each.part for each in usable]
+        """In ascending order."""
         self._shares: dict[int, tuple[int, int]] = {}
         self._values: dict[tuple[int, int, FreeParts], float] = {}
 
@@ -98,6 +100,7 @@ class UsableGpu:
         return value
 
     def _compute(self, cpu: int, memory: int, free: FreeParts) -> float:
+        kinds = self._kinds[: bisect_right(self._parts, free[-1])] if free else []
         shares = idle = 0
         for part in free:
             more_shares, more_idle = self._shares.get(part) or self._shares_on(part)
@@ -106,10 +109,8 @@ class UsableGpu:
         # Twice the amount plus one, divided by twice the request: no request divides by zero.
         cpu, memory = 2 * max(cpu * CPU_PERCENT // 100, 0) + 1, 2 * max(memory, 0) + 1
         value = 0.0
-        lanes = zip(self._unpacked(shares), self._unpacked(idle), self._kinds, strict=True)
+        lanes = zip(self._unpacked(shares), self._unpacked(idle), kinds, strict=False)
         for count, idle_parts, (gpus, cpu_each, memory_each, filled, at_random) in lanes:
-            if not count:
-                continue
             pods = count // gpus
             if pods * cpu_each > cpu:
                 pods = cpu // cpu_each
