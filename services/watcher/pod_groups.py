@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.model.request import Gang
 from shared.pods.observed_pod import ObservedPod
@@ -102,7 +104,7 @@ def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
 
 
 def _with(pod: ObservedPod, gang: Gang) -> ObservedPod:
-    return replace(pod, request=pod.request and replace(pod.request, gang=gang))
+    return replace(pod, request=pod.request and structs.replace(pod.request, gang=gang))
 
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:

@@ -1,7 +1,8 @@
 """A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from shared.dialects import DIALECTS, strict_isolation
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
@@ -50,10 +51,10 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     if request.containers and strict_isolation.is_strict(pod, rules):
         request = strict_isolation.strict_request(request)
     if rules.node_scheduler_policy == NodeOrder.FRAGMENTATION and request.dialect != nvidia.NAME:
-        request = replace(
+        request = structs.replace(
             request, node_order=NodeOrder.FRAGMENTATION, device_order=DeviceOrder.BINPACK
         )
-    return replace(request, prefer_mig=True) if rules.prefer_mig else request
+    return structs.replace(request, prefer_mig=True) if rules.prefer_mig else request
 
 
 def _check_mixed(pod: PodManifest) -> None:

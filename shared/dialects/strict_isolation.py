@@ -5,7 +5,7 @@ of a namespace, can require hardware isolation instead: they are not limited by 
 not share a device with pods that are.
 """
 
-from dataclasses import replace
+from msgspec import structs
 
 from shared.dialects.dialect import PodManifest, Rules
 from shared.model.errors import RequestError
@@ -44,11 +44,11 @@ def strict_request(request: PodRequest) -> PodRequest:
             f"is {STRICT}: request whole GPUs, or memory in a dialect with MIG instances, in all "
             "containers and without another mode"
         )
-    return replace(request, containers=containers)
+    return structs.replace(request, containers=containers)
 
 
 def _strict_container(container: GpuRequest) -> GpuRequest:
     alone = container.wants_all_memory or container.sharing is SharingPolicy.EXCLUSIVE
-    return replace(
+    return structs.replace(
         container, strict=True, sharing=SharingPolicy.EXCLUSIVE if alone else container.sharing
     )

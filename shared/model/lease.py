@@ -85,7 +85,7 @@ class ClaimAllocation:
     """Pods in the claim's `status.reservedFor`, sorted."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's share of one device."""
 
     container: str
@@ -150,7 +150,7 @@ class Booking:
     """MIG layout that the lease requires; empty: none."""
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The right of a pod or a ResourceClaim to shares of one node's devices.
 
     That of a pod includes its other resources. Versioned: the ledger raises `version` with every

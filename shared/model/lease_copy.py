@@ -7,6 +7,8 @@ granted because of them.
 import json
 from typing import Any
 
+import msgspec
+
 from shared.model.errors import RequestError
 from shared.model.lease import (
     ClaimAllocation,
@@ -28,7 +30,7 @@ NUMBERS = 2**52
 
 def dump_lease(lease: Lease) -> str:
     """Encode a lease as compact JSON."""
-    return json.dumps(copy_of(lease), separators=(",", ":"))
+    return msgspec.json.encode(copy_of(lease)).decode()
 
 
 def copy_of(lease: Lease) -> dict[str, Any]:

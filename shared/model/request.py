@@ -1,8 +1,9 @@
 """A pod's request without any vendor's vocabulary; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+
+import msgspec
 
 ALL_PERCENT = 100
 
@@ -63,8 +64,7 @@ class NodeOrder(StrEnum):
     """The one after which the pods that usually arrive can use most of what is idle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRequest:
+class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's request: `gpus` different devices of one node, the same share of each."""
 
     container: str
@@ -100,7 +100,7 @@ class GpuRequest:
 
     def __post_init__(self) -> None:
         if self.whole and self.sharing is not SharingPolicy.EXCLUSIVE:
-            object.__setattr__(self, "sharing", SharingPolicy.EXCLUSIVE)
+            msgspec.structs.force_setattr(self, "sharing", SharingPolicy.EXCLUSIVE)
 
     @property
     def wants_all_memory(self) -> bool:
@@ -110,8 +110,7 @@ class GpuRequest:
         return self.memory_units is None and self.memory_bytes is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSelection:
+class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Which devices the pod's author allows. Empty collections and None do not constrain."""
 
     types: tuple[str, ...] = ()
@@ -127,8 +126,7 @@ class DeviceSelection:
     """Demanded `DeviceMode` of each device, exactly as written by the author."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTerm:
+class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One requirement on a node's labels (or, with `field`, on its name).
 
     `operator` is one of In, NotIn, Exists, DoesNotExist, Gt, Lt as in NodeSelectorRequirement.
@@ -140,8 +138,7 @@ class NodeTerm:
     field: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
+class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A pod's toleration: Kubernetes' `Toleration` without the seconds."""
 
     key: str = ""
@@ -154,8 +151,7 @@ RepelledFrom = tuple[tuple[str, frozenset[str]], ...]
 """Labels of nodes, and the values of each where a pod must not run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRequirements:
+class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Requirements on the node besides devices. Equal values share one cached result."""
 
     selector: tuple[tuple[str, str], ...] = ()
@@ -171,8 +167,7 @@ class NodeRequirements:
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
+class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A pod group: at least `min_member` of its pods run, or none."""
 
     name: str
@@ -180,8 +175,7 @@ class Gang:
     min_member: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRequest:
+class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Everything that placement needs to know about a pod."""
 
     dialect: str = ""
@@ -192,7 +186,7 @@ class PodRequest:
     """All containers share one device (gpushare)."""
     triggers: tuple[str, ...] = ()
     """Resources that the device plugin of the node must serve, so that Allocate is called."""
-    selection: DeviceSelection = field(default_factory=DeviceSelection)
+    selection: DeviceSelection = msgspec.field(default_factory=DeviceSelection)
     distinct_devices: bool = False
     """No two containers share a device."""
     anti_affinity_groups: tuple[str, ...] = ()
@@ -210,8 +204,8 @@ class PodRequest:
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Ordinary resources: `cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods`
     (always 1) and other extended resources in units."""
-    node_requirements: NodeRequirements = field(default_factory=NodeRequirements)
+    node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
     priority: int = 0

@@ -1,8 +1,9 @@
 """Events as MessagePack: a map with the format version and a list of events of one type; pure.
 
 Every event is a map of its fields: a reader ignores fields that it does not know, and a writer may
-add fields that have a default. msgspec encodes and decodes the event types directly; the bytes are
-plain MessagePack, which a contract test reads with the `msgpack` package.
+add fields that have a default. Requests and leases are written without what is at its default.
+msgspec encodes and decodes the event types directly; the bytes are plain MessagePack, which a
+contract test reads with the `msgpack` package.
 """
 
 import functools

@@ -1,7 +1,8 @@
 """Where running pods' required anti-affinity lets a pod not run; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
@@ -60,8 +61,8 @@ def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
     """Return the request with these values."""
     if not repelled:
         return request
-    requirements = replace(request.node_requirements, repelled_from=repelled)
-    return replace(request, node_requirements=requirements)
+    requirements = structs.replace(request.node_requirements, repelled_from=repelled)
+    return structs.replace(request, node_requirements=requirements)
 
 
 def repelled_request(queued: PodQueued, nodes: Iterable[NodeFacts]) -> PodRequest:

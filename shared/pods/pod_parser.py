@@ -7,9 +7,10 @@ https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sha
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import structs
 
 from shared.dialects import (
     KUBE_SCHEDULER,
@@ -227,18 +228,18 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
     )
     required = node_requirements(pod)
     selector = sorted({*required.selector, *request.node_requirements.selector})
-    return replace(
+    return structs.replace(
         request,
         resources=resources,
-        node_requirements=replace(required, selector=tuple(selector)),
+        node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
 
 
 def _without_scheduler_rules(request: PodRequest) -> PodRequest:
     """Return the request without what kube-scheduler decides and no lease depends on."""
-    needs = replace(request.node_requirements, preferred=(), unsupported=())
-    return replace(request, node_requirements=needs)
+    needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
+    return structs.replace(request, node_requirements=needs)
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:

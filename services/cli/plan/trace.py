@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.ledger import LedgerNode
@@ -70,7 +72,7 @@ def idle_in_parts(node: LedgerNode) -> LedgerNode:
 def with_order(request: PodRequest, order: NodeOrder) -> PodRequest:
     """Return the request placed by a policy; spread also chooses devices so."""
     devices = DeviceOrder.SPREAD if order is NodeOrder.SPREAD else DeviceOrder.BINPACK
-    return replace(request, node_order=order, device_order=devices)
+    return structs.replace(request, node_order=order, device_order=devices)
 
 
 def parts_of(request: PodRequest) -> int:

@@ -83,7 +83,7 @@ def _place_and_grant(
 ) -> PodReport:
     example = example.for_request(request)
     report = replace(report, node=example.description)
-    request = replace(request, node_requirements=NodeRequirements(), resources={})
+    request = structs.replace(request, node_requirements=NodeRequirements(), resources={})
     node = ledger_node(request, example)
     placed = _place(request, node)
     if isinstance(placed, Refusal):

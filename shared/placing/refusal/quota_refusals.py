@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
@@ -35,7 +37,9 @@ def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest
             uuids = tuple(each for each in excess.values if not known or each in known)
             if not uuids or uuids == known:
                 return None
-            request = replace(request, selection=replace(request.selection, uuids=uuids))
+            request = structs.replace(
+                request, selection=structs.replace(request.selection, uuids=uuids)
+            )
         else:
             return None
     return request
@@ -47,15 +51,15 @@ def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
         operator = "NotIn" if excess.model else "In"
         term = NodeTerm(key=excess.label, operator=operator, values=excess.values)
         required = tuple((*each, term) for each in request.node_requirements.required or ((),))
-        return replace(
-            request, node_requirements=replace(request.node_requirements, required=required)
+        return structs.replace(
+            request, node_requirements=structs.replace(request.node_requirements, required=required)
         )
     chosen = request.selection
     if excess.model:
-        chosen = replace(chosen, not_types=(*chosen.not_types, *excess.values))
+        chosen = structs.replace(chosen, not_types=(*chosen.not_types, *excess.values))
     else:
-        chosen = replace(chosen, types=_intersect_types(chosen.types, excess.values))
-    return replace(request, selection=chosen)
+        chosen = structs.replace(chosen, types=_intersect_types(chosen.types, excess.values))
+    return structs.replace(request, selection=chosen)
 
 
 def _intersect_types(requested: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

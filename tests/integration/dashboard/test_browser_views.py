@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 from playwright.async_api import Browser, Page, expect
 
 from shared.model.device import DeviceMode, MigLayout, MigProfile
@@ -41,7 +42,7 @@ async def lease(shown: RunningDashboard, name: str, namespace: str, gpu: int) ->
 async def wait(shown: RunningDashboard, name: str, namespace: str, *, gang: str = "") -> PodQueued:
     pod = replace(queued(f"uid-{name}"), namespace=Namespace(namespace), name=name)
     member = Gang(name=gang, min_member=2) if gang else None
-    pod = replace(pod, request=replace(pod.request, gang=member))
+    pod = replace(pod, request=structs.replace(pod.request, gang=member))
     capacity = await shown.ledger.capacity()
     await shown.ledger.waiting_pods.enqueue([verdict(pod, capacity)])
     return pod

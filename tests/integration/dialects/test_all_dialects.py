@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from services.placer.service import Placer
 from shared.dialects.dialect import Rules
@@ -110,7 +111,7 @@ class MixMachine(RuleBasedStateMachine):
 
     def queued(self, expected: ExpectedPod, expected_pods: dict[PodUid, ExpectedPod]) -> PodQueued:
         self.pods += 1
-        request: PodRequest = replace(
+        request: PodRequest = structs.replace(
             parse_pod_request(expected.manifest, self.spoken), resources={"pods": 1}
         )
         event = pod_queued(f"uid-{self.pods}", request)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -128,7 +129,9 @@ def requesting(mib: int) -> PodRequest:
 def gang(name: str, size: int, mib: int, *, least: int | None = None) -> list[PodQueued]:
     belongs = Gang(name=f"default/{name}", min_member=size if least is None else least)
     return [
-        pod_queued(f"{name}-{number}", replace(requesting(mib), gang=belongs), created_at=number)
+        pod_queued(
+            f"{name}-{number}", structs.replace(requesting(mib), gang=belongs), created_at=number
+        )
         for number in range(size)
     ]
 
@@ -233,7 +236,7 @@ async def test_a_gang_of_different_pods_starts_with_those_that_fit(server: Valke
     large = [replace(pod, pod=PodUid(f"large-{pod.pod}")) for pod in gang("a", 1, DEVICE_MIB)]
     small = gang("a", 4, DEVICE_MIB // 2)
     belongs = Gang(name="default/a", min_member=4)
-    pods = [replace(p, request=replace(p.request, gang=belongs)) for p in (*large, *small)]
+    pods = [replace(p, request=structs.replace(p.request, gang=belongs)) for p in (*large, *small)]
     async with nats_server() as nats, world(server, nats, 1) as it:
         await it.queue(pods)
 

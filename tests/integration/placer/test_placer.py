@@ -3,8 +3,9 @@
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -212,7 +213,7 @@ async def test_a_late_pod_of_low_priority_does_not_get_what_is_offered_to_a_high
 ) -> None:
     async with ledger(url, {"a": 1}) as leases, placers(leases, 2) as (one, other):
         await one.place_pods(pods(4))
-        high = pod_queued("high", replace(SHARE, priority=9))
+        high = pod_queued("high", structs.replace(SHARE, priority=9))
         assert [type(outcomes) for outcomes in await one.place_pods([high])] == [PlacementRefused]
         await leases.waiting_pods.choose_offers(now=SystemClock().now())
         await leases.release([PodUid("uid-0")], reason="gone")

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.placer.rounds.decision_writer import PlacementEvent
 from services.placer.service import Placer
@@ -44,7 +45,7 @@ async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
 
 
 def pod(name: str, namespace: Namespace = TEAM, gang: Gang | None = None) -> PodQueued:
-    wanted = replace(SHARE, gang=gang)
+    wanted = structs.replace(SHARE, gang=gang)
     return replace(pod_queued(name, wanted), namespace=namespace)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+
+from msgspec import structs
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
@@ -22,7 +23,7 @@ WHOLE = request(gpu(memory=16_000), resources={"cpu": 100, "pods": 1})
 def members(gang: str, size: int, least: int) -> list[PodQueued]:
     belongs = Gang(name=f"default/{gang}", min_member=least)
     return [
-        pod_queued(f"{gang}-{number}", replace(WHOLE, gang=belongs), created_at=number)
+        pod_queued(f"{gang}-{number}", structs.replace(WHOLE, gang=belongs), created_at=number)
         for number in range(size)
     ]
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import Reservation
@@ -19,7 +21,7 @@ def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
 def in_gang(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
     """A queued pod of a gang."""
     event = queued(pod, units=units)
-    return replace(event, request=replace(event.request, gang=gang))
+    return replace(event, request=structs.replace(event.request, gang=gang))
 
 
 async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:

@@ -4,8 +4,6 @@ The judge is a brute-force recount (`tests.support.dialects.recount`) of random 
 are worked out anew from the vendors' rules (`tests.support.dialects.mixes`).
 """
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +59,7 @@ class Placed:
         return lease
 
     def _placed(self, number: int, manifest: PodManifest, rules: Rules) -> Lease | None:
-        request = replace(parse_pod_request(manifest, rules), resources={"pods": 1})
+        request = structs.replace(parse_pod_request(manifest, rules), resources={"pods": 1})
         answer = place(request, self.index, self.draw)
         if isinstance(answer, Refusal):
             return None

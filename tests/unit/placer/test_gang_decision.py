@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.placer.rounds.batch import DecisionContext, split_into_units
 from services.placer.rounds.gang_decision import (
@@ -28,7 +29,7 @@ MIB = 10_000
 
 
 def member(pod: str, mib: int = 5_000, *, gang: Gang | None = GANG, priority: int = 0) -> PodQueued:
-    return pod_queued(pod, replace(request(gpu(memory=mib)), gang=gang, priority=priority))
+    return pod_queued(pod, structs.replace(request(gpu(memory=mib)), gang=gang, priority=priority))
 
 
 def cluster(nodes: int, gpus: int) -> DecisionContext:
@@ -183,7 +184,7 @@ def test_pods_of_a_gang_with_anti_affinity_do_not_share_a_device() -> None:
     mirror.put_node(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
     context = context_of(mirror)
     tagged = [
-        replace(pod, request=replace(pod.request, anti_affinity_groups=("default/g",)))
+        replace(pod, request=structs.replace(pod.request, anti_affinity_groups=("default/g",)))
         for pod in (member("a", 1_000), member("b", 1_000))
     ]
 

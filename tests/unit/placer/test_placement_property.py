@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.placer.placement import place
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
@@ -155,7 +156,8 @@ def requests(draw: Any) -> PodRequest:
     )
     inits = draw(st.integers(0, len(containers)))
     containers = tuple(
-        replace(container, init=number < inits) for number, container in enumerate(containers)
+        structs.replace(container, init=number < inits)
+        for number, container in enumerate(containers)
     )
     same_device = draw(st.booleans()) and all(c.gpus == 1 for c in containers)
     return request(

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from services.placer.compared_placement import COMPARED_NODES
 from services.placer.placement import place
 from services.placer.rounds.batch import DecisionContext
@@ -89,7 +91,7 @@ def test_containers_of_other_names_are_of_the_same_kind() -> None:
     [container] = other.containers
 
     assert kind_of(one) == kind_of(
-        replace(other, containers=(replace(container, container="other"),))
+        structs.replace(other, containers=(structs.replace(container, container="other"),))
     )
 
 
