@@ -5,10 +5,8 @@ from itertools import islice, zip_longest
 
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
-from shared.placing.choice.device_choice import allowed_modes, device_chooser
 from shared.placing.choice.picks import DevicePick, build_shares
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.node_rank import request_kind
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -85,7 +83,7 @@ def fits_on(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]
     requirements = request.node_requirements
     unconstrained = has_no_node_constraints(requirements)
     eligibility, triggers = index.eligibility, request.triggers
-    resources, choose = request.resources.items(), device_chooser(request)
+    resources, choose = request.resources.items(), index.plans.plan(request).choose
     for node in nodes:
         if not (unconstrained and node.accepts_any_pod) and (
             eligibility.check(requirements, node)[0] is not None
@@ -102,7 +100,7 @@ def fits_on(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]
 
 def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
     """Yield nodes that probably fit."""
-    kind, need = request_kind(request, allowed_modes(request)[0])
+    kind, need = index.plans.plan(request).kinds[0]
     nodes = index.likely_nodes(kind)
     at_random = (nodes.random_node(need, rng) for _ in range(TRIED_NODES))
     return _in_turn(nodes.in_order(need), (node for node in at_random if node is not None))
@@ -112,7 +110,7 @@ def _nodes_of(
     fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
 ) -> Iterator[MirroredNode]:
     """Yield nodes of a set."""
-    kind, need = request_kind(request, allowed_modes(request)[0])
+    kind, need = index.plans.plan(request).kinds[0]
     ranked = index.ranked_nodes(kind)
     tight: Iterator[MirroredNode]
     if fitting.bit_count() > COMPARED_NODES:

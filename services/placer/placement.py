@@ -4,13 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from services.placer.compared_placement import Rng, fits_on, place_compared
-from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
-from shared.placing.choice.device_choice import allowed_modes
 from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.node_rank import request_kind
+from shared.placing.index.node_rank import RequestKind
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -20,8 +18,6 @@ RANDOM_TRIES = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
 RARE = 8
 """Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
-
-_SHARES_ONLY = (DeviceMode.HAMI_CORE,)
 
 
 def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, ...] | Refusal:
@@ -34,11 +30,12 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     """
     if request.node_order is NodeOrder.FRAGMENTATION:
         return place_compared(request, index, rng)
-    modes = allowed_modes(request)
-    if not index.mirror.mig_nodes and _SHARES_ONLY[0] in modes:
-        modes = _SHARES_ONLY
-    if len(modes) == 1 and not index.eligibility.has_preferences(request.node_requirements):
-        kind, need = request_kind(request, modes[0])
+    plan = index.plans.plan(request)
+    kinds = plan.kinds
+    if not index.mirror.mig_nodes and plan.share_kinds:
+        kinds = plan.share_kinds
+    if len(kinds) == 1 and not index.eligibility.has_preferences(request.node_requirements):
+        [(kind, need)] = kinds
         likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
         placements = tuple(_placements(request, index, likely))
         if placements:
@@ -49,14 +46,17 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     fitting, excluded = index.sets.split(request)
     if not fitting:
         return explain_refusal(request, index, excluded)
-    return tuple(_placements(request, index, _best_nodes(request, index, modes, fitting, rng)))
+    return tuple(_placements(request, index, _best_nodes(request, index, kinds, fitting, rng)))
 
 
 def _best_nodes(
-    request: PodRequest, index: NodeIndex, modes: Sequence[DeviceMode], fitting: NodeSet, rng: Rng
+    request: PodRequest,
+    index: NodeIndex,
+    kinds: Sequence[tuple[RequestKind, int]],
+    fitting: NodeSet,
+    rng: Rng,
 ) -> Iterator[MirroredNode]:
     """Yield nodes that fit, those that the pod prefers first, then by mode and rank."""
-    kinds = [request_kind(request, mode) for mode in modes]
     for preferred in index.sets.by_preference(request.node_requirements, fitting):
         seen = set[MirroredNode]()
         is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)

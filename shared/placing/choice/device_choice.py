@@ -4,7 +4,7 @@ All devices of a pod are in one mode: shares that HAMi-core enforces, or MIG ins
 are allowed, `PodRequest.prefer_mig` decides which are tried first.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from shared.model.device import IDLE_BEFORE, DeviceMode
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
@@ -109,6 +109,22 @@ def _has_simple_amounts(container: GpuRequest) -> bool:
         and not container.slots
         and container.sharing not in IDLE_BEFORE
         and not container.strict
+    )
+
+
+def device_key(request: PodRequest) -> Hashable:
+    """Return a key that is equal for requests that fit the same devices."""
+    return (
+        request.containers,
+        request.same_device,
+        request.selection,
+        request.distinct_devices,
+        request.anti_affinity_groups,
+        request.topology_scope,
+        request.prefer_links,
+        request.prefer_mig,
+        request.allocation_weights,
+        request.device_order,
     )
 
 

@@ -55,12 +55,11 @@ def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, Pod
 
 def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
     """Return the shares that picks become."""
-    return tuple([_share(*pick) for pick in picks])
-
-
-def _share(
-    container: GpuRequest, device: MirroredDevice, memory_mib: int, instance: MigPlacement | None
-) -> Share:
-    if instance is not None:
-        return instance_share(container, device.device, memory_mib, instance)
-    return enforced_share(container, device.device, memory_mib)
+    return tuple(
+        [
+            enforced_share(container, device.device, memory_mib)
+            if instance is None
+            else instance_share(container, device.device, memory_mib, instance)
+            for container, device, memory_mib, instance in picks
+        ]
+    )

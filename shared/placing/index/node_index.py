@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from shared.model.placement import Refusal
 from shared.model.request import PodRequest
+from shared.placing.choice.device_choice import device_key
 from shared.placing.fragmentation.fragmentation import Fragmentation
 from shared.placing.index.eligibility import NodeEligibility
 from shared.placing.index.node_rank import RequestKind, ranking_for
-from shared.placing.index.node_sets import NodeSets, device_key
+from shared.placing.index.node_sets import NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes
 from shared.placing.index.repelled_pods import RepelledPods
+from shared.placing.index.request_plan import RequestPlans
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 
@@ -45,6 +47,7 @@ class NodeIndex:
         self.sets = NodeSets(mirror, self.eligibility)
         self.repelled_pods = RepelledPods(mirror)
         self.fragmentation = Fragmentation(mirror)
+        self.plans = RequestPlans()
         self.refusals: dict[Hashable, RefusalMemo] = {}
         """The latest refusals, by `placement_key`."""
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}

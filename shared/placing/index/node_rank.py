@@ -218,14 +218,3 @@ def has_headroom(rank: Rank, need: int, *, packs: bool) -> bool:
 def next_rank_with_headroom(rank: Rank, need: int, *, packs: bool) -> Rank:
     """Return the lowest rank after `rank` that may have the headroom, if `rank` has not."""
     return need << FULLNESS_BITS if packs else ((rank >> HEADROOM_BITS) + 1) << HEADROOM_BITS
-
-
-def is_tie(one: Rank, other: Rank, *, packs: bool) -> bool:
-    """Return whether nodes of two ranks tie, so that the choice between them is random.
-
-    BINPACK never starts to use an idle node while a used one fits; SPREAD stays within one level
-    of fullness.
-    """
-    if packs:
-        return (one & MAX_FULLNESS == MAX_FULLNESS) == (other & MAX_FULLNESS == MAX_FULLNESS)
-    return not (one ^ other) >> HEADROOM_BITS

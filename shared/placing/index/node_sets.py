@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from shared.model.request import NodeRequirements, PodRequest
-from shared.placing.choice.device_choice import choose_devices, is_simple
+from shared.placing.choice.device_choice import choose_devices, device_key, is_simple
 from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
 from shared.placing.index.device_amounts import (
     count_of_devices,
@@ -266,22 +266,6 @@ def _free_amount(name: str) -> Amount:
 
 def _allocatable(name: str) -> Amount:
     return lambda node: node.facts.allocatable.get(name, 0)
-
-
-def device_key(request: PodRequest) -> Hashable:
-    """Return a key that is equal for requests that fit the same devices."""
-    return (
-        request.containers,
-        request.same_device,
-        request.selection,
-        request.distinct_devices,
-        request.anti_affinity_groups,
-        request.topology_scope,
-        request.prefer_links,
-        request.prefer_mig,
-        request.allocation_weights,
-        request.device_order,
-    )
 
 
 def _check_devices(request: PodRequest, node: MirroredNode) -> NodeFilterFailure | None:

@@ -3,16 +3,17 @@
 Ranked nodes cost nothing until they are read; a read applies the changes since, each node once.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
 from itertools import islice
 
 from shared.placing.index.node_rank import (
+    HEADROOM_BITS,
+    MAX_FULLNESS,
     Rank,
     Ranking,
     has_headroom,
-    is_tie,
     next_rank_with_headroom,
 )
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -29,21 +30,21 @@ LAST_RANK: Rank = 1 << 62
 class BestNodes:
     """The best of the ranked nodes, as groups of equal rank."""
 
-    __slots__ = ("groups", "tied", "total")
+    __slots__ = ("ends", "groups", "tied", "total")
 
     def __init__(self) -> None:
         self.groups: list[list[MirroredNode]] = []
+        self.ends: list[int] = []
+        """The position after the last node of each group."""
         self.tied = 0
         """How many nodes, from the first on, tie: the first choice is random among them."""
         self.total = 0
 
     def node(self, position: int) -> MirroredNode:
         """Return the node at a position from 0 to `total` - 1."""
-        for group in self.groups:
-            if position < len(group):
-                return group[position]
-            position -= len(group)
-        raise IndexError(position)
+        ends = self.ends
+        at = bisect_right(ends, position)
+        return self.groups[at][position - ends[at]]
 
 
 class RankedNodes:
@@ -122,13 +123,12 @@ class RankedNodes:
                 (rank, [node for node in groups[rank] if accepts(node)])
                 for rank in self.ranks_with_headroom(need)
             )
-            return self._best(islice((entry for entry in accepted if entry[1]), BEST_GROUPS))
+            found = dict(islice((entry for entry in accepted if entry[1]), BEST_GROUPS))
+            return self._best(found, found)
         if self.packs:
             start = self._start(need)
-            ranks: Iterable[Rank] = self.ranks[start : start + BEST_GROUPS]
-        else:
-            ranks = islice(self.ranks_with_headroom(need), BEST_GROUPS)
-        return self._best((rank, groups[rank]) for rank in ranks)
+            return self._best(self.ranks[start : start + BEST_GROUPS], groups)
+        return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
 
     def best_of(self, nodes: Iterable[MirroredNode], need: int) -> BestNodes:
         """Return the best of these nodes with a headroom of `need` or more."""
@@ -138,20 +138,29 @@ class RankedNodes:
             rank = ranks.get(node)
             if rank is not None and has_headroom(rank, need, packs=packs):
                 groups.setdefault(rank, []).append(node)
-        return self._best((rank, groups[rank]) for rank in nsmallest(BEST_GROUPS, groups))
+        return self._best(nsmallest(BEST_GROUPS, groups), groups)
 
-    def _best(self, groups_in_order: Iterable[tuple[Rank, list[MirroredNode]]]) -> BestNodes:
-        best = BestNodes()
+    def _best(self, ranks: Iterable[Rank], groups: Mapping[Rank, list[MirroredNode]]) -> BestNodes:
+        """Return groups in order of rank, and how many of their nodes tie.
+
+        BINPACK never starts to use an idle node while a used one fits; SPREAD stays within one
+        level of fullness.
+        """
+        best, packs = BestNodes(), self.packs
         limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
-        first, total, tied, groups = -1, 0, 0, best.groups
-        for rank, group in groups_in_order:
+        enough = max(limit, CANDIDATES)
+        first, total, tied, found, ends = -1, 0, 0, best.groups, best.ends
+        for rank in ranks:
+            group = groups[rank]
+            level = rank & MAX_FULLNESS == MAX_FULLNESS if packs else rank >> HEADROOM_BITS
             if first < 0:
-                first = rank
-            groups.append(group)
-            if tied == total and total < limit and is_tie(first, rank, packs=self.packs):
+                first = level
+            if level == first and tied == total and total < limit:
                 tied += len(group)
             total += len(group)
-            if total >= limit and total >= CANDIDATES:
+            found.append(group)
+            ends.append(total)
+            if total >= enough:
                 break
         best.tied, best.total = tied, total
         return best
