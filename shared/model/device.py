@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
+import msgspec
+
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import GpuRequest, SharingPolicy
 
@@ -110,15 +112,14 @@ def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
     return fault if all(map(is_visible, named)) else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
+class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The usage of one device by live leases."""
 
     memory_mib: int = 0
     cores_percent: int = 0
     shares: int = 0
     fence: int = 0
-    anti_affinity_groups: frozenset[str] = field(default_factory=frozenset)
+    anti_affinity_groups: frozenset[str] = frozenset()
     """See `Lease.anti_affinity_groups`."""
     exclusive: bool = False
     """A share has the device exclusively, or the device is claimed."""

@@ -58,12 +58,11 @@ def reservation_for(queued: PodQueued, candidates: tuple[Placement, ...]) -> Res
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUse:
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node, other than devices, that live leases use."""
 
     version: int = 0
-    used: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,8 +54,7 @@ class LedgerMirror:
             self.mirror.capacity = snapshot.capacity
             self._disconnected_since = None
             async for changes in self.ledger.changes(snapshot.position):
-                for change in changes:
-                    self.mirror.apply(change)
+                self.mirror.apply(changes)
         finally:
             if self._disconnected_since is None:
                 self._disconnected_since = self.clock.ticks()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
+from msgspec import structs
+
 from services.binder.ports.observations import DisruptionBudget
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate
 from shared.model.device import Device, DeviceUse
@@ -120,7 +122,7 @@ def without(node: NodeTotals, ended: Collection[PodUid]) -> LedgerNode:
 
 def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
     after = counted or DeviceUse()
-    return replace(
+    return structs.replace(
         after,
         fence=before.fence,
         exclusive=after.exclusive or before.claimed_by,

@@ -5,10 +5,12 @@ bytes of all changes, joined: each value contains its length. Other replies cont
 as arrays.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from struct import Struct, unpack_from
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from struct import Struct
 from typing import Any
+
+import msgspec
 
 from shared.model.device import DeviceUse
 from shared.model.ledger import NodeUse
@@ -17,13 +19,11 @@ from shared.model.names import DeviceUuid, NodeName
 _NODE = Struct("<BdbIB")
 _DEVICE = Struct("<IIBIIIIdBBB")
 _LENGTH = Struct("<H")
-_DOUBLE_BYTES = 8
 
 NO_GROUPS: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(msgspec.Struct, frozen=True, gc=False):
     """A device as the scripts store it: its capacity and its use."""
 
     uuid: DeviceUuid
@@ -37,9 +37,16 @@ class DeviceState:
 def decode_node_row(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
     """Decode the use of a node's ordinary resources."""
     _, version, _, _, name, names, *amounts = row
-    known = names.split("\n")[:-1]
-    used = {known: int(used) for known, used in zip(known, amounts[1::2], strict=True) if used}
-    return NodeName(name), NodeUse(version=int(version), used=used)
+    return NodeName(name), _node_use(version, names, amounts)
+
+
+def _node_use(version: float, names: str, amounts: Sequence[float]) -> NodeUse:
+    used = {
+        name: int(amount)
+        for name, amount in zip(_resource_names(names), amounts[1::2], strict=True)
+        if amount
+    }
+    return NodeUse(version=int(version), used=used)
 
 
 def decode_device_row(row: Sequence[Any]) -> DeviceState:
@@ -69,27 +76,22 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
 
 
 def decode_node_values(values: bytes) -> dict[NodeName, NodeUse]:
-    """Decode the joined values of nodes."""
-    return dict(map(decode_node_row, _node_value_rows(values)))
+    """Decode the joined values of nodes; of a repeated node the last one counts."""
+    uses: dict[NodeName, NodeUse] = {}
+    at = 0
+    while at < len(values):
+        count, version, _, _, length = _NODE.unpack_from(values, at)
+        name, at = _string(values, at + _NODE.size, length)
+        names, at = _long_string(values, at)
+        amounts = _amounts(count)
+        uses[NodeName(name)] = _node_use(version, names, amounts.unpack_from(values, at))
+        at += amounts.size
+    return uses
 
 
 def decode_device_values(values: bytes) -> dict[DeviceUuid, DeviceState]:
-    """Decode the joined values of devices."""
-    return {state.uuid: state for state in map(decode_device_row, _device_value_rows(values))}
-
-
-def _node_value_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
-    at = 0
-    while at < len(values):
-        count, version, known, number, length = _NODE.unpack_from(values, at)
-        name, at = _string(values, at + _NODE.size, length)
-        names, at = _long_string(values, at)
-        amounts = unpack_from(f"<{2 * count}d", values, at)
-        at += 2 * count * _DOUBLE_BYTES
-        yield (count, version, known, number, name, names, *amounts)
-
-
-def _device_value_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
+    """Decode the joined values of devices; of a repeated device the last one counts."""
+    states: dict[DeviceUuid, DeviceState] = {}
     at = 0
     while at < len(values):
         *numbers, length = _DEVICE.unpack_from(values, at)
@@ -98,7 +100,19 @@ def _device_value_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
         slot_map, at = _long_string(values, at)
         groups_text, at = _long_string(values, at)
         layout, at = _string(values, at + 1, values[at])
-        yield (*numbers, uuid, node, slot_map, groups_text, layout)
+        row = (*numbers, uuid, node, slot_map, groups_text, layout)
+        states[DeviceUuid(uuid)] = decode_device_row(row)
+    return states
+
+
+@cache
+def _amounts(count: int) -> Struct:
+    return Struct(f"<{2 * count}d")
+
+
+@lru_cache(maxsize=1024)
+def _resource_names(names: str) -> tuple[str, ...]:
+    return tuple(names.split("\n")[:-1])
 
 
 def _string(values: bytes, at: int, length: int) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Reasons why the devices of one node do not fit, for the node and for each device; pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from shared.model.device import DeviceMode, DeviceRefusal, device_refusal
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
@@ -169,7 +170,7 @@ def _refusal(
     use = device.use()
     pod_use = None if container.init else pod_uses.get(device)
     if pod_use is not None:
-        use = replace(
+        use = structs.replace(
             use,
             memory_mib=use.memory_mib + pod_use.memory_mib,
             cores_percent=use.cores_percent + pod_use.cores_percent,

@@ -77,14 +77,22 @@ class ClusterMirror:
         for node in snapshot:
             self.put_node(node)
 
-    def apply(self, change: LedgerChange) -> None:
-        """Apply one change of the ledger."""
-        for node in change.nodes:
-            self.put_node(node)
-        for name in change.removed:
-            self.remove_node(name)
-        self.update_uses(change.devices, change.used)
-        self.capacity = change.capacity
+    def apply(self, changes: Iterable[LedgerChange]) -> None:
+        """Apply changes of the ledger, in their order; of repeated totals only the last ones."""
+        devices: dict[DeviceUuid, DeviceUse] = {}
+        used: dict[NodeName, NodeUse] = {}
+        for change in changes:
+            if change.nodes or change.removed:
+                self.update_uses(devices, used)
+                devices, used = {}, {}
+            for node in change.nodes:
+                self.put_node(node)
+            for name in change.removed:
+                self.remove_node(name)
+            devices |= change.devices
+            used |= change.used
+            self.capacity = change.capacity
+        self.update_uses(devices, used)
 
     def update_uses(
         self, devices: Mapping[DeviceUuid, DeviceUse], nodes: Mapping[NodeName, NodeUse]

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
+
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device, DeviceUse
@@ -157,7 +158,7 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
             for known, use in account.node.devices:
                 summed = devices.pop(known.uuid, DeviceUse())
                 assert use.fence >= summed.fence
-                assert replace(use, fence=summed.fence) == summed
+                assert structs.replace(use, fence=summed.fence) == summed
                 assert use.cores_percent <= 100
             assert not devices
     taken = {

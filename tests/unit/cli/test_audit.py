@@ -145,7 +145,7 @@ def test_a_lease_on_another_node_than_the_pods_is_found() -> None:
 
 def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
     sound = account(lease("a"), lease("b", share(slot=1)))
-    use = replace(sound.node.devices[0][1], fence=0)
+    use = structs.replace(sound.node.devices[0][1], fence=0)
 
     assert found(facts(with_use(sound, use))) == [
         ("S4", "2 shares carry fence 1"),

@@ -293,7 +293,9 @@ def test_an_updated_index_decides_like_a_new_one(nodes: list[LedgerNode], steps:
             node = replace(data.draw(_nodes(name)), version=1000 + number)
             node = replace(
                 node,
-                devices=tuple((card, replace(u, fence=1000 + number)) for card, u in node.devices),
+                devices=tuple(
+                    (card, structs.replace(u, fence=1000 + number)) for card, u in node.devices
+                ),
             )
             mirror.remove_node(name)
             mirror.put_node(node)
