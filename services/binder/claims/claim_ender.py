@@ -46,16 +46,19 @@ class ClaimEnder:
         now: Lease | None = lease
         while now is not None and _generation(now) == _generation(lease):
             if now.state is LeaseState.RESERVED or await self.is_unprepared(now):
-                ended = await self.ledger.release(
-                    [now.pod], reason=CLAIM_ENDED, version=now.version
-                )
-                if ended:
-                    self.capacity_freed()
+                if ended := await self.release(now):
                     return ended
             elif all(await self.ledger.claims.mark_deallocated([now])):
                 return []
             [now] = await self.ledger.load([lease.pod])
         return []
+
+    async def release(self, lease: Lease) -> list[Lease]:
+        """End a lease of which no container has devices; nothing if it has changed since."""
+        ended = await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
+        if ended:
+            self.capacity_freed()
+        return ended
 
     async def is_unprepared(self, lease: Lease) -> bool:
         """Return whether the node's agent confirms that the claim is not prepared."""

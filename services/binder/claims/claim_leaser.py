@@ -148,10 +148,17 @@ class ClaimLeaser:
     async def _has_ended(
         self, lease: Lease, claim: AllocatedClaim, decisions: ClaimDecisions
     ) -> bool:
-        """End the lease of an earlier allocation; return whether it has ended."""
+        """End the lease of another allocation; return whether it has ended.
+
+        If this one had a lease, the other's had ended before: it came back when Redis lost data, or
+        was never written.
+        """
         if not await self._is_current(claim):
             return False
-        ended = await self.ender.end(lease)
+        if claim.answer == LEASED and _copy_in(claim) is not None:
+            ended = await self.ender.release(lease)
+        else:
+            ended = await self.ender.end(lease)
         decisions.ended += ended
         if not ended:
             decisions.unresolved.append(f"an earlier lease of {_named(claim)} has not ended")
@@ -242,25 +249,26 @@ class ClaimLeaser:
         return now is not None and (now.claim, now.generation) == (claim.claim, claim.generation)
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
-        """Write the lease again of an answered claim, which the ledger has lost.
+        """Return whether an answered claim must be leased anew, as the ledger has lost its lease.
 
-        Return whether the claim must be leased anew: another lease has its share by now, and the
-        node's agent confirms that the claim is not prepared with it.
+        If the node's agent does not confirm that it is not prepared, the lease is written again
+        as it was.
         """
         if not await self._is_current(claim):
             return False
-        try:
-            lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
-        except RequestError as error:
-            logger.error("the lease of %s is lost: %s", _named(claim), error)  # noqa: TRY400
+        lease = _copy_in(claim)
+        if lease is None:
+            logger.error("the lease of %s is lost, and it has no valid copy", _named(claim))
             return False
-        if lease.pod != claim.claim or lease.node != claim.node or not covers(lease, claim):
-            logger.error("the lease of %s is lost: its copy is of another claim", _named(claim))
-            return False
+        if await self.ender.is_unprepared(lease):
+            logger.error(
+                "the ledger had lost the lease of %s, which is not prepared", _named(claim)
+            )
+            return True
         misfits = await self.ledger.restore([lease], now=self.clock.now())
         reason = f", which does not fit: {misfits[0][1]}" if misfits else ""
         logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
-        return bool(misfits) and await self.ender.is_unprepared(lease)
+        return False
 
     async def commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
         """Bind reservations, update consumers, and publish what has changed."""
@@ -288,6 +296,16 @@ class ClaimLeaser:
 def covers(lease: Lease, claim: AllocatedClaim) -> bool:
     """Return whether a lease is for this allocation of the claim."""
     return lease.claim is not None and lease.claim.generation == claim.generation
+
+
+def _copy_in(claim: AllocatedClaim) -> Lease | None:
+    """Return the lease of this allocation that a claim was answered with; None: no valid one."""
+    try:
+        lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
+    except RequestError:
+        return None
+    own = (lease.pod, lease.node) == (claim.claim, claim.node)
+    return lease if own and covers(lease, claim) else None
 
 
 def _named(claim: AllocatedClaim) -> str:

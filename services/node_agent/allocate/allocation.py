@@ -32,6 +32,10 @@ HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be allocated: a reservation alone may still expire."""
 
 
+class DeviceMismatchError(RequestError):
+    """A device, as it is now, cannot hold what the lease is for; the message says why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
     """The node's devices and paths, as input of a decision."""
@@ -195,24 +199,26 @@ def _check_ids(chosen: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) 
 
 
 def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
-    """Raise RequestError if a share cannot be given out of its device as that is now."""
+    """Raise DeviceMismatchError if a share cannot be given out of its device as that is now."""
     for share in shares:
         device = devices.get(share.device)
         if device is None:
-            raise RequestError(f"the lease is for device {share.device}, which is not on this node")
+            raise DeviceMismatchError(
+                f"the lease is for device {share.device}, which is not on this node"
+            )
         if (device.mode is DeviceMode.MIG) != (share.mig is not None):
-            raise RequestError(
+            raise DeviceMismatchError(
                 f"device {share.device} is in {device.mode} mode, and the lease is for "
                 f"{'an instance' if share.mig else 'a part'} of it"
             )
         strict = device.isolation is Isolation.STRICT
         if strict and share.mig is None and share.sharing is not SharingPolicy.EXCLUSIVE:
-            raise RequestError(
+            raise DeviceMismatchError(
                 f"the isolation of this node is strict, and the lease is for a part of device "
                 f"{share.device}: its node agent was started with --isolation strict since"
             )
         if share.memory_mib <= 0:
-            raise RequestError(
+            raise DeviceMismatchError(
                 f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "
                 "limit a container would have all of it"
             )

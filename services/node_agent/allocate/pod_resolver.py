@@ -59,10 +59,15 @@ class PodResolver:
         return self.pods.unreadable_reason
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
-        """Return those of the pods whose last container has ended, as the kubelet shows it."""
+        """Return those of the pods whose last container has ended, as the kubelet shows it.
+
+        Their leases end with the reply: a busy kubelet may have yet to admit a pod that was deleted
+        meanwhile, and calls Allocate for it.
+        """
         running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         if not running.issuperset(pods):
             running |= await self.pods.list_running()
+        self.leases.end(pods - running)
         return pods - running
 
     async def resolve(

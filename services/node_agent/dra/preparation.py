@@ -11,7 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
+from services.node_agent.allocate.allocation import (
+    HONOURED_STATES,
+    DeviceMismatchError,
+    NodeSnapshot,
+)
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.allocate.claim_setup import claim_entry, requests_of
 from services.node_agent.allocate.handler import ContainerPreparer, MigInstancesOf
@@ -98,6 +102,7 @@ class ClaimPreparation:
             outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
             if isinstance(error, OvercommitError):
                 self.metrics.count_overcommit()
+            if isinstance(error, OvercommitError | DeviceMismatchError):
                 self._report_refused(claim, str(error))
             logger.warning("ResourceClaim %s is not prepared: %s", claim, error)
             raise
@@ -133,9 +138,9 @@ class ClaimPreparation:
         )
 
     def _report_refused(self, claim: ClaimReference, reason: str) -> None:
-        """Report a lease on what another holder has been given: its lease was lost.
+        """Report a lease on what another holder has been given, or on what has left the node.
 
-        The device report after it restores that one.
+        The device report after it restores the lease of that holder, which was lost.
         """
         self.outbox.add(
             ShareRefused(

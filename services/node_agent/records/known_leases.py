@@ -4,6 +4,7 @@ Updates may arrive twice, late, or never: a lease with a lower version than one 
 nothing, and ended leases are remembered long enough for that.
 """
 
+import math
 from collections.abc import Iterable
 
 from shared.model.lease import LIVE, Lease
@@ -22,7 +23,7 @@ class KnownLeases:
     def __init__(self, node: NodeName, *, synced: bool = False) -> None:
         self.node = node
         self.leases: dict[PodUid, Lease] = {}
-        self.ended: dict[PodUid, tuple[float, int]] = {}
+        self.ended: dict[PodUid, tuple[float, float]] = {}
         """Creation and version of ended leases, in the order of their updates."""
         self.revision = 0
         """Counts updates that changed something."""
@@ -49,11 +50,25 @@ class KnownLeases:
             self._revisions[lease.pod] = self.revision
             self.ended.pop(lease.pod, None)
             return True
-        self._drop(lease.pod)
-        self.ended[lease.pod] = stamp
+        self._end(lease.pod, stamp)
+        return True
+
+    def end(self, pods: Iterable[PodUid]) -> None:
+        """End the leases of pods that have terminated, whatever is received about them later.
+
+        A claim's lease stays: a claim can be prepared again.
+        """
+        for pod in pods:
+            known = self.leases.get(pod)
+            if known is not None and known.claim is None:
+                self.revision += 1
+                self._end(pod, (math.inf, math.inf))
+
+    def _end(self, pod: PodUid, stamp: tuple[float, float]) -> None:
+        self._drop(pod)
+        self.ended[pod] = stamp
         while len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
-        return True
 
     def find(self, pod: PodUid) -> Lease | None:
         """Return the pod's live lease; None: it is not known."""

@@ -49,6 +49,47 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     await assert_sound(binder.leases)
 
 
+async def test_an_unprepared_claim_gets_a_newer_lease_than_the_one_that_its_agent_saw_end(
+    binder: ClaimBinder,
+) -> None:
+    """An agent ignores leases that are older than what it has received."""
+    claim = binder.claims.put(allocated("c", on(GPU)))
+    await binder.lease(claim)
+    [ended] = await binder.leases.release([claim.claim], reason="its node refused the pod")
+    binder.agents.answers[claim.claim] = True
+    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+
+    await binder.leaser.restore(prepared, NodeName("a"))
+
+    again = await binder.lease_of(claim)
+    assert again
+    assert again.version > ended.version
+    copy = json.dumps(binder.claims.answers["c"][-1].lease)
+    shown = load_lease(copy, namespace=claim.namespace, name=claim.name)
+    assert shown.shares == again.shares
+
+
+async def test_a_lost_lease_replaces_that_of_an_earlier_allocation_which_came_back(
+    binder: ClaimBinder,
+) -> None:
+    """The claim is prepared, with the later one."""
+    first, second = allocated("c", on(GPU)), allocated("c", on(GPU, 5_000), generation="g2")
+    await binder.lease(binder.claims.put(second))
+    answered, before = binder.claims.stored["c"], await binder.lease_of(second)
+    await binder.leases.release([second.claim], reason="Redis was rolled back")
+    await binder.lease(binder.claims.put(first))
+    binder.claims.put(answered)
+    binder.agents.answers[first.claim] = False
+
+    await binder.lease(answered)
+
+    after = await binder.lease_of(second)
+    assert before
+    assert after
+    assert (after.shares, after.claim) == (before.shares, before.claim)
+    await assert_sound(binder.leases)
+
+
 async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(
     binder: ClaimBinder,
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
     handler_of,
+    lease_of,
     one_node_cluster,
     share,
 )
@@ -145,6 +146,23 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
     assert (running.terminated, gone.terminated) == (False, True)
     assert kept == 1, "the lease had not ended yet"
     assert there
+
+
+async def test_a_pod_that_was_reported_as_terminated_gets_nothing_if_it_is_admitted_after_it() -> (
+    None
+):
+    """A kubelet admits one pod after the other, and may be slow."""
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        lease = cluster.ledger.grant(lease_of("deleted-pod", share(0, 1000)))
+        await cluster.push_lease(lease)
+
+        reply = await agent.report_terminated(
+            TerminationRequest(node=NodeName(NODE), pod=lease.pod)
+        )
+        await cluster.push_lease(structs.replace(lease, version=9))
+
+        assert reply.terminated
+        assert agent.leases.find(lease.pod) is None
 
 
 async def test_a_pod_that_was_deleted_while_it_started_has_not_terminated_yet() -> None:

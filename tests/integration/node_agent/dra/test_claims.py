@@ -306,6 +306,20 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
         await until(lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]))
 
 
+async def test_a_claim_of_a_device_that_has_left_the_node_is_refused_so_that_its_lease_ends() -> (
+    None
+):
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        _, claim = pod_and_claim(cluster)
+        cluster.ledger.grant(claim_lease(claim, share(container="gpu", device="GPU-elsewhere")))
+
+        [refused, *_] = await until(lambda: cluster.refused)
+
+        assert refused.pod == claim["metadata"]["uid"]
+        assert "device GPU-elsewhere, which is not on this node" in refused.reason
+
+
 async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_again() -> None:
     """It ends when a pod that runs gets back its lease, which the ledger had lost."""
     timing = replace(TIMING, claim_wait_s=30.0)
