@@ -11,6 +11,8 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 1024
+FIRST_POSITIONS = (1 << 256) - 1
+"""Where these are enough, a set is not searched further."""
 ABSENT = -(1 << 62)
 """The amount of a node that was removed: less than any requested one."""
 
@@ -142,7 +144,8 @@ def _set_of(amounts: Sequence[int], threshold: int) -> NodeSet:
 def positions_in(nodes: NodeSet, limit: int) -> list[int]:
     """Return the first positions in a set."""
     found: list[int] = []
-    digits = bin(nodes)[:1:-1]
+    first = nodes & FIRST_POSITIONS
+    digits = bin(first if first.bit_count() >= limit else nodes)[:1:-1]
     position = digits.find("1")
     while position >= 0 and len(found) < limit:
         found.append(position)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from heapq import nsmallest
 
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
@@ -96,13 +97,13 @@ def _nearest(index: NodeIndex, excluded: Excluded) -> Iterator[tuple[str, Mirror
     """
     nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
     compared = [
-        (-_stage(code), -free_mib[position], node.name, code, node)
+        (stage, -free_mib[position], node.name, code, node)
         for (code, _), members in excluded.items()
+        for stage in [-_stage(code)]
         for position in positions_in(members, COMPARED_NODES)
         if (node := nodes[position]) is not None
     ]
-    compared.sort(key=lambda entry: entry[:3])
-    for *_, code, node in compared[:NEAREST]:
+    for *_, code, node in nsmallest(NEAREST, compared):
         yield code, node, node.changes
 
 
