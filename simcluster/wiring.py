@@ -81,10 +81,12 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     controllers = ControllerManager(store, server.create)
-    schedulers = [Scheduler(store, server.bind, matches_device)]
+    schedulers = [Scheduler(store, server.bind, matches_device, server.write_status)]
     if options.scheduler_config:
         extender = SchedulerExtender.load(options.scheduler_config)
-        schedulers.append(Scheduler(store, server.bind, matches_device, extender=extender))
+        schedulers.append(
+            Scheduler(store, server.bind, matches_device, server.write_status, extender=extender)
+        )
     claims, volumes = ResourceClaimController(store), VolumeController(store)
     try:
         async with (

@@ -104,7 +104,7 @@ def decide(
     denial = _unconditional_denial(pod, exempt=exempt)
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
-    gpu_containers = [container for container in pod.containers if _requests_gpu(container)]
+    gpu_containers = [container for container in pod.containers if container.requests_gpu]
     subject = _subject(pod, pod.containers, policy, env_from_keys)
     if not exempt:
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
@@ -215,11 +215,6 @@ def _subject(
     )
 
 
-def _requests_gpu(container: ReviewedContainer) -> bool:
-    amounts = {**container.requests, **container.limits}
-    return any(name in GPU_RESOURCES for name in amounts)
-
-
 def _uses_claims(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
     """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
     amounts = {**container.requests, **container.limits}
@@ -229,7 +224,7 @@ def _uses_claims(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
 
 
 def _holds_gpu(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
-    return _requests_gpu(container) or _uses_claims(container, policy)
+    return container.requests_gpu or _uses_claims(container, policy)
 
 
 def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str]]:

@@ -21,6 +21,8 @@ from shared.dialects.reserved import (
     DEVICE_ORDER,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
+    NOTHING_VISIBLE,
+    VISIBLE,
     is_device_name_mount,
     is_reserved,
     is_reserved_prefix,
@@ -187,6 +189,8 @@ def _variables(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
         place = f"container {container.name}"
         for name, value in container.variables.items():
+            if (name, value) == (VISIBLE, NOTHING_VISIBLE) and not container.requests_gpu:
+                continue  # the webhook has set it, and a claim's devices replace it
             if sets_reserved(name, value):
                 yield f"{place}: variable {name} is set by the lease only: remove it"
             elif name == LIBRARY_SEARCH and name in container.value_from:

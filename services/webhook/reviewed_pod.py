@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.dialects import GPU_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_resources
 from shared.placing.pod_fields import FoundField, handed_over
@@ -63,6 +64,11 @@ class ReviewedContainer:
     ephemeral: bool = False
     target: str = ""
     """The container whose processes an ephemeral one sees."""
+
+    @property
+    def requests_gpu(self) -> bool:
+        """Whether it names a resource of a dialect."""
+        return not GPU_RESOURCES.isdisjoint({**self.requests, **self.limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

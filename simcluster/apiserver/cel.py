@@ -1,7 +1,8 @@
 """CEL expressions; the only module that imports the `cel` library.
 
 The library comes with the extra `simulated` and takes 0.25 s to load, so it is imported when the
-first expression is compiled. This module adds Kubernetes' quantities and list functions. The
+first expression is compiled. This module adds Kubernetes' quantities, list functions and the
+checks of `authorizer`: of resources, in the namespace of the request. The
 library does not know optional fields (`?.`) and `cel.bind`; expressions with them do not compile.
 """
 
@@ -15,6 +16,7 @@ from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_qualified
 from simcluster.apimachinery.objects import Json, JsonValue, json_text
+from simcluster.apiserver.rbac_rules import ResourceAttributes, allows
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,15 @@ def _index_of(items: JsonValue, wanted: JsonValue) -> int:
     )  # fmt: skip
 
 
+def _check(authorizer: Json, verb: str) -> bool:
+    """Evaluate the last step of `authorizer.group(…).resource(…).check(verb)`."""
+    names = filter(None, (authorizer["resource"], authorizer.get("subresource")))
+    wanted = ResourceAttributes(
+        verb, authorizer["group"], "/".join(names), name=authorizer.get("name", "")
+    )
+    return any(allows(rule, wanted) for rule in authorizer["rules"])
+
+
 _FUNCTIONS: Mapping[str, Callable[..., JsonValue]] = {
     "quantity": _quantity,
     "isQuantity": _is_quantity,
@@ -128,6 +139,13 @@ _FUNCTIONS: Mapping[str, Callable[..., JsonValue]] = {
     "max": lambda items: max(items),  # noqa: PLW0108
     "isSorted": lambda items: items == sorted(items),
     "find": lambda text, pattern: ((m := re.search(pattern, text)) and m[0]) or "",
+    "group": lambda authorizer, group: {**authorizer, "group": group},
+    "resource": lambda authorizer, resource: {**authorizer, "resource": resource},
+    "subresource": lambda authorizer, subresource: {**authorizer, "subresource": subresource},
+    "namespace": lambda authorizer, _namespace: authorizer,
+    "name": lambda authorizer, name: {**authorizer, "name": name},
+    "check": _check,
+    "allowed": lambda allowed: allowed,
     "findAll": lambda text, pattern: [m[0] for m in re.finditer(pattern, text)],
 }
 

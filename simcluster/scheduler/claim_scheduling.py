@@ -1,9 +1,10 @@
 """Schedules pods with ResourceClaims: allocates them, and waits for their binding conditions."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
@@ -29,6 +30,8 @@ POLL_S = 5.0
 TIMEOUT_S = 600.0
 MAX_CONSUMERS = 256
 WAITS = NodeChoice()
+WriteStatus = Callable[[str, Json], Awaitable[Json]]
+"""Writes the status of an object of a table through admission; `ApiError` if it is denied."""
 
 
 @dataclass(slots=True)
@@ -47,17 +50,19 @@ class ClaimScheduling:
         self,
         store: ClusterStore,
         matches: Matches,
+        write_status: WriteStatus,
         *,
         poll_s: float = POLL_S,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._matches = matches
+        self._write_status = write_status
         self._poll_s = poll_s
         self._ticks = ticks
         self._bindings: dict[str, _Binding] = {}
 
-    def choose(self, pod: Json, volumes: PodClaims) -> NodeChoice:
+    async def choose(self, pod: Json, volumes: PodClaims) -> NodeChoice:
         """Return the node to bind to once all claims are allocated and bound to it; else why not.
 
         A choice without node and refusal means that the pod waits for binding conditions.
@@ -68,7 +73,7 @@ class ClaimScheduling:
             return NodeChoice(refusal=claims)
         binding = self._bindings.get(uid)
         if binding is None:
-            choice = self._allocate(pod, claims, volumes)
+            choice = await self._allocate(pod, claims, volumes)
             if not choice.node:
                 return choice
             now = self._ticks()
@@ -99,8 +104,11 @@ class ClaimScheduling:
             claims.append(found.obj)
         return claims
 
-    def _allocate(self, pod: Json, claims: Objects, volumes: PodClaims) -> NodeChoice:
-        """Allocate the claims on the first node that has room, and reserve them for the pod."""
+    async def _allocate(self, pod: Json, claims: Objects, volumes: PodClaims) -> NodeChoice:
+        """Allocate the claims on the first node that has room, and reserve them for the pod.
+
+        A webhook may answer the binding conditions in these writes, or deny them.
+        """
         nodes, pods = self._store.list("nodes"), self._store.list("pods")
         pinned = {_node_of(claim) for claim in claims if at_path(claim, "status.allocation")}
         refusal = choose_node(pod, nodes, pods, volumes)
@@ -113,8 +121,11 @@ class ClaimScheduling:
                 continue
             found = self._allocations(claims, name_of(node))
             if found is not None:
-                for claim in claims:
-                    self._reserve(claim, pod, found.get(name_of(claim)))
+                try:
+                    for claim in claims:
+                        await self._reserve(claim, pod, found.get(name_of(claim)))
+                except ApiError as error:
+                    return NodeChoice(refusal=str(error))
                 return NodeChoice(node=name_of(node))
         text = f"0/{len(nodes)} nodes are available: {len(nodes)} cannot allocate all claims."
         return NodeChoice(refusal=text)
@@ -141,7 +152,7 @@ class ClaimScheduling:
             }
         return found
 
-    def _reserve(self, claim: Json, pod: Json, allocation: Json | None) -> None:
+    async def _reserve(self, claim: Json, pod: Json, allocation: Json | None) -> None:
         own = {"resource": "pods", "name": name_of(pod), "uid": metadata(pod)["uid"]}
         others = [
             each for each in list_at(claim, "status.reservedFor") if each.get("uid") != own["uid"]
@@ -150,13 +161,10 @@ class ClaimScheduling:
         if allocation is not None:
             status["allocation"] = allocation
         finalizers = [*(metadata(claim).get("finalizers") or ()), FINALIZER]
-        patch = {
-            "metadata": {"finalizers": list(dict.fromkeys(finalizers))},
-            "status": status,
-        }
-        self._store.patch(
-            "resourceclaims", namespace_of(claim), name_of(claim), patch, subresource="status"
-        )
+        patch = {"metadata": {"finalizers": list(dict.fromkeys(finalizers))}}
+        guarded = self._store.patch("resourceclaims", namespace_of(claim), name_of(claim), patch)
+        status = {**(guarded.get("status") or {}), **status}
+        await self._write_status("resourceclaims", {**guarded, "status": status})
 
     def _look(self, uid: str, binding: _Binding, claims: Objects) -> NodeChoice:
         """Look at the binding conditions, if it is time to."""

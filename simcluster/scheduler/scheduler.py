@@ -15,7 +15,7 @@ from simcluster.apimachinery.objects import (
 )
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.claim_allocator import Matches
-from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling
+from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling, WriteStatus
 from simcluster.scheduler.extender import ExtenderError, SchedulerExtender
 from simcluster.scheduler.node_choice import NodeChoice, fitting_nodes, requests_devices
 from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
@@ -41,6 +41,7 @@ class Scheduler:
         store: ClusterStore,
         bind: BindPod,
         matches: Matches,
+        write_status: WriteStatus,
         *,
         extender: SchedulerExtender | None = None,
         binding_poll_s: float = POLL_S,
@@ -51,7 +52,7 @@ class Scheduler:
         name = NAME if extender is None else extender.scheduler
         self._unbound = f"spec.schedulerName={name},spec.nodeName="
         self._retry_s = min(RETRY_S, binding_poll_s)
-        self._claims = ClaimScheduling(store, matches, poll_s=binding_poll_s)
+        self._claims = ClaimScheduling(store, matches, write_status, poll_s=binding_poll_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -108,7 +109,7 @@ class Scheduler:
         self, pod: Json, volumes: PodClaims, extender: SchedulerExtender | None
     ) -> NodeChoice:
         if list_at(pod, "spec.resourceClaims"):
-            return self._claims.choose(pod, volumes)
+            return await self._claims.choose(pod, volumes)
         nodes, pods = self._store.list("nodes"), self._store.list("pods")
         fitting = fitting_nodes(pod, nodes, pods, volumes)
         if extender:

@@ -28,6 +28,7 @@ from simcluster.apiserver.admission.rules import (
 )
 from simcluster.apiserver.admission.webhook_client import WebhookClient
 from simcluster.apiserver.cel import ExpressionError, conditions_hold
+from simcluster.apiserver.rbac import rules_of
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
@@ -227,10 +228,13 @@ class AdmissionChain:
         )
         if kind is None or not selectors_match(hook.spec, request, self.namespace_labels):
             return None
+        conditions = hook.spec.get("matchConditions") or ()
+        variables = expression_variables(request, kind)
+        if any("authorizer" in each["expression"] for each in conditions):
+            rules = rules_of(self._store, request.user, request.namespace)
+            variables["authorizer"] = {"rules": list(rules)}
         try:
-            matches = conditions_hold(
-                hook.spec.get("matchConditions") or (), expression_variables(request, kind)
-            )
+            matches = conditions_hold(conditions, variables)
         except ExpressionError as error:
             if hook.spec.get("failurePolicy") == "Ignore":
                 return None

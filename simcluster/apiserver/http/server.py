@@ -12,7 +12,7 @@ from aiohttp import web
 
 from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, encode, namespace_of
+from simcluster.apimachinery.objects import Json, encode, name_of, namespace_of
 from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.definition_controller import DefinitionController
@@ -40,12 +40,8 @@ from simcluster.apiserver.kinds.namespaces import NamespaceController, create_sy
 from simcluster.apiserver.kinds.resource_quotas import QuotaController
 from simcluster.apiserver.kinds.scale import scale_of
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
-from simcluster.apiserver.requests.authorization import (
-    ResourceAttributes,
-    attributes_of,
-    authorize,
-    review_access,
-)
+from simcluster.apiserver.rbac_rules import ResourceAttributes
+from simcluster.apiserver.requests.authorization import attributes_of, authorize, review_access
 from simcluster.apiserver.requests.object_writes import (
     ObjectWriter,
     WriteRequest,
@@ -61,6 +57,7 @@ from simcluster.ports import ContainerRuntime
 log = logging.getLogger(__name__)
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _CREATE_REVIEW = ResourceAttributes("create", "authentication.k8s.io", "tokenreviews")
+_SCHEDULER: Json = {"username": "system:kube-scheduler", "groups": ["system:authenticated"]}
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/"
 _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
@@ -137,6 +134,12 @@ class ApiServer:
         target = RequestTarget(self.store.kinds[table], namespace_of(obj))
         created = await self._writer.write("POST", WriteRequest(target, {}, "", obj, user))
         return created.obj
+
+    async def write_status(self, table: str, obj: Json) -> Json:
+        """Write the status of an object with admission, as kube-scheduler; `ApiError` if not."""
+        target = RequestTarget(self.store.kinds[table], namespace_of(obj), name_of(obj), "status")
+        written = await self._writer.write("PUT", WriteRequest(target, {}, "", obj, _SCHEDULER))
+        return written.obj
 
     def bind(self, namespace: str, name: str, node: str) -> None:
         """Bind a pod, as a scheduler in this process; `ApiError` if not."""

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apiserver.admission.service_address import endpoint_of_port
-from simcluster.apiserver.requests.authorization import ResourceAttributes
+from simcluster.apiserver.rbac_rules import ResourceAttributes
 from simcluster.apiserver.requests.object_writes import method_not_allowed
 from simcluster.apiserver.storage.store import ObjectStore
 

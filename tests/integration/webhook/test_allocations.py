@@ -1,7 +1,4 @@
-"""An allocation of a ResourceClaim is answered in the scheduler's write, through an API server.
-
-The simulated API server has no `authorizer`, so the condition that needs one is removed.
-"""
+"""An allocation of a ResourceClaim is answered in the scheduler's write, through an API server."""
 
 import json
 from collections.abc import AsyncIterator
@@ -10,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 
-from services.webhook.registration import ALLOCATIONS_WEBHOOK
-from services.webhook.registration_writer import CONFIGURATIONS
-from shared.kubernetes.client import KubernetesClient
 from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
 from tests.support.webhook.replica import Replica, cluster, replica
 
+SCHEDULERS = Path(__file__).parents[3] / "k8s/components/dra/schedulers.yaml"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 ENTRY = {
     "driver": DRIVER,
@@ -31,18 +27,7 @@ LEASED_REPLY = ClaimLeaseReply(devices=(json.dumps(ENTRY),))
 @asynccontextmanager
 async def allocations(directory: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, Replica]]:
     async with cluster() as (api, kube, client), replica(api, kube, directory, claims=True) as one:
-        await permit_everyone(kube)
         yield client, one
-
-
-async def permit_everyone(kube: KubernetesClient) -> None:
-    path = f"{CONFIGURATIONS}/leasehold"
-    hooks = json.loads(await kube.read(path))["webhooks"]
-    [at] = [number for number, hook in enumerate(hooks) if hook["name"] == ALLOCATIONS_WEBHOOK]
-    conditions = hooks[at]["matchConditions"]
-    assert conditions[-1]["name"] == "may-be-answered"
-    where = f"/webhooks/{at}/matchConditions/{len(conditions) - 1}"
-    await kube.patch_json(path, [{"op": "remove", "path": where}])
 
 
 async def made(client: aiohttp.ClientSession, name: str) -> dict[str, Any]:
@@ -119,4 +104,22 @@ async def test_other_drivers_other_changes_and_dry_runs_ask_no_binder(tmp_path: 
         async with client.put(f"{CLAIMS}/c/status", json=stored | {"status": status}) as response:
             assert response.status == 200
 
+    assert len(one.binders.requests) == 1
+
+
+async def test_only_schedulers_that_may_write_the_answer_get_it(tmp_path: Path) -> None:
+    """The simulated kube-scheduler is not an administrator."""
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, claims=True) as one:
+        result = {"request": "gpu", "driver": DRIVER, "pool": "a", "device": "gpu"}
+        status = {"allocation": {"devices": {"results": [result]}}}
+        claims = [await made(client, name) for name in ("c", "d")]
+
+        before = await api.server.write_status("resourceclaims", {**claims[0], "status": status})
+        for role in yaml.safe_load_all(SCHEDULERS.read_text()):
+            api.store.create(f"{role['kind'].lower()}s", role)
+        one.binders.replies.append(LEASED_REPLY)
+        after = await api.server.write_status("resourceclaims", {**claims[1], "status": status})
+
+    assert "devices" not in before["status"]
+    assert after["status"]["devices"] == [ENTRY]
     assert len(one.binders.requests) == 1

@@ -52,7 +52,13 @@ async def workload_cluster(*, nodes: int = 3) -> AsyncIterator[ApiUnderTest]:
                 ControllerManager(store, api.server.create),
                 ResourceClaimController(store),
                 VolumeController(store),
-                Scheduler(store, api.server.bind, matches_device, binding_poll_s=BINDING_POLL_S),
+                Scheduler(
+                    store,
+                    api.server.bind,
+                    matches_device,
+                    api.server.write_status,
+                    binding_poll_s=BINDING_POLL_S,
+                ),
             )
             tasks = [asyncio.create_task(part.run()) for part in parts]
             try:

@@ -80,6 +80,17 @@ def test_only_the_claim_gives_its_pod_a_device(kind: str, fields: Obj) -> None:
     assert visible(shown["containers"][0]) == "void"
 
 
+@pytest.mark.parametrize("own", [{}, {"image": CUDA}, CLAIM | {"image": CUDA}])
+def test_what_a_webhook_has_completed_is_admitted_by_the_next(own: Obj) -> None:
+    """API servers call the one that hides devices first, and some again after other webhooks."""
+    obj = claiming(own=own)
+
+    again = applied(obj, decided(obj))
+
+    assert decided(again).allowed
+    assert visible(again["spec"]["containers"][0]) == "void"
+
+
 def test_an_exempt_namespace_and_a_cluster_without_claims_have_no_such_rules() -> None:
     obj = claiming(container() | ROOTED)
 
