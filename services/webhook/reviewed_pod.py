@@ -68,7 +68,7 @@ class ReviewedContainer:
     @property
     def requests_gpu(self) -> bool:
         """Whether it names a resource of a dialect."""
-        return not GPU_RESOURCES.isdisjoint({**self.requests, **self.limits})
+        return not GPU_RESOURCES.isdisjoint({*self.requests, *self.limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.dialects import DIALECTS
+from shared.model.node import AGENT_ANNOTATION
 from tests.contract.test_overlays import COMPONENTS, K8S, OVERLAYS, built, with_component
 
 ROOT = K8S.parent
@@ -52,11 +54,22 @@ def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> No
     assert install.index("apply -k k8s/persistent") < install.index("apply -k k8s/overlays/dev")
 
 
+def test_the_page_removes_every_annotation_and_label_that_agents_write_to_nodes() -> None:
+    uninstall = (ROOT / "docs" / "uninstall.md").read_text()
+    written = {AGENT_ANNOTATION}.union(
+        *(each.node_annotations | each.node_labels for each in DIALECTS.values())
+    )
+
+    assert [key for key in sorted(written) if f" {key}-" not in uninstall] == []
+
+
 def test_pages_delete_what_users_made_only_in_the_step_that_says_so() -> None:
     deleted = {
         (page.name, directory)
         for page in PAGES
-        for directory in re.findall(r"delete -k (k8s/\S+?)[`\s,]", page.read_text())
+        for directory in re.findall(
+            r"delete (?:--ignore-not-found )?-k (k8s/\S+?)[`\s,]", page.read_text()
+        )
     }
     uninstall = (ROOT / "docs" / "uninstall.md").read_text()
     last_step = uninstall.partition("3. **Only if you want to delete budgets, quotas")[2]
@@ -65,4 +78,4 @@ def test_pages_delete_what_users_made_only_in_the_step_that_says_so() -> None:
         ("uninstall.md", "k8s/persistent"),
         ("uninstall.md", "k8s/base/crds"),
     }
-    assert last_step.count("delete -k") == uninstall.count("delete -k") - 1
+    assert last_step.count("delete -k") == uninstall.count("delete -k")
