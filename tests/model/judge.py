@@ -252,6 +252,11 @@ class Judge:
             for claim in claims.values()
             if claim.uid not in ledger.leases
         ]
+        found += [
+            f"P1: {claim.uid} was answered {claim.answer!r}, and is not prepared"
+            for claim in claims.values()
+            if claim.consumers and claim.uid not in {*running, *unrecorded}
+        ]
         found += [f"P2: claim {uid} counts as gone" for uid in claims if uid in ledger.gone]
         found += [
             f"P2: {pod.uid} exists, and counts as gone"
