@@ -40,12 +40,12 @@ def follow_lease(
     Raises RequestError if the lease cannot be enforced on the container.
     """
     allocation = entry.allocation
-    if lease.pod != allocation.pod or lease.created_at != allocation.lease.created_at:
-        return None
-    if lease.version <= entry.lease.version:
+    if lease.pod != allocation.pod or lease.version <= entry.lease.version:
         return None
     before = allocation.lease.shares
     if list(map(_place, lease.shares)) != list(map(_place, before)):
+        if lease.created_at != allocation.lease.created_at:
+            return None  # a later one; a rebuild may lower the time, but no fence
         raise RequestError("its lease is for shares other than those it was allocated")
     if lease.shares == before:
         return replace(entry, lowered=None) if entry.lowered else None

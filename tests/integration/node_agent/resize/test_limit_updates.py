@@ -157,11 +157,14 @@ async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
         assert not region.slots
 
 
-async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down() -> None:
+@pytest.mark.parametrize("earlier_s", [0.0, 6.0])
+async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down(earlier_s: float) -> None:
+    """A rebuild of the ledger with a clock that was set back lowers the lease's creation time."""
     async with one_node_cluster() as cluster:
         async with running(cluster) as (_, lease):
             place = region_of(cluster, lease)
-        cluster.ledger.grant(sized(lease, 6_000))
+        created_at = lease.created_at - earlier_s
+        cluster.ledger.grant(structs.replace(sized(lease, 6_000), created_at=created_at))
         async with cluster.running() as agent:
             await until(lambda: limit_mib(place) == 6_000)
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
