@@ -236,13 +236,7 @@ def _default_scheduler(schedulers: frozenset[str]) -> str:
 def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
     name = f"{pod.namespace}/{pod.name}"
     if pod.scheduler not in schedulers:
-        ours = " or ".join(sorted(schedulers))
-        return Explanation(
-            verdict="foreign",
-            headline=f"{name} is not scheduled by Leasehold: its schedulerName is "
-            f"{pod.scheduler!r}, not {ours}",
-            next=f"set spec.schedulerName to {_default_scheduler(schedulers)} and recreate the pod",
-        )
+        return _of_another_scheduler(pod, schedulers, program)
     if not pod.is_active:
         return Explanation(
             verdict="ended",
@@ -267,6 +261,26 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
         verdict="unknown",
         headline=f"{name} is {pod.phase or 'new'} and not in the ledger yet",
         next=f"{program} audit",
+    )
+
+
+def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
+    name = f"{pod.namespace}/{pod.name}"
+    if pod.claims and not pod.node:
+        reported = pod.unschedulable_message or "no reason yet"
+        return Explanation(
+            verdict="waiting",
+            headline=f"{name} waits for {pod.scheduler} to allocate its ResourceClaims "
+            f"({', '.join(pod.claims)}); it reports: {reported}",
+            next=f"kubectl describe pod {pod.name} -n {pod.namespace}; `{program} gpus` shows "
+            "every lease",
+        )
+    ours = " or ".join(sorted(schedulers))
+    return Explanation(
+        verdict="foreign",
+        headline=f"{name} is not scheduled by Leasehold: its schedulerName is "
+        f"{pod.scheduler!r}, not {ours}",
+        next=f"set spec.schedulerName to {_default_scheduler(schedulers)} and recreate the pod",
     )
 
 

@@ -32,14 +32,15 @@ class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
     owner_references: tuple[_ListedOwner, ...] = ()
 
 
-class _ListedGate(msgspec.Struct, frozen=True):
+class _Named(msgspec.Struct, frozen=True):
     name: str = ""
 
 
 class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
     scheduler_name: str = ""
-    scheduling_gates: tuple[_ListedGate, ...] = ()
+    scheduling_gates: tuple[_Named, ...] = ()
+    resource_claims: tuple[_Named, ...] = ()
 
 
 class _ListedCondition(msgspec.Struct, frozen=True):
@@ -133,6 +134,7 @@ def _summary(pod: _ListedPod) -> PodSummary:
             "",
         ),
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        claims=tuple(claim.name for claim in pod.spec.resource_claims),
         annotations=pod.metadata.annotations,
         unschedulable_message=next(
             (

@@ -30,6 +30,8 @@ class PodSummary:
     """Kind and name of its controller, such as Job/train; empty: it has none."""
     gates: tuple[str, ...] = ()
     """Its scheduling gates."""
+    claims: tuple[str, ...] = ()
+    """What its spec calls its ResourceClaims."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""

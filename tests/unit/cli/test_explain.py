@@ -121,6 +121,21 @@ def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
     assert "set spec.schedulerName to leasehold" in answer.next
 
 
+def test_explain_names_the_claims_that_another_scheduler_has_to_allocate() -> None:
+    message = "0/1 nodes are available: 1 cannot allocate all claims"
+    pod = replace(
+        POD, scheduler="default-scheduler", claims=("gpu",), unschedulable_message=message
+    )
+
+    waiting = explain(pod, Snapshot(read_at=1_000.0), OURS)
+    bound = explain(replace(pod, node="n1"), Snapshot(read_at=1_000.0), OURS)
+
+    assert waiting.verdict == "waiting"
+    assert "default-scheduler to allocate its ResourceClaims (gpu)" in waiting.headline
+    assert waiting.headline.endswith(message)
+    assert bound.verdict == "foreign"
+
+
 def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs() -> None:
     gang = Gang(name="team/g", min_member=3)
     queued = PodQueued(
