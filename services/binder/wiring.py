@@ -88,7 +88,7 @@ def build_binder(
     events = EventWriter(ports.pods, ports.host_clock, metrics, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
-    lost_leases = LostLeases(ledger, holders, metrics=metrics, clock=clock)
+    lost_leases = LostLeases(ledger, holders, ports.agents, metrics=metrics, clock=clock)
     updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, metrics)
     conditions = ConditionWriter(ports.pods, ports.host_clock, metrics)
     reports = Reports(events=events, conditions=conditions)

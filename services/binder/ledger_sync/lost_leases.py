@@ -13,16 +13,18 @@ from msgspec import structs
 
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import LeaseRestorer
+from services.binder.ports.ledger import LostLeaseLedger
+from services.binder.ports.nats import Terminations
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
+SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
 MAX_READS = 16
 """Pods read from the API server at once."""
 
@@ -32,14 +34,16 @@ class LostLeases:
 
     def __init__(
         self,
-        ledger: LeaseRestorer,
+        ledger: LostLeaseLedger,
         holders: LeaseHolders,
+        agents: Terminations,
         *,
         metrics: PrometheusMetrics,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
         self.holders = holders
+        self.agents = agents
         self.metrics = metrics
         self.clock = clock
         self._reads = asyncio.Semaphore(MAX_READS)
@@ -47,8 +51,9 @@ class LostLeases:
     async def restore(self, allocations: Iterable[Allocation]) -> set[PodUid]:
         """Restore the leases of those pods that run; return the pods to be tried again.
 
-        A lease that does not fit beside others stays out until one of these has ended: the node
-        agent gives out nothing more of the device meanwhile.
+        Leases of claims that are not prepared make room. A lease that does not fit beside others
+        then stays out until one of these has ended: the node agent gives out nothing more of the
+        device meanwhile.
         """
         leases: dict[PodUid, Lease] = {}
         for allocation in allocations:
@@ -66,6 +71,9 @@ class LostLeases:
             return set()
         active = [structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0) for lease in lost]
         misfits = await self.ledger.restore(active, now=self.clock.now())
+        if misfits and await self._end_unprepared([lease for lease, _ in misfits]):
+            again = [lease for lease, _ in misfits]
+            misfits = await self.ledger.restore(again, now=self.clock.now())
         self.metrics.count_anomaly("lost_leases", len(lost))
         texts = [f"{each.namespace}/{each.name} on {each.node}" for each in lost]
         logger.error("the ledger had lost the leases of running pods: %s", summarize(texts))
@@ -73,6 +81,26 @@ class LostLeases:
             texts = [f"{each.namespace}/{each.name}: {reason}" for each, reason in misfits]
             logger.error("they do not fit beside other leases yet: %s", summarize(texts))
         return {lease.pod for lease, _ in misfits}
+
+    async def _end_unprepared(self, misfits: Sequence[Lease]) -> list[Lease]:
+        """End leases of claims on the same devices that no container uses; return them."""
+        devices = {share.device for lease in misfits for share in lease.shares}
+        ended: list[Lease] = []
+        for node in {lease.node for lease in misfits}:
+            claims = {
+                lease.pod: lease
+                for lease in await self.ledger.load_node(node)
+                if lease.claim and devices & {share.device for share in lease.shares}
+            }
+            try:
+                unprepared = await self.agents.list_terminated(node, list(claims)) if claims else ()
+            except UnavailableError:
+                continue
+            for pod in unprepared:
+                ended += await self.ledger.release(
+                    [pod], reason=SHARE_IN_USE, version=claims[pod].version
+                )
+        return ended
 
     async def _is_running(self, lease: Lease) -> bool | None:
         """Return whether the lease's pod is bound to its node and not terminated; None: unknown."""

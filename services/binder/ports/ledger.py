@@ -249,6 +249,10 @@ class LeaseRestorer(Protocol):
         ...
 
 
+class LostLeaseLedger(LeaseLedger, LeaseRestorer, Protocol):
+    """The ledger, as leases are restored beside those that it has."""
+
+
 class ClaimLeaseStore(Protocol):
     """Leases of claims, in what differs from those of pods."""
 
@@ -261,7 +265,7 @@ class ClaimLeaseStore(Protocol):
         ...
 
 
-class ClaimLedger(LeaseLedger, LeaseRestorer, Protocol):
+class ClaimLedger(LostLeaseLedger, Protocol):
     """The ledger, as claims use it."""
 
     @property

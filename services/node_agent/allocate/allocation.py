@@ -33,7 +33,7 @@ HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 
 
 class DeviceMismatchError(RequestError):
-    """A device, as it is now, cannot hold what the lease is for; the message says why."""
+    """A device or slot, as it is now, cannot be given to the lease; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +181,11 @@ def container_setup(
 
 
 def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
-    """Raise RequestError if a slot was given out for a newer lease; `pod` holds this one."""
+    """Raise DeviceMismatchError if a slot was given out for a newer lease; `pod` holds this one."""
     for share in shares:
         newest = honoured.get(slot_key(share, pod))
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
-            raise RequestError(
+            raise DeviceMismatchError(
                 f"the lease's fence {share.fence} for slot {share.slot} of device {share.device} "
                 f"is older than fence {newest.fence}, with which pod {newest.pod} got the slot"
             )

@@ -25,6 +25,8 @@ class KnownLeases:
         self.leases: dict[PodUid, Lease] = {}
         self.ended: dict[PodUid, tuple[float, float]] = {}
         """Creation and version of ended leases, in the order of their updates."""
+        self._ends: dict[PodUid, int] = {}
+        """Revision of each end."""
         self.revision = 0
         """Counts updates that changed something."""
         self.synced = synced
@@ -48,10 +50,24 @@ class KnownLeases:
         if lease.state in LIVE:
             self.leases[lease.pod] = lease
             self._revisions[lease.pod] = self.revision
-            self.ended.pop(lease.pod, None)
+            self._forget_end(lease.pod)
             return True
         self._end(lease.pod, stamp)
         return True
+
+    def observe_claim(self, leases: Iterable[Lease], *, since: int) -> None:
+        """Apply the lease of a claim as the ledger has it, requested at revision `since`.
+
+        It replaces what was known before the request, also with a lower version: the ledger may
+        have lost a later lease or its end, and have written this one again from the claim's status.
+        """
+        leases = tuple(leases)
+        for lease in leases:
+            known_at = max(self._revisions.get(lease.pod, 0), self._ends.get(lease.pod, 0))
+            if lease.state in LIVE and known_at <= since:
+                self._drop(lease.pod)
+                self._forget_end(lease.pod)
+        self.observe(leases)
 
     def end(self, pods: Iterable[PodUid]) -> None:
         """End the leases of pods that have terminated, whatever is received about them later.
@@ -66,9 +82,13 @@ class KnownLeases:
 
     def _end(self, pod: PodUid, stamp: tuple[float, float]) -> None:
         self._drop(pod)
-        self.ended[pod] = stamp
+        self.ended[pod], self._ends[pod] = stamp, self.revision
         while len(self.ended) > MAX_ENDED:
-            del self.ended[next(iter(self.ended))]
+            self._forget_end(next(iter(self.ended)))
+
+    def _forget_end(self, pod: PodUid) -> None:
+        self.ended.pop(pod, None)
+        self._ends.pop(pod, None)
 
     def find(self, pod: PodUid) -> Lease | None:
         """Return the pod's live lease; None: it is not known."""

@@ -40,16 +40,16 @@ class LeaseSync:
 
     async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
         """Request the leases of some pods, or of all; return them. None of them ends by it."""
-        return await self._fetch(LeasesRequest(node=self.node, pods=pods), timeout_s)
+        reply = await self._request(LeasesRequest(node=self.node, pods=pods), timeout_s)
+        self.leases.observe(reply.leases)
+        return reply.leases
 
     async def fetch_claim(self, claim: LeaseHolder) -> tuple[Lease, ...]:
         """Request the lease of a claim that is to be prepared; one that was lost is restored."""
+        since = self.leases.revision
         request = LeasesRequest(node=self.node, pods=(claim.pod,), claim=claim)
-        return await self._fetch(request, REPLY_S)
-
-    async def _fetch(self, request: LeasesRequest, timeout_s: float) -> tuple[Lease, ...]:
-        reply = await self._request(request, timeout_s)
-        self.leases.observe(reply.leases)
+        reply = await self._request(request, REPLY_S)
+        self.leases.observe_claim(reply.leases, since=since)
         return reply.leases
 
     async def _request(self, request: LeasesRequest, timeout_s: float) -> LeasesReply:

@@ -61,7 +61,9 @@ class Binder:
         self.leases, self.staging, self.gated = leases, staging, gated
         self.pods, self.agents, self.bus = FakePods(), FakeAgents(), FakeBus()
         clock, metrics = FakeClock(NOW), FakeMetrics()
-        lost_leases = LostLeases(leases, holders(self.pods), metrics=metrics, clock=clock)
+        lost_leases = LostLeases(
+            leases, holders(self.pods), FakeAgents(), metrics=metrics, clock=clock
+        )
         self.updater = LedgerUpdater(leases, VanishedPods(self.agents, clock), lost_leases, metrics)
         records = WaitingRecords(leases, gated, self.pods)
         self.reconciler = Reconciler(

@@ -41,13 +41,13 @@ class Cluster:
 
     def __init__(self, leases: RedisLeases, path: Path) -> None:
         self.leases = leases
-        self.pods, self.metrics = FakePods(), FakeMetrics()
+        self.pods, self.agents, self.metrics = FakePods(), FakeAgents(), FakeMetrics()
         self.clock = clock = FakeClock(NOW)
         metrics = self.metrics
         self.updater = LedgerUpdater(
             leases,
-            VanishedPods(FakeAgents(), clock),
-            LostLeases(leases, holders(self.pods), metrics=metrics, clock=clock),
+            VanishedPods(self.agents, clock),
+            LostLeases(leases, holders(self.pods), self.agents, metrics=metrics, clock=clock),
             metrics,
         )
         self.checkpoint = Checkpoint(path / "checkpoint.json", NODE)
@@ -133,6 +133,29 @@ async def test_a_lost_lease_is_restored_by_the_next_report(cluster: Cluster) -> 
         [reservation("p2", share(NODE, mib=51_200))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, NoCapacity)
+
+
+@pytest.mark.parametrize("unprepared", [True, False])
+async def test_a_lost_lease_ends_those_of_claims_on_its_device_that_are_not_prepared(
+    cluster: Cluster, unprepared: bool
+) -> None:
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    wanted = [
+        replace(reservation(claim, share(NODE, mib=20_000)), claim=ClaimAllocation(generation="1"))
+        for claim in ("c1", "c2")
+    ]
+    outcomes = await cluster.leases.reserve(wanted, now=NOW, ttl_s=30)
+    claims = [each.lease for each in outcomes if isinstance(each, Reserved)]
+    await cluster.leases.bind(claims)
+    cluster.agents.answers = {lease.pod: unprepared for lease in claims}
+
+    await cluster.report_devices()
+
+    [restored, *others] = await cluster.leases.load([first.pod, *(one.pod for one in claims)])
+    assert (restored is not None) == unprepared
+    assert [lease is None for lease in others] == [unprepared, unprepared]
 
 
 async def test_a_lease_that_another_binder_s_rebuild_missed_is_restored(cluster: Cluster) -> None:

@@ -37,7 +37,7 @@ class Watch:
 
 def updater(leases: RedisLeases) -> LedgerUpdater:
     clock, metrics, pods = FakeClock(), FakeMetrics(), FakePods()
-    lost_leases = LostLeases(leases, holders(pods), metrics=metrics, clock=clock)
+    lost_leases = LostLeases(leases, holders(pods), FakeAgents(), metrics=metrics, clock=clock)
     return LedgerUpdater(leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics)
 
 

@@ -107,6 +107,18 @@ async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> N
         assert (named.namespace, named.name) == ("default", "shares")
 
 
+async def test_a_lease_that_came_back_is_used_although_its_end_was_received() -> None:
+    async with cluster_with_claims() as cluster, cluster.running():
+        await registered(cluster)
+        pod, claim = pod_and_claim(cluster)
+        lease = claim_lease(claim)
+        await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+
+        cluster.ledger.grant(lease)
+
+        await cluster.node.phase(pod["metadata"]["name"], "Running")
+
+
 async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
     async with cluster_with_claims() as cluster, cluster.running():
         await registered(cluster)

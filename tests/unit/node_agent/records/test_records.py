@@ -126,6 +126,21 @@ def test_a_stale_event_does_not_restore_a_released_lease() -> None:
     assert leases.find(PodUid("u1")) is None
 
 
+@pytest.mark.parametrize("state", [LeaseState.RELEASED, LeaseState.BOUND])
+def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
+    state: LeaseState,
+) -> None:
+    leases, restored = KnownLeases(NodeName("node-0")), lease_of("u1", version=2)
+    requested_at = leases.revision
+    leases.observe([lease_of("u1", version=3, state=state)])
+
+    leases.observe_claim([restored], since=requested_at)
+    assert leases.find(PodUid("u1")) != restored
+    leases.observe_claim([restored], since=leases.revision)
+
+    assert leases.find(PodUid("u1")) == restored
+
+
 def test_a_new_lease_of_the_same_pod_is_accepted_with_a_lower_version() -> None:
     leases = KnownLeases(NodeName("node-0"))
     leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
