@@ -1,10 +1,10 @@
 """Cost and latency of one pod at several rates: `python -m tests.benchmarks.pace --help`.
 
 Watcher, placers, binder, nats-server and valkey-server are processes, as in production. Per rate
-the benchmark prints, per pod: CPU and wake-ups of each process above what it uses at rest, NATS
-messages, Redis script calls and API calls; and p50, p99 and maximum of the latency. Latency runs
-from the watch event of a pod (on a real API server: from its creation) to its binding (on a real
-one: to the watch event with its node).
+the benchmark prints, per pod: CPU, wake-ups and read and write calls of each process, above those
+at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maximum of the latency.
+Latency runs from the watch event of a pod (on a real API server: from its creation) to its binding
+(on a real one: to the watch event with its node).
 
 The API server is a trivial one in this process, which replies at once, or the one of --kubeconfig,
 on which nodes and pods are created and deleted again. There --scheduler measures another scheduler,

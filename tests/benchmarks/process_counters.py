@@ -1,4 +1,4 @@
-"""Counters of processes and servers: CPU, wake-ups, messages, script calls.
+"""Counters of processes and servers: CPU, wake-ups, reads and writes, messages, script calls.
 
 Counters only rise; a measurement is the difference of two readings. `schedstat` counts CPU in
 nanoseconds, where `stat` counts ticks of 10 ms.
@@ -15,8 +15,16 @@ Counters = dict[str, float]
 
 
 def process_counters(pid: int) -> Counters:
-    """CPU in milliseconds, and how often a thread of the process went to sleep and woke up."""
-    counters: Counters = {"cpu_ms": 0.0, "wakeups": 0.0}
+    """CPU in milliseconds, how often a thread went to sleep and woke up, and `read_write_calls`.
+
+    These are system calls that read and write files, pipes and sockets; `proc_pid_io(5)`.
+    """
+    io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    counters: Counters = {
+        "cpu_ms": 0.0,
+        "wakeups": 0.0,
+        "read_write_calls": float(io["syscr"]) + float(io["syscw"]),
+    }
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             counters["cpu_ms"] += int((task / "schedstat").read_text().split()[0]) / 1e6
