@@ -67,9 +67,8 @@ def _unready_reason(text: str) -> str:
     word, *formats = text.split()
     if word == "LOSTWRITES":
         return (
-            f"has lost writes: {formats[0]} versions that it had confirmed are missing (a replica "
-            "that was behind took over, or an older file was loaded); it rejects calls until a "
-            "binder has rebuilt it"
+            "has lost writes that it had confirmed (a replica that was behind took over, or an "
+            "older file was loaded); it rejects calls until a binder has rebuilt it"
         )
     if word == "FORMAT":
         stored, ours = formats

@@ -90,23 +90,21 @@ class Inbox:
         self.waiting.append(delivered)
         self.arrived.set()
 
-    async def batch(
-        self, limit: int = EVENTS_PER_MESSAGE, *, gather_s: float = 0.0
-    ) -> list[DeliveredMessage]:
-        """Wait for one message, then return all buffered ones, up to about `limit` events.
-
-        With `gather_s`, further ones are waited for so long, unless enough are there.
-        """
+    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
+        """Wait for one message, then return all buffered ones, up to about `limit` events."""
         while not self.waiting:
             self.arrived.clear()
             await self.arrived.wait()
-        if gather_s and len(self.waiting) < limit:
-            await asyncio.sleep(gather_s)
         batch, size = [], 0
         while size < limit and self.waiting:
             batch.append(self.waiting.popleft())
             size += len(batch[-1].events)
         return batch
+
+    async def gather(self, seconds: float, limit: int = EVENTS_PER_MESSAGE) -> None:
+        """Let messages arrive that share the next batch, unless `limit` are there."""
+        if seconds and len(self.waiting) < limit:
+            await asyncio.sleep(seconds)
 
     async def close(self) -> None:
         """End the subscriptions."""

@@ -181,7 +181,8 @@ class Runner:
 
     async def _handle(self, role: Role, inbox: Inbox) -> None:
         while True:
-            await self._handle_batch(role, await inbox.batch(gather_s=role.gather_s))
+            await self._handle_batch(role, await inbox.batch())
+            await inbox.gather(role.gather_s)
 
     async def _handle_batch(self, role: Role, batch: list[DeliveredMessage]) -> None:
         """Handle messages together; after an error, handle each one alone."""

@@ -33,7 +33,7 @@ class Role:
     concurrency: int = 1
     """Number of batches, or requests, that a replica handles concurrently."""
     gather_s: float = 0.0
-    """How long further events are waited for that share a batch with the first."""
+    """Pause after a batch, in seconds: events that arrive meanwhile share the next."""
 
 
 @overload

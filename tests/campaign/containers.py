@@ -110,7 +110,7 @@ def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
                 device=share["device"],
                 mib=share["memory_mib"],
                 cores=0 if share.get("mig") else share["cores_percent"],
-                slot=share["slot"],
+                slot=share.get("slot"),
                 fence=share["fence"],
                 activated_at=allocation["activated_at"],
                 exclusive=share.get("whole", False) or share.get("sharing") == EXCLUSIVE,

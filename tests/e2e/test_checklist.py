@@ -127,6 +127,8 @@ async def registered(up: Stack, record: str) -> AsyncIterator[None]:
         f"{path}/status", {"status": {"capacity": shown, "allocatable": shown}}
     )
     await annotate(up, SPARE, {REGISTER: f"{record}:"})
+    uuid = record.partition(",")[0]
+    await until(lambda: up.leasehold("gpus", "--json"), lambda listed: uuid in listed.out)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import load_lease
 from shared.model.ledger import AlreadyLeased, NoCapacity, NodeTotals, Reservation, Reserved
 from shared.model.names import NodeName, PodUid
@@ -107,12 +107,16 @@ class ClaimLeaser:
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
 
-        It was answered before its pod was bound, so a lease has been lost. Returns leases that
-        ended. An error is logged: the node's agent repeats its request.
+        It was answered before its pod was bound, so a lease has been lost. A lease that the ledger
+        has gets another version, so that it does not end because a binder was told earlier that the
+        claim is not prepared. Returns leases that ended. An error is logged: the node's agent
+        repeats its request.
         """
         try:
             [lease] = await self.ledger.load([holder.pod])
             if lease is not None:
+                if lease.claim is not None and lease.state is LeaseState.BOUND:
+                    await self.ledger.claims.set_consumers(lease, lease.claim.consumers)
                 return []
             claim = await self.answers.claims.get_allocation(holder.namespace, holder.name)
             if claim is None or (claim.claim, claim.node) != (holder.pod, node):

@@ -72,13 +72,16 @@ class KnownLeases:
     def end(self, pods: Iterable[PodUid]) -> None:
         """End the leases of pods that have terminated, whatever is received about them later.
 
-        A claim's lease stays: a claim can be prepared again.
+        A claim that is not prepared may get a later lease, or the same one by `observe_claim`.
         """
         for pod in pods:
-            known = self.leases.get(pod)
-            if known is not None and known.claim is None:
-                self.revision += 1
-                self._end(pod, (math.inf, math.inf))
+            known, stamp = self.leases.get(pod), (math.inf, math.inf)
+            if known is None:
+                continue
+            if known.claim is not None:
+                stamp = known.created_at, known.version
+            self.revision += 1
+            self._end(pod, stamp)
 
     def _end(self, pod: PodUid, stamp: tuple[float, float]) -> None:
         self._drop(pod)

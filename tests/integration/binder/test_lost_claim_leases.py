@@ -49,6 +49,25 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     await assert_sound(binder.leases)
 
 
+async def test_a_lease_of_a_claim_that_is_prepared_survives_an_end_that_was_decided_before(
+    binder: ClaimBinder,
+) -> None:
+    """A binder was told that the claim is not prepared, and its write comes late."""
+    claim = binder.claims.put(allocated("c", on(GPU)))
+    await binder.lease(claim)
+    before = await binder.lease_of(claim)
+    assert before
+    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+    await binder.leaser.restore(prepared, NodeName("a"))
+
+    ended = await binder.leaser.ender.release(before)
+
+    after = await binder.lease_of(claim)
+    assert ended == []
+    assert after
+    assert (after.shares, after.claim) == (before.shares, before.claim)
+
+
 async def test_an_unprepared_claim_gets_a_newer_lease_than_the_one_that_its_agent_saw_end(
     binder: ClaimBinder,
 ) -> None:

@@ -253,11 +253,12 @@ async def test_a_sender_waits_for_receivers_that_are_slower(server: NatsServer) 
 async def test_events_that_are_gathered_share_a_batch() -> None:
     inbox = Inbox()
     inbox.put(DeliveredMessage([queued(1)]))
-    reading = asyncio.create_task(inbox.batch(gather_s=0.2))
+    gathering = asyncio.create_task(inbox.gather(0.2))
     await asyncio.sleep(0)
     inbox.put(DeliveredMessage([queued(2)]))
+    await gathering
 
-    assert [delivered.events for delivered in await reading] == [[queued(1)], [queued(2)]]
+    assert [each.events for each in await inbox.batch()] == [[queued(1)], [queued(2)]]
 
 
 async def test_a_full_batch_is_not_delayed() -> None:
@@ -266,4 +267,4 @@ async def test_a_full_batch_is_not_delayed() -> None:
         inbox.put(DeliveredMessage([queued(number)]))
 
     async with asyncio.timeout(30):
-        assert len(await inbox.batch(3, gather_s=3_600.0)) == 3
+        await inbox.gather(3_600.0, 3)

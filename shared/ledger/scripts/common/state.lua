@@ -104,7 +104,7 @@ local is_ready, generation = state[1] == '1', state[2] or ''
 local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
 if is_ready and tonumber(ARGV[6]) > last_version then
   call('HSET', PREFIX .. 'ledger', 'ready', 0, 'version', ARGV[6])
-  return redis.error_reply('LOSTWRITES ' .. string.format('%.0f', tonumber(ARGV[6]) - last_version))
+  return redis.error_reply('LOSTWRITES')
 end
 local last_entry, fence_floor = tonumber(state[5] or 0), tonumber(state[6] or 0)
 local last_node_number, claim_count = tonumber(state[7] or 0), tonumber(state[8] or 0)
@@ -222,7 +222,13 @@ local function served_of(name, served)
   return reason and cjson.encode({CORDON_PREFIX .. reason}) or served or '[]'
 end
 
+-- The first version of a script is at least this server's clock in milliseconds: after an unnoticed loss of
+-- writes, no version is given a second time.
 local function next_version()
+  if last_version == first_version then
+    local time = call('TIME')
+    last_version = math.max(last_version, time[1] * 1000 + math.floor(time[2] / 1000) - 1)
+  end
   last_version = last_version + 1
   return last_version
 end

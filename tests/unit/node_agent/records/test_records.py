@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
-from shared.model.lease import LeaseState
+from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
@@ -139,6 +140,18 @@ def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
     leases.observe_claim([restored], since=leases.revision)
 
     assert leases.find(PodUid("u1")) == restored
+
+
+def test_a_claim_that_was_ended_here_gets_its_lease_back_only_if_the_ledger_has_it() -> None:
+    claim = structs.replace(lease_of("c1", version=3), claim=ClaimAllocation(generation="g1"))
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([claim])
+
+    leases.end([claim.pod])
+    assert leases.observe([claim]) == []
+    leases.observe_claim([claim], since=leases.revision)
+
+    assert leases.find(claim.pod) == claim
 
 
 def test_a_new_lease_of_the_same_pod_is_accepted_with_a_lower_version() -> None:
