@@ -121,7 +121,7 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
-        one_node_cluster(timing=AgentTiming(cleanup_s=0.05, new_files_s=-1.0)) as cluster,
+        one_node_cluster(timing=AgentTiming(cleanup_s=0.05, new_files_s=3.0)) as cluster,
         cluster.running() as agent,
     ):
         lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
