@@ -2,7 +2,8 @@
 
 A container's limits are in the checkpoint before they are in its region, so that they survive a
 restart of the agent and of the container. A limit that was lowered for a lease that did not change
-is raised again, once no binder can change the lease any more and the ledger has confirmed it.
+is raised again, once no binder can change the lease any more and the ledger has confirmed it. It
+stays if the ledger has lost the lease.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from services.node_agent.isolation.region_control import RegionChanges, write_ch
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limits import (
@@ -266,7 +267,21 @@ class LimitUpdater:
         for lease in leases:
             if entry.lowered and lease.version <= entry.lowered.lease.version:
                 await self._raise_again(pod, entry.lowered.resize_id)
+        if entry.lowered and not leases:
+            await self._keep_lowered(pod, entry.lowered)
         await self._follow()
+
+    async def _keep_lowered(self, pod: PodUid, lowered: LoweredLease) -> None:
+        """Record lowered limits as those of the allocation, of which the ledger has lost the lease.
+
+        It restores the lease as it is recorded here; the rest of the device may be in use.
+        """
+        async with self.checkpoint.changing:
+            for entry in self._entries_of(pod):
+                kept = replace(entry, allocation=replace(entry.allocation, lease=lowered.lease))
+                if entry.lowered is not None:
+                    kept = replace(kept, setup=entry.lowered.setup, lowered=None)
+                await self._save(kept, entry)
 
 
 def _write_limits(entry: CheckpointEntry, path: RegionPath, changes: RegionChanges) -> None:

@@ -242,6 +242,22 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_
         await until(lambda: limit_mib(place) == 4_000)
 
 
+async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_the_lease() -> None:
+    """Another pod may have the rest of the device: the lease is restored as it is reported."""
+    async with (
+        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
+        running(cluster) as (agent, lease),
+    ):
+        place = region_of(cluster, lease)
+        cluster.ledger.leases.clear()
+        assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
+
+        await until(lambda: agent.checkpoint.entries[0].lowered is None)
+
+        assert agent.checkpoint.allocations[0].lease == sized(lease, 1_000, later=0)
+        assert limit_mib(place) == 1_000
+
+
 async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
     async with (
         one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
