@@ -25,6 +25,7 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
+BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
 MAX_READS = 16
 """Pods read from the API server at once."""
 
@@ -51,9 +52,9 @@ class LostLeases:
     async def restore(self, allocations: Iterable[Allocation]) -> set[PodUid]:
         """Restore the leases of those pods that run; return the pods to be tried again.
 
-        Leases of claims that are not prepared make room. A lease that does not fit beside others
-        then stays out until one of these has ended: the node agent gives out nothing more of the
-        device meanwhile.
+        Their reservations, and leases of claims that are not prepared, make room. A lease that does
+        not fit beside others then stays out until one of these has ended: the node agent gives out
+        nothing more of the device meanwhile.
         """
         leases: dict[PodUid, Lease] = {}
         for allocation in allocations:
@@ -71,8 +72,8 @@ class LostLeases:
             return set()
         active = [structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0) for lease in lost]
         misfits = await self.ledger.restore(active, now=self.clock.now())
-        if misfits and await self._end_unprepared([lease for lease, _ in misfits]):
-            again = [lease for lease, _ in misfits]
+        again = [lease for lease, _ in misfits]
+        if again and [*await self._end_reserved(again), *await self._end_unprepared(again)]:
             misfits = await self.ledger.restore(again, now=self.clock.now())
         self.metrics.count_anomaly("lost_leases", len(lost))
         texts = [f"{each.namespace}/{each.name} on {each.node}" for each in lost]
@@ -81,6 +82,16 @@ class LostLeases:
             texts = [f"{each.namespace}/{each.name}: {reason}" for each, reason in misfits]
             logger.error("they do not fit beside other leases yet: %s", summarize(texts))
         return {lease.pod for lease, _ in misfits}
+
+    async def _end_reserved(self, misfits: Sequence[Lease]) -> list[Lease]:
+        """End reservations of these pods, which run: a rollback brought them back; return them."""
+        ended: list[Lease] = []
+        for held in await self.ledger.load([lease.pod for lease in misfits]):
+            if held is not None and held.state is LeaseState.RESERVED:
+                ended += await self.ledger.release(
+                    [held.pod], reason=BOUND_BEFORE, version=held.version
+                )
+        return ended
 
     async def _end_unprepared(self, misfits: Sequence[Lease]) -> list[Lease]:
         """End leases of claims on the same devices that no container uses; return them."""

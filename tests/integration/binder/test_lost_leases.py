@@ -188,6 +188,24 @@ async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluste
     assert [each.device for each in lease.shares] == [GPU.uuid]
 
 
+async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
+    cluster: Cluster,
+) -> None:
+    """A rollback brings a reservation back, and has lost that the pod was bound."""
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    await cluster.leases.reserve(
+        [reservation("p1", share(NODE, mib=51_200))], now=cluster.clock.now(), ttl_s=3_600
+    )
+
+    await cluster.report_devices()
+
+    [lease] = await cluster.leases.load([first.pod])
+    assert lease is not None
+    assert lease.state is LeaseState.ACTIVE
+
+
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
     first = await cluster.bind("p1")
     await cluster.allocate(first)
