@@ -36,9 +36,9 @@ class LedgerUpdater:
         self.vanished_pods = vanished_pods
         self.lost_leases = lost_leases
         self.metrics = metrics
-        self._activated: dict[NodeName, frozenset[PodUid]] = {}
-        """Pods whose leases were active in the ledger of `_generation`: no lease ends while its
-        pod's containers run, so they are not compared again."""
+        self._activated: dict[NodeName, frozenset[tuple[PodUid, int]]] = {}
+        """Pods whose leases were active in the ledger of `_generation`, with the version that the
+        agent has: no lease ends while its pod's containers run, so they are compared once."""
         self._generation = ""
         self._shared_devices: dict[DeviceUuid, frozenset[NodeName]] = {}
         """Devices that two nodes reported, as logged."""
@@ -178,16 +178,17 @@ class LedgerUpdater:
             self._activated.clear()
             self._generation = status.generation
         new: list[Allocation] = []
-        current: dict[NodeName, frozenset[PodUid]] = {}
+        current: dict[NodeName, frozenset[tuple[PodUid, int]]] = {}
         for report in reports:
-            current[report.node] = frozenset(allocation.pod for allocation in report.allocations)
+            current[report.node] = frozenset(map(_held, report.allocations))
             known = self._activated.get(report.node, frozenset())
-            new += [each for each in report.allocations if each.pod not in known]
+            new += [each for each in report.allocations if _held(each) not in known]
         try:
             missing = await self._activate(new) if new else set()
         except UnavailableError:
             return
-        self._activated.update({node: pods - missing for node, pods in current.items()})
+        for node, held in current.items():
+            self._activated[node] = frozenset(each for each in held if each[0] not in missing)
 
     async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
         """Activate leases; return the pods of those that are missing and could not be restored.
@@ -232,6 +233,10 @@ class LedgerUpdater:
         ]
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return {lease.pod for lease in replaced}
+
+
+def _held(allocation: Allocation) -> tuple[PodUid, int]:
+    return allocation.pod, allocation.lease.version
 
 
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:

@@ -206,6 +206,29 @@ async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
     assert lease.state is LeaseState.ACTIVE
 
 
+async def test_a_size_that_the_agent_sets_after_the_ledger_has_lost_it_is_restored(
+    cluster: Cluster,
+) -> None:
+    """A rebuild has read the agent's report from before the resize."""
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.report_devices()
+    [share_before] = first.shares
+    larger = structs.replace(
+        first,
+        shares=(structs.replace(share_before, memory_mib=60_000),),
+        version=first.version + 60_000,
+    )
+    await cluster.checkpoint.forget([first.pod])
+    await cluster.allocate(larger)
+
+    await cluster.report_devices()
+
+    [lease] = await cluster.leases.load([first.pod])
+    assert lease is not None
+    assert lease.shares == larger.shares
+
+
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
     first = await cluster.bind("p1")
     await cluster.allocate(first)
