@@ -25,6 +25,7 @@ local function save_report(name, devices_text, served, rows, fences, reported_at
   fetch('devices', uuids)
   fetch('devices', uuids_before)
   uuids = {}
+  local is_stored = true
   for _, row in ipairs(rows) do
     local device = device_of(row[1])
     if device and device[D_NODE] ~= name and device[D_STATUS] ~= 0 and row[4] == 1 then
@@ -35,6 +36,7 @@ local function save_report(name, devices_text, served, rows, fences, reported_at
     if not device or device[D_NODE] == name or device[D_SHARES] == 0 and row[4] == 1 then
       uuids[#uuids + 1] = row[1]
       is_reported[row[1]] = true
+      is_stored = is_stored and device and device[D_NODE] == name and (device[D_STATUS] == 0) == (row[4] == 0)
     end
   end
 
@@ -51,7 +53,7 @@ local function save_report(name, devices_text, served, rows, fences, reported_at
     return has_raised
   end
 
-  if stored[1] == devices_text and stored[2] == served and #uuids_before == #uuids then
+  if is_stored and stored[1] == devices_text and stored[2] == served and #uuids_before == #uuids then
     return raise_fences()
   end
 

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import redis.asyncio
+from msgspec import structs
 
+from shared.model.lease import LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeRevision, cordon_reason
@@ -202,6 +204,23 @@ async def test_a_device_moves_to_another_node_once_its_leases_have_ended(url: st
         await leases.release([PodUid("p")], reason="test")
 
         assert await leases.save_devices([replace(moved, reported_at=NOW + 10)]) is not None
+
+        await reserve(leases, reservation("q", share("a"), node="b"))
+        await assert_sound(leases)
+
+
+async def test_a_device_is_back_after_a_late_report_of_the_node_that_had_it(url: str) -> None:
+    """A report of what was saved before is skipped, unless the device itself has changed since."""
+    async with ledger(url, {"a": 1, "b": 0}) as leases:
+        here = report("b", [device("a", 0)], at=NOW + 1)
+        await leases.save_devices([here])
+        [lost] = await reserve(leases, reservation("p", share("a"), node="b"))
+        await leases.release([lost.pod], reason="its write was lost")
+        await leases.save_devices([report("a", [device("a", 0)], at=NOW + 2)])
+        await leases.save_devices([report("a", [], at=NOW + 3)])
+        await leases.restore([structs.replace(lost, state=LeaseState.ACTIVE)], now=NOW)
+
+        await leases.save_devices([replace(here, reported_at=NOW + 11)])
 
         await reserve(leases, reservation("q", share("a"), node="b"))
         await assert_sound(leases)
