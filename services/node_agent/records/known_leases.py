@@ -44,7 +44,7 @@ class KnownLeases:
         seen = [self.ended.get(lease.pod, (-1.0, -1))]
         seen += [(known.created_at, known.version)] if known else []
         is_old = any(stamp <= each and lease.version <= each[1] for each in seen)
-        if lease.node != self.node or is_old:
+        if lease.node != self.node or (is_old and not (known and was_resized(lease, known))):
             return False
         self.revision += 1
         if lease.state in LIVE:
@@ -113,3 +113,11 @@ class KnownLeases:
     def _drop(self, pod: PodUid) -> None:
         self.leases.pop(pod, None)
         self._revisions.pop(pod, None)
+
+
+def was_resized(lease: Lease, known: Lease) -> bool:
+    """Return whether it is the known lease, resized later.
+
+    Its version may be lower: the ledger may have lost writes, and nothing noticed.
+    """
+    return lease.created_at == known.created_at and lease.resized_at > known.resized_at

@@ -9,6 +9,7 @@ from services.node_agent.allocate.allocation import NodeSnapshot, container_setu
 from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
+from services.node_agent.records.known_leases import was_resized
 from services.node_agent.usage.measurements import MeasuredContainer, region_positions
 from services.node_agent.usage.violations import UNCOUNTED_BYTES
 from shared.dialects import DIALECTS
@@ -40,7 +41,8 @@ def follow_lease(
     Raises RequestError if the lease cannot be enforced on the container.
     """
     allocation = entry.allocation
-    if lease.pod != allocation.pod or lease.version <= entry.lease.version:
+    is_newer = lease.version > entry.lease.version or was_resized(lease, entry.lease)
+    if lease.pod != allocation.pod or not is_newer:
         return None
     before = allocation.lease.shares
     if list(map(_place, lease.shares)) != list(map(_place, before)):

@@ -291,23 +291,6 @@ async def test_a_reader_does_not_stop_a_ledger_that_lost_writes() -> None:
                 assert await reader.generation() is None
 
 
-async def test_no_version_is_given_twice_after_a_loss_that_no_client_notices() -> None:
-    """An agent ignores a lease whose version it has seen."""
-    with valkey_server() as server:
-        await server.ready()
-        async with ledger(server.url) as leases:
-            [before] = await reserve(leases, reservation("p", share("a")))
-            await server.command("SAVE")
-            [lost] = await leases.bind([before])
-            await restart_with_an_older_file(server)
-            async with RedisLeases.connect(server.url, prefix=leases._connection.prefix) as later:
-                [again] = await later.bind([before])
-
-    assert isinstance(lost, Lease)
-    assert isinstance(again, Lease)
-    assert again.version > lost.version > before.version
-
-
 async def test_versions_rise_after_lost_writes_whatever_the_clock_shows() -> None:
     with valkey_server() as server:
         await server.ready()

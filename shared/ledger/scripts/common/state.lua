@@ -222,13 +222,7 @@ local function served_of(name, served)
   return reason and cjson.encode({CORDON_PREFIX .. reason}) or served or '[]'
 end
 
--- The first version of a script is at least this server's clock in milliseconds: after an unnoticed loss of
--- writes, no version is given a second time.
 local function next_version()
-  if last_version == first_version then
-    local time = call('TIME')
-    last_version = math.max(last_version, time[1] * 1000 + math.floor(time[2] / 1000) - 1)
-  end
   last_version = last_version + 1
   return last_version
 end

@@ -142,6 +142,16 @@ def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
     assert leases.find(PodUid("u1")) == restored
 
 
+def test_a_later_resize_counts_although_the_ledger_has_lost_versions() -> None:
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([structs.replace(lease_of("u1", version=9), resized_at=5.0)])
+    later = structs.replace(lease_of("u1", version=7), resized_at=6.0)
+    earlier = structs.replace(lease_of("u1", version=7), resized_at=4.0)
+
+    assert leases.observe([later]) == [later]
+    assert leases.observe([earlier]) == []
+
+
 def test_a_claim_that_was_ended_here_gets_its_lease_back_only_if_the_ledger_has_it() -> None:
     claim = structs.replace(lease_of("c1", version=3), claim=ClaimAllocation(generation="g1"))
     leases = KnownLeases(NodeName("node-0"))
