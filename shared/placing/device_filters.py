@@ -22,6 +22,8 @@ def is_selective(selection: DeviceSelection) -> bool:
 
 def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
     """Return why the pod excludes the device, or None. A UUID both allowed and denied is denied."""
+    if not is_selective(selection):
+        return None
     if selection.mode is not None and device.mode.value != selection.mode:
         return DeviceRefusal("GpuModeMismatch", f"it is in {device.mode} mode")
     if selection.uuids and device.uuid not in selection.uuids:

@@ -40,6 +40,7 @@ from shared.placing.node_filters import (
 
 CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
+CORES_STEP = 10
 
 Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
@@ -162,8 +163,12 @@ class NodeSets:
             kind, need = request_kind(request)
             plain = left & self._column("plain", is_plain).at_least(1)
             left ^= plain
-            free = self._column(("fit", kind._replace(packs=True)), headroom_of(kind))
-            fitting = plain & free.at_least(need)
+
+            def free(gpus: int, cores: int) -> ThresholdColumn:
+                least = kind._replace(gpus=gpus, cores=cores, packs=True)
+                return self._column(("fit", least), headroom_of(least))
+
+            fitting = _with_devices(plain, kind.gpus, kind.cores, need, free)
             self._split_by_device_stages(request, plain ^ fitting, excluded)
         if left:
             nodes = self._classes(
@@ -180,24 +185,28 @@ class NodeSets:
         """Divide nodes that do not fit by the stage that leaves fewer devices than needed."""
         [container] = request.containers
         gpus, slotted = container.gpus, container.slotted
-        units, cores = container.memory_units or 0, container.cores_percent
-        free = [
-            (("units", gpus, slotted, *which), units_free_at_once(gpus, slotted, *which))
-            for which in ((0, False), (cores, False), (cores, True))
-        ]
         stages: Iterable[tuple[Hashable, Amount, int, str]] = (
             ("devices", lambda node: len(node.devices), 1, "NoGpus"),
             ("devices", lambda node: len(node.devices), gpus, "NotEnoughGpus"),
             ("healthy", count_of_devices(slotted=False), gpus, "GpuUnhealthy"),
             (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
-            (*free[0], units, "InsufficientGpuMemory"),
-            (*free[1], units, "InsufficientGpuCores"),
-            (*free[2], units, "GpuClaimed"),
         )
         for key, amount_of, threshold, code in stages:
-            if not left:
-                return
-            passing = self._column(key, amount_of).at_least(threshold)
+            if left:
+                passing = self._column(key, amount_of).at_least(threshold)
+                left = _keep(left, passing, (code, NODE_TEXTS[code]), excluded)
+        for least_cores, unclaimed, code in (
+            (0, False, "InsufficientGpuMemory"),
+            (container.cores_percent, False, "InsufficientGpuCores"),
+            (container.cores_percent, True, "GpuClaimed"),
+        ):
+
+            def free(gpus: int, cores: int, unclaimed: bool = unclaimed) -> ThresholdColumn:
+                amount_of = units_free_at_once(gpus, slotted, cores, unclaimed)
+                return self._column(("units", gpus, slotted, cores, unclaimed), amount_of)
+
+            units = container.memory_units or 0
+            passing = _with_devices(left, gpus, least_cores, units, free)
             left = _keep(left, passing, (code, NODE_TEXTS[code]), excluded)
         _keep(left, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
 
@@ -239,6 +248,25 @@ def _cached(
         found = make()
     cache[key] = found
     return found
+
+
+def _with_devices(
+    nodes: NodeSet,
+    gpus: int,
+    cores: int,
+    units: int,
+    column: Callable[[int, int], ThresholdColumn],
+) -> NodeSet:
+    """Return those of the nodes with the units free on so many devices that have the cores.
+
+    One device with cores rounded down is looked for first: if no node has it, as for most pods that
+    fit nowhere, requests with other numbers of devices and other cores share that answer.
+    """
+    rounded = cores - cores % CORES_STEP or min(cores, 1)
+    for least in dict.fromkeys(((1, rounded), (gpus, cores))):
+        if nodes:
+            nodes &= column(*least).at_least(units)
+    return nodes
 
 
 def _keep(left: NodeSet, passing: NodeSet, reason: Reason, excluded: Excluded) -> NodeSet:

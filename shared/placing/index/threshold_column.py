@@ -85,6 +85,8 @@ class ThresholdColumn:
         at = bisect_left(self._thresholds, threshold)
         if at < len(self._thresholds) and self._thresholds[at] == threshold:
             return self._sets[at]
+        if at and not self._sets[at - 1]:
+            return 0
         if len(self._thresholds) >= CACHED_THRESHOLDS:
             self._thresholds.clear()
             self._sets.clear()
