@@ -5,6 +5,7 @@ from itertools import islice, zip_longest
 
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.choice.device_choice import DeviceChooser
 from shared.placing.choice.picks import DevicePick, build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import CANDIDATES
@@ -75,15 +76,18 @@ def _least_costly(
 
 
 def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> list[Fit]:
-    return list(islice(fits_on(request, index, nodes), COMPARED_NODES))
+    choose = index.plans.plan(request).choose
+    return list(islice(fits_on(request, choose, index, nodes), COMPARED_NODES))
 
 
-def fits_on(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> Iterator[Fit]:
+def fits_on(
+    request: PodRequest, choose: DeviceChooser, index: NodeIndex, nodes: Iterator[MirroredNode]
+) -> Iterator[Fit]:
     """Yield those of the nodes that fit, with devices."""
     requirements = request.node_requirements
     unconstrained = has_no_node_constraints(requirements)
     eligibility, triggers = index.eligibility, request.triggers
-    resources, choose = request.resources.items(), index.plans.plan(request).choose
+    resources = request.resources.items()
     for node in nodes:
         if not (unconstrained and node.accepts_any_pod) and (
             eligibility.check(requirements, node)[0] is not None
@@ -102,8 +106,7 @@ def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[M
     """Yield nodes that probably fit."""
     kind, need = index.plans.plan(request).kinds[0]
     nodes = index.likely_nodes(kind)
-    at_random = (nodes.random_node(need, rng) for _ in range(TRIED_NODES))
-    return _in_turn(nodes.in_order(need), (node for node in at_random if node is not None))
+    return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
 
 
 def _nodes_of(

@@ -10,6 +10,7 @@ from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.node_rank import RequestKind
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.request_plan import RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
@@ -37,7 +38,7 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     if len(kinds) == 1 and not index.eligibility.has_preferences(request.node_requirements):
         [(kind, need)] = kinds
         likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
-        placements = tuple(_placements(request, index, likely))
+        placements = _placements(request, plan, index, likely)
         if placements:
             return placements
     refusal = cached_refusal(request, index)
@@ -46,7 +47,8 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     fitting, excluded = index.sets.split(request)
     if not fitting:
         return explain_refusal(request, index, excluded)
-    return tuple(_placements(request, index, _best_nodes(request, index, kinds, fitting, rng)))
+    nodes = _best_nodes(request, index, kinds, fitting, rng)
+    return _placements(request, plan, index, nodes)
 
 
 def _best_nodes(
@@ -73,11 +75,16 @@ def _best_nodes(
 
 
 def _placements(
-    request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]
-) -> Iterator[Placement]:
-    """Yield placements on those of the nodes that fit, up to the number of candidates."""
-    for node, picks in islice(fits_on(request, index, nodes), CANDIDATES):
-        yield Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
+    request: PodRequest, plan: RequestPlan, index: NodeIndex, nodes: Iterator[MirroredNode]
+) -> tuple[Placement, ...]:
+    """Return placements on those of the nodes that fit, up to the number of candidates."""
+    fits = islice(fits_on(request, plan.choose, index, nodes), CANDIDATES)
+    return tuple(
+        [
+            Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
+            for node, picks in fits
+        ]
+    )
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

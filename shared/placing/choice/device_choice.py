@@ -5,6 +5,7 @@ are allowed, `PodRequest.prefer_mig` decides which are tried first.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from shared.model.device import IDLE_BEFORE, DeviceMode
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
@@ -85,7 +86,7 @@ _SIMPLE_ORDERS: Mapping[
 ] = {
     DeviceOrder.LAST: reversed,
     DeviceOrder.FIRST: iter,
-    DeviceOrder.BINPACK: lambda devices: sorted(devices, key=lambda device: -device.used_mib),
+    DeviceOrder.BINPACK: lambda devices: sorted(devices, key=attrgetter("used_mib"), reverse=True),
 }
 
 

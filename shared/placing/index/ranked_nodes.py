@@ -179,13 +179,15 @@ class RankedNodes:
         for rank in self.ranks_with_headroom(need):
             yield from self.groups[rank]
 
-    def random_node(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
-        """Return a node of a random rank, of those with a headroom of `need` or more."""
-        start = self._start(need)
-        if start == len(self.ranks):
-            return None
-        group = self.groups[self.ranks[start + int(rng() * (len(self.ranks) - start))]]
-        return group[int(rng() * len(group))]
+    def random_nodes(
+        self, need: int, count: int, rng: Callable[[], float]
+    ) -> Iterator[MirroredNode]:
+        """Yield nodes of random ranks with a headroom of `need` or more, some perhaps twice."""
+        start, ranks, groups = self._start(need), self.ranks, self.groups
+        fitting = len(ranks) - start
+        for _ in range(count if fitting else 0):
+            group = groups[ranks[start + int(rng() * fitting)]]
+            yield group[int(rng() * len(group))]
 
     def _start(self, need: int) -> int:
         if not self.packs:
