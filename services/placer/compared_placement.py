@@ -8,7 +8,6 @@ from shared.model.request import PodRequest
 from shared.placing.choice.device_choice import DeviceChooser
 from shared.placing.choice.picks import DevicePick, build_shares
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
@@ -19,6 +18,8 @@ COMPARED_NODES = 16
 ENOUGH_NODES = 8
 """With fewer nodes that fit among those tried, all nodes that fit are computed."""
 TRIED_NODES = 32
+WEIGHED_NODES = 3
+"""Nodes that the lease records the costs of."""
 
 Rng = Callable[[], float]
 """Returns a random number from 0 to below 1."""
@@ -26,7 +27,7 @@ Fit = tuple[MirroredNode, list[DevicePick]]
 
 
 def place_compared(
-    request: PodRequest, index: NodeIndex, rng: Rng
+    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
 ) -> tuple[Placement, ...] | Refusal:
     """Choose the nodes on which the pod costs later pods the least of what is idle now.
 
@@ -45,11 +46,11 @@ def place_compared(
             return explain_refusal(request, index, excluded)
         nodes = next(index.sets.by_preference(request.node_requirements, fitting))
         fits = _compared(request, index, _nodes_of(nodes, request, index, rng))
-    return _least_costly(request, index, fits)
+    return _least_costly(request, index, fits, candidates)
 
 
 def _least_costly(
-    request: PodRequest, index: NodeIndex, fits: Iterable[Fit]
+    request: PodRequest, index: NodeIndex, fits: Iterable[Fit], candidates: int
 ) -> tuple[Placement, ...]:
     fragmentation = index.fragmentation
     fragmentation.catch_up()
@@ -58,7 +59,7 @@ def _least_costly(
         for number, (node, picks) in enumerate(fits)
     ]
     costs.sort(key=lambda entry: entry[:2])
-    best = costs[:CANDIDATES]
+    best = costs[:WEIGHED_NODES]
     weighed = ", ".join(f"{cost / 1000:.2f} on {node.name}" for cost, _, node, _ in best)
     text = (
         f"policy fragmentation compared {len(costs)} nodes by the GPUs that the usual pods could "
@@ -71,7 +72,7 @@ def _least_costly(
             node_version=node.version,
             weighed=text,
         )
-        for _, _, node, picks in best
+        for _, _, node, picks in best[:candidates]
     )
 
 

@@ -21,7 +21,9 @@ RARE = 8
 """Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
 
 
-def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, ...] | Refusal:
+def place(
+    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int = CANDIDATES
+) -> tuple[Placement, ...] | Refusal:
     """Choose a node and its devices, and others should the ledger have no room on the first one.
 
     The first choice is random among the nodes that tie, so that independent placers seldom choose
@@ -30,7 +32,7 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     nodes are tried for the preferred mode before any is tried for the other.
     """
     if request.node_order is NodeOrder.FRAGMENTATION:
-        return place_compared(request, index, rng)
+        return place_compared(request, index, rng, candidates)
     plan = index.plans.plan(request)
     kinds = plan.kinds
     if not index.mirror.mig_nodes and plan.share_kinds:
@@ -38,7 +40,7 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     if len(kinds) == 1 and not index.eligibility.has_preferences(request.node_requirements):
         [(kind, need)] = kinds
         likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
-        placements = _placements(request, plan, index, likely)
+        placements = _placements(request, plan, index, likely, candidates)
         if placements:
             return placements
     refusal = cached_refusal(request, index)
@@ -48,7 +50,7 @@ def place(request: PodRequest, index: NodeIndex, rng: Rng) -> tuple[Placement, .
     if not fitting:
         return explain_refusal(request, index, excluded)
     nodes = _best_nodes(request, index, kinds, fitting, rng)
-    return _placements(request, plan, index, nodes)
+    return _placements(request, plan, index, nodes, candidates)
 
 
 def _best_nodes(
@@ -75,10 +77,14 @@ def _best_nodes(
 
 
 def _placements(
-    request: PodRequest, plan: RequestPlan, index: NodeIndex, nodes: Iterator[MirroredNode]
+    request: PodRequest,
+    plan: RequestPlan,
+    index: NodeIndex,
+    nodes: Iterator[MirroredNode],
+    candidates: int,
 ) -> tuple[Placement, ...]:
     """Return placements on those of the nodes that fit, up to the number of candidates."""
-    fits = islice(fits_on(request, plan.choose, index, nodes), CANDIDATES)
+    fits = islice(fits_on(request, plan.choose, index, nodes), candidates)
     return tuple(
         [
             Placement(node=node.name, shares=build_shares(picks), node_version=node.version)

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.placement [--quick] [--json] [--nodes 100 1000] [--kinds 1 32]
 
 Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
-placement is timed: `place` (up to three candidates with their shares), `hold` of the first one, and
+placement is timed: `place` (`--candidates` with their shares), `reserve` of the first one, and
 keeping the index up to date with everything that changed. Between batches, not timed, the mirror
 gets totals as from the ledger, and the oldest pods are removed once there are 1,024.
 Kinds of pods differ in memory, cores, one or two GPUs, and cpu. Refused pods fit nowhere, a third
@@ -125,7 +125,10 @@ def _pod(order: NodeOrder, gpus: int, memory: int, cores: int, cpu: int) -> PodR
 class Load:
     """A mirror that pods come to and leave, and the totals that a ledger would publish."""
 
-    def __init__(self, nodes: int, kinds: Sequence[PodRequest], *, full: bool = False) -> None:
+    def __init__(
+        self, nodes: int, kinds: Sequence[PodRequest], *, full: bool = False, candidates: int = 1
+    ) -> None:
+        self.candidates = candidates
         self.dice = random.Random(1)  # noqa: S311
         held = cluster(nodes, self.dice, full=full)
         self.mirror = ClusterMirror()
@@ -142,7 +145,7 @@ class Load:
         """Place one pod and count it."""
         if wanted.node_order is NodeOrder.FRAGMENTATION:
             self.index.fragmentation.workload.learn(wanted)
-        answer = place(wanted, self.index, self.dice.random)
+        answer = place(wanted, self.index, self.dice.random, self.candidates)
         if isinstance(answer, Refusal):
             self.refused += 1
             return
@@ -186,9 +189,11 @@ class Load:
         return self.dice.choices(self.kinds, k=BATCH)
 
 
-def placement_us(nodes: int, kinds: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
+def placement_us(
+    nodes: int, kinds: int, order: NodeOrder, candidates: int, seconds: float
+) -> tuple[float, int]:
     """Return the median time of a placement, and the number of pods refused meanwhile."""
-    load = Load(nodes, kinds_of_pods(kinds, order))
+    load = Load(nodes, kinds_of_pods(kinds, order), candidates=candidates)
     for one in load.kinds:
         load.step(one)
     load.report()
@@ -251,7 +256,7 @@ def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
 
 def _placements(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
     for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
-        fast, refused = placement_us(nodes, kinds, NodeOrder(order), seconds)
+        fast, refused = placement_us(nodes, kinds, NodeOrder(order), flags.candidates, seconds)
         row = {"order": order, "nodes": nodes, "kinds": kinds, "us": round(fast, 1)}
         if flags.naive:
             row["naive_us"] = round(naive_us(nodes, NodeOrder(order), seconds), 1)
@@ -282,6 +287,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
     parser.add_argument("--orders", nargs="*", default=[order.value for order in NodeOrder])
     parser.add_argument("--no-refusals", action="store_true")
+    parser.add_argument("--candidates", type=int, default=1, help="3: while choices are contested")
     flags = parser.parse_args()
     seconds = 1.0 if flags.quick else 5.0
     yardstick = timeit.repeat("sum(range(1000))", timer=time.process_time, number=2_000)

@@ -10,12 +10,16 @@ from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang, NodeOrder
 from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
 RefusedPod = tuple[PodQueued, Refusal]
+
+CONTESTED_PODS = 256
+"""After a first choice that the ledger did not grant, so many pods get further candidates."""
 
 DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
 
@@ -49,6 +53,24 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
     return units
 
 
+class CandidateCount:
+    """How many candidates a pod gets: one, but more while other placers take first choices."""
+
+    def __init__(self) -> None:
+        self._contested_pods = 0
+
+    def note_contention(self) -> None:
+        """Note that the ledger did not grant a first choice."""
+        self._contested_pods = CONTESTED_PODS
+
+    def next(self) -> int:
+        """Return the number for the next pod."""
+        if not self._contested_pods:
+            return 1
+        self._contested_pods -= 1
+        return CANDIDATES
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
     """Input of decisions: the mirror, its index, refusals by quotas, and a random source."""
@@ -57,6 +79,7 @@ class DecisionContext:
     index: NodeIndex
     quotas: QuotaRefusals
     rng: Rng
+    candidates: CandidateCount = field(default_factory=CandidateCount)
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""
@@ -64,7 +87,10 @@ class DecisionContext:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.repelled_pods.restricted
         result = self.quotas.place_within(
-            event, lambda request: place(restricted(event, request), self.index, self.rng)
+            event,
+            lambda request: place(
+                restricted(event, request), self.index, self.rng, self.candidates.next()
+            ),
         )
         if not isinstance(result, Refusal):
             request = event.request

@@ -134,6 +134,7 @@ class DecisionWriter:
         self.metrics = metrics
         self.mirror = context.mirror
         self.quotas = context.quotas
+        self.candidates = context.candidates
         self.ttl_s = ttl_s
         self.last_verdicts = LastVerdicts()
         self._unpublished: set[PodUid] = set()
@@ -280,7 +281,9 @@ class DecisionWriter:
     ) -> None:
         self.mirror.confirm(lease)
         first = lease.node == candidates[0].node
-        decisions.ledger_disagreed |= not first
+        if not first:
+            decisions.ledger_disagreed = True
+            self.candidates.note_contention()
         self.metrics.count("reserved" if first else "reserved_other")
         events.append(self._placement_chosen(pod, lease))
 
@@ -291,6 +294,8 @@ class DecisionWriter:
         self.mirror.update_uses(outcome.devices, outcome.nodes)
         self.quotas.add(pod, outcome.quotas, capacity)
         decisions.ledger_disagreed = True
+        if not outcome.quotas:
+            self.candidates.note_contention()
         self.metrics.count("deferred" if outcome.reserved_for_other else "no_capacity")
         if outcome.reserved_for_other:
             decisions.deferred.append(pod)

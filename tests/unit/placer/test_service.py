@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.placer.rounds.batch import CONTESTED_PODS, CandidateCount
 from shared.model.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import (
@@ -24,6 +25,7 @@ from shared.model.ledger import (
     ReservationOutcome,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.placing.index.ranked_nodes import CANDIDATES
 from tests.support.build import device, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.running import Running, granted, two_nodes
 
@@ -37,7 +39,26 @@ async def test_a_batch_is_one_group_and_each_pod_gets_a_lease() -> None:
         assert [len(group) for group in it.ledger.groups] == [5]
         assert all(isinstance(answer, PlacementChosen) for answer in answers)
         assert [answer.trace for answer in answers] == [event.trace for event in events]
-        assert all(len(one.candidates) == 2 for one in it.ledger.groups[0])
+        assert all(len(one.candidates) == 1 for one in it.ledger.groups[0])
+
+
+async def test_pods_get_further_candidates_after_a_first_one_was_not_granted() -> None:
+    async with Running(*two_nodes()) as it:
+        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="n1: taken")]
+
+        await it.placer.place_pods([pod_queued("uid-1")])
+        await it.placer.place_pods([pod_queued("uid-2", request(gpu(memory=1)))])
+
+        assert [len(group[0].candidates) for group in it.ledger.groups] == [1, 2, 2]
+
+
+def test_pods_get_one_candidate_once_first_ones_are_granted_again() -> None:
+    candidates = CandidateCount()
+
+    candidates.note_contention()
+
+    assert {candidates.next() for _ in range(CONTESTED_PODS)} == {CANDIDATES}
+    assert candidates.next() == 1
 
 
 async def test_pods_of_a_batch_do_not_get_the_same_free_memory() -> None:

@@ -57,6 +57,7 @@ class Choices:
 
     def choose(self, event: PodQueued) -> Refusal | set[str]:
         """Return the names of the candidates."""
+        self.context.candidates.note_contention()
         answer = self.context.choose(event)
         self.mirror.drop(event.pod)
         if isinstance(answer, Refusal):
