@@ -123,7 +123,7 @@ def _build_gpus(base: NodeClients) -> _Gpus:
     mig = LayoutReconciler(
         driver.instances,
         partitioner_of(settings, driver, base.timing),
-        leases=base.leases,
+        lease_sync=base.lease_sync,
         checkpoint=base.checkpoint,
         pods=base.pod_list,
         metrics=base.metrics,

@@ -296,7 +296,13 @@ SAMPLES: tuple[Event, ...] = (
     SlicesRequest(node=NODE),
     SlicesReply(written=False, reason="the API server dropped allowMultipleAllocations"),
     LimitsRequest(node=NODE, lease=LEASE, resize_id="8f3a", finished=True),
-    LimitsReply(applied=False, reason="3000 MiB are in use", in_use_mib=3_000),
+    LimitsReply(
+        applied=False,
+        reason="3000 MiB are in use",
+        in_use_mib=3_000,
+        container="main",
+        kept=ShareSize(memory_mib=3_000, cores_percent=10),
+    ),
     UsageRequest(node=NODE),
     UsageReply(
         measured_at=4.5,

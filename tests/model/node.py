@@ -144,7 +144,7 @@ class Agent:
         self.mig = LayoutReconciler(
             node.partitioner.instances,
             node.partitioner,
-            leases=self.leases,
+            lease_sync=self.lease_sync,
             checkpoint=self.checkpoint,
             pods=node.kubelet,
             metrics=host,

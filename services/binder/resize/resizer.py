@@ -27,7 +27,12 @@ from shared.dialects import DIALECTS
 from shared.model.clock import Clock, until_next
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
-from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
+from shared.model.events.request_reply import (
+    LimitsReply,
+    LimitsRequest,
+    ResizeReply,
+    ResizeRequest,
+)
 from shared.model.lease import Lease, Share, ShareSize
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity
@@ -178,11 +183,16 @@ class Resizer:
 
     # Unfinished work of a resize
 
-    async def _synchronize(self, lease: Lease) -> tuple[str, ...]:
-        """Bring the node's limits, then the pod's annotations in line; return what is left."""
+    async def _synchronize(self, lease: Lease, *, undo: bool = False) -> tuple[str, ...]:
+        """Bring the node's limits, then the pod's annotations in line; return what is left.
+
+        With `undo`, a lease that its device cannot hold gets the size that its container has.
+        """
         try:
             reply = await self.agents.set_limits(LimitsRequest(node=lease.node, lease=lease))
             if not reply.applied:
+                if undo and reply.kept is not None:
+                    await self._undo(lease, reply, reply.kept)
                 return (f"the container's limits: {reply.reason}",)
         except UnavailableError:
             return (f"the container's limits, as soon as the agent of node {lease.node} responds",)
@@ -192,6 +202,24 @@ class Resizer:
             return (f"the pod's annotations: {error}",)
         await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
+
+    async def _undo(self, lease: Lease, reply: LimitsReply, kept: ShareSize) -> None:
+        """Give the lease the size that its container keeps.
+
+        The ledger has lost the lease of another pod on the device, which it restores after this.
+        """
+        logger.warning(
+            "pod %s/%s gets its size before the resize again: %s",
+            *(lease.namespace, lease.name, reply.reason),
+        )
+        await self.resize(
+            ResizeRequest(
+                pod=lease.pod,
+                container=reply.container,
+                memory_mib=kept.memory_mib,
+                cores_percent=kept.cores_percent or None,
+            )
+        )
 
     async def _annotate(self, lease: Lease) -> None:
         """Write the annotations of the lease as it is after the pod was read.
@@ -235,7 +263,7 @@ class Resizer:
         if lease is None:
             await self.ledger.resizes.set_synced(pod, ANY_VERSION)
             return
-        pending = await self._synchronize(lease)
+        pending = await self._synchronize(lease, undo=True)
         if pending:
             _, pause_s = self._retries.get(pod, (0.0, FINISH_S))
             self._retries[pod] = (self.clock.now() + pause_s, min(2 * pause_s, MAX_RETRY_S))

@@ -226,20 +226,27 @@ class ClaimPreparation:
                     f"{self.timing.claim_wait_s:g} s: {missing or 'the ledger has none for it'}"
                 )
             if self.clock.ticks() >= fetch_at:
-                missing = await self._fetch(claim)
+                missing = await self._fetch(claim, generation)
                 fetch_at = self.clock.ticks() + FETCH_S
             await self.clock.sleep(LOOK_S)
 
-    async def _fetch(self, claim: ClaimReference) -> str:
-        """Request the lease; return why it is still unknown, or nothing."""
+    async def _fetch(self, claim: ClaimReference, generation: str) -> str:
+        """Request the lease; return why it is still unknown, or nothing.
+
+        Raises UnavailableError if the claim has been allocated again: the kubelet retries.
+        """
         try:
             fetched = await self.lease_sync.fetch_claim(
                 LeaseHolder(pod=claim.uid, namespace=claim.namespace, name=claim.name, claim=True)
             )
         except UnavailableError as error:
             return f"{error}; are the binder and NATS running?"
-        states = [lease.state for lease in fetched if lease.pod == claim.uid]
-        return f"its lease is {states[0]}" if states else ""
+        leases = [lease for lease in fetched if lease.pod == claim.uid]
+        if any(each.claim and each.claim.generation != generation for each in leases):
+            if generation_of_claim(await self.claims.read(claim)) != generation:
+                raise UnavailableError(f"ResourceClaim {claim} has been allocated again")
+            return "its lease is for another allocation"
+        return f"its lease is {leases[0].state}" if leases else ""
 
     async def _record(self, lease: Lease, request: str, until: float) -> None:
         """Record one request, if its devices can hold it; report that it is active."""

@@ -25,7 +25,7 @@ from services.node_agent.mig.instances import (
     is_laid_out,
 )
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.records.lease_sync import LeaseSync
 from shared.model.clock import Clock
 from shared.model.device import Device, MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -61,7 +61,7 @@ class LayoutReconciler:
         list_device: ListInstances,
         partitioner: LayoutPartitioner | None,
         *,
-        leases: KnownLeases,
+        lease_sync: LeaseSync,
         checkpoint: Checkpoint,
         pods: AgentPodLister,
         metrics: AgentMetrics,
@@ -70,7 +70,8 @@ class LayoutReconciler:
     ) -> None:
         self.list_device = list_device
         self.partitioner = partitioner
-        self.leases = leases
+        self.lease_sync = lease_sync
+        self.leases = lease_sync.leases
         self.checkpoint = checkpoint
         self.pods = pods
         self.metrics = metrics
@@ -131,7 +132,7 @@ class LayoutReconciler:
 
     async def _instance(self, lease: Lease, share: Share) -> MigInstance:
         layout, position = self._layout(share), _position(share)
-        self._check_newest(lease, share)
+        await self._check_newest(lease, share)
         try:
             async with asyncio.timeout(self.timing.instances_ready_s):
                 instances = await self._lay_out(share.device, layout)
@@ -174,8 +175,24 @@ class LayoutReconciler:
             if holders:
                 await self.clock.sleep(RETRY_S)
 
-    def _check_newest(self, lease: Lease, share: Share) -> None:
-        """Raise RequestError if a newer lease has given the device another layout."""
+    async def _check_newest(self, lease: Lease, share: Share) -> None:
+        """Raise RequestError if a newer lease has given the device another layout.
+
+        The end of that lease may have been lost with the ledger: all leases are requested first.
+        """
+        if self._find_newer(lease, share) is not None:
+            await self.lease_sync.sync()
+        found = self._find_newer(lease, share)
+        if found is not None:
+            other, fence, layout = found
+            raise RequestError(
+                f"the lease's fence {share.fence} for device {share.device} is older than "
+                f"fence {fence} of pod {other.namespace}/{other.name}, which has it laid out as "
+                f"{layout}"
+            )
+
+    def _find_newer(self, lease: Lease, share: Share) -> tuple[Lease, int, str] | None:
+        """Return a newer lease of another layout, with its fence and that layout."""
         for other, newest in self._newest_shares():
             if (
                 newest.device == share.device
@@ -185,11 +202,8 @@ class LayoutReconciler:
                 and share.mig is not None
                 and newest.mig.layout != share.mig.layout
             ):
-                raise RequestError(
-                    f"the lease's fence {share.fence} for device {share.device} is older than "
-                    f"fence {newest.fence} of pod {other.namespace}/{other.name}, which has it "
-                    f"laid out as {newest.mig.layout}"
-                )
+                return other, newest.fence, newest.mig.layout
+        return None
 
     def _newest_shares(self) -> list[tuple[Lease, Share]]:
         """Return each device's newest share that is a MIG instance."""

@@ -35,7 +35,7 @@ from services.node_agent.usage.monitor import UsageMonitor
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
-from shared.model.lease import Lease
+from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class LimitUpdater:
     # Leases that have another size
 
     async def _follow_one(self, lease: Lease) -> LimitsReply:
-        await self._follow()
+        refused = await self._follow()
         entries = self._entries_of(lease.pod)
         if not entries:
             return LimitsReply(
@@ -120,16 +120,31 @@ class LimitUpdater:
         late = [entry for entry in entries if entry.lowered or entry.lease.shares != lease.shares]
         if late:
             names = ", ".join(entry.allocation.container for entry in late)
+            for entry in late:
+                if entry.key in refused:
+                    container = entry.allocation.container
+                    share = entry.lease.shares_of(container)[0]
+                    return LimitsReply(
+                        applied=False,
+                        reason=refused[entry.key],
+                        container=container,
+                        kept=ShareSize(
+                            memory_mib=share.memory_mib, cores_percent=share.cores_percent
+                        ),
+                    )
             return LimitsReply(
                 applied=False, reason=f"its containers {names} do not have its limits yet"
             )
         return LimitsReply(applied=True)
 
-    async def _follow(self) -> None:
-        """Update entries and regions to the known leases."""
-        node = self.get_snapshot()
+    async def _follow(self) -> dict[tuple[PodUid, str, str], str]:
+        """Update entries and regions to the known leases.
+
+        Return by entry why its device cannot hold more beside what other pods have.
+        """
+        node, refused = self.get_snapshot(), {}
         if node is None:
-            return
+            return {}
         for key in [entry.key for entry in self.checkpoint.entries]:
             async with self.checkpoint.changing:
                 entry = self._entry(key)
@@ -142,7 +157,10 @@ class LimitUpdater:
                     logger.warning("container %s keeps its limits: %s", key[1], error)
                     continue
                 if updated is not None:
-                    await self._save(updated, entry)
+                    reason = await self._save(updated, entry)
+                    if reason:
+                        refused[key] = reason
+        return refused
 
     def _entry(self, key: tuple[PodUid, str, str]) -> CheckpointEntry | None:
         return next((entry for entry in self.checkpoint.entries if entry.key == key), None)
@@ -150,8 +168,8 @@ class LimitUpdater:
     def _entries_of(self, pod: PodUid) -> list[CheckpointEntry]:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
-    async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> None:
-        """Record other limits, then write them to the region.
+    async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> str:
+        """Record other limits, then write them to the region; return why not, or nothing.
 
         Larger ones are left out, and logged, if a device cannot hold them beside what other pods
         have.
@@ -164,9 +182,10 @@ class LimitUpdater:
             logger.error(  # noqa: TRY400 - the message is enough
                 "container %s keeps its limits: %s", entry.allocation.container, error
             )
-            return
+            return str(error)
         await self._write(entry)
         self.on_change()
+        return ""
 
     async def _write(self, entry: CheckpointEntry) -> None:
         """Write limits to a region; a missing one gets them when it is made."""

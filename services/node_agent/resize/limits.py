@@ -64,8 +64,9 @@ def lower_limits(
 ) -> CheckpointEntry | None:
     """Return the entry with the smaller limits of its lease and another; None: no change.
 
-    Nothing becomes larger: the ledger has not decided yet. Raises RequestError if the lease cannot
-    be enforced on the container.
+    Nothing becomes larger: the ledger has not decided yet. The limits are held as they are if the
+    ledger's lease is larger than they could become. Raises RequestError if the lease cannot be
+    enforced on the container.
     """
     container = entry.allocation.container
     before = entry.allocation.lease
@@ -75,7 +76,7 @@ def lower_limits(
         _smaller(old, new) if old.container == container else old
         for old, new in zip(before.shares, lease.shares, strict=True)
     )
-    if shares == before.shares:
+    if shares == before.shares and lease.version <= before.version:
         return None
     smaller = structs.replace(lease, shares=shares)
     return replace(

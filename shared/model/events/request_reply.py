@@ -203,6 +203,9 @@ class LimitsReply(Event):
     """Why the limits were not applied."""
     in_use_mib: int = 0
     """Memory in use on the device that prevents it: the smallest limit that is possible."""
+    container: str = ""
+    kept: ShareSize | None = None
+    """The size that `container` keeps, as other pods have been given the rest of its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from services.binder.ports.observations import PodAnnotations
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
-from shared.model.lease import Lease, StaleLeaseError
+from shared.model.lease import Lease, ShareSize, StaleLeaseError
 from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, counted_use
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -98,6 +98,8 @@ class FakeLimits:
         self.limits: list[LimitsRequest] = []
         self.in_use_mib = 0
         self.away: set[NodeName] = set()
+        self.kept: ShareSize | None = None
+        """The most that its device can give a container."""
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
         self.limits.append(request)
@@ -107,6 +109,9 @@ class FakeLimits:
         if request.resize_id and not request.finished and least < self.in_use_mib:
             reason = f"{self.in_use_mib} MiB are in use"
             return LimitsReply(applied=False, reason=reason, in_use_mib=self.in_use_mib)
+        if self.kept is not None and least > self.kept.memory_mib:
+            reason = "it would be given out twice"
+            return LimitsReply(applied=False, reason=reason, container="c", kept=self.kept)
         return LimitsReply(applied=True)
 
 

@@ -206,6 +206,17 @@ async def test_an_older_lease_with_another_layout_is_refused() -> None:
         assert "laid out as group1" in cluster.message("old")
 
 
+async def test_a_newer_lease_that_the_ledger_has_lost_is_no_reason_to_refuse_another() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
+        unbound = pod("lost", limits={NUMBER: 1}, node=None)
+        lost = cluster.bind(unbound, mig_share("group1", fence=5))
+        del cluster.ledger.leases[lost.pod]
+
+        cluster.bind(pod("next", limits={NUMBER: 1}), mig_share("group4", fence=4))
+
+        await cluster.node.phase("next", "Running")
+
+
 async def test_a_lease_for_the_other_device_mode_is_refused() -> None:
     async with one_node_cluster("1xA100-40GB:mig+1xT4") as cluster, cluster.running():
         cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 2000))

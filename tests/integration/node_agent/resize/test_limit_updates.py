@@ -258,6 +258,30 @@ async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_
         assert limit_mib(place) == 1_000
 
 
+async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_larger_limit() -> None:
+    """The ledger had lost the other pod's lease when the first one grew."""
+    async with (
+        one_node_cluster(timing=AgentTiming(limit_check_s=0.02)) as cluster,
+        running(cluster) as (agent, lease),
+    ):
+        place = region_of(cluster, lease)
+        other = cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 8_000, slot=1, fence=2))
+        await cluster.node.phase("two", "Running")
+        grown = cluster.ledger.grant(sized(lease, 12_000))
+
+        refused = await update_limits_of(agent, grown)
+        assert "default/two" in refused.reason
+        assert refused.container == "main"
+        assert refused.kept == ShareSize(memory_mib=4_000, cores_percent=10)
+        smaller = sized(grown, 4_000, later=0)
+        assert (await update_limits_of(agent, smaller, "resize")).applied
+        await agent.checkpoint.forget((other.pod,))
+        assert not (await update_limits_of(agent, grown)).applied
+        assert limit_mib(place) == 4_000, "it may be taken back at any moment"
+        assert (await update_limits_of(agent, sized(smaller, 4_000))).applied
+        assert limit_mib(place) == 4_000
+
+
 async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
     async with (
         one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,

@@ -195,6 +195,26 @@ async def test_an_unavailable_node_is_retried_with_pauses() -> None:
     assert not at.ledger.unsynced_versions
 
 
+async def test_a_size_that_the_device_cannot_hold_is_taken_back() -> None:
+    """The ledger has lost the lease of another pod there, and gave its memory out again."""
+    at = world()
+    grown = structs.replace(
+        held(),
+        version=4,
+        shares=(structs.replace(held().shares[0], memory_mib=9_000, cores_percent=40),),
+    )
+    at.ledger.leases[grown.pod] = grown
+    at.agents.kept = WAS
+    await at.ledger.resizes.set_unsynced([grown])
+
+    await at.binder.resizer.finish()
+
+    [share] = at.ledger.leases[grown.pod].shares
+    assert ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent) == WAS
+    assert at.agents.limits[1].resize_id == "lock of uid-p1", "the agent holds it meanwhile"
+    assert not at.ledger.unsynced_versions
+
+
 async def test_a_resize_of_a_terminated_pod_leaves_nothing_to_do() -> None:
     at = world()
     await at.ledger.resizes.set_unsynced([held()])
