@@ -171,7 +171,7 @@ class DecisionWriter:
                     self.mirror.drop(pod.pod)
                     decisions.ledger_disagreed = True
                     self.metrics.count("already_leased")
-                    self._repeat_lease(pod, lease, events)
+                    self.repeat_lease(lease, pod, events)
                 case NoCapacity():
                     self._apply_no_capacity(decisions, pod, outcome, capacity)
                     if not outcome.reserved_for_other:
@@ -240,7 +240,7 @@ class DecisionWriter:
         self.metrics.count("refused", len(refused) - len(dropped) - len(leases))
         for pod, refusal in refused:
             if pod.pod in leases:
-                self._repeat_lease(pod, leases[pod.pod], events)
+                self.repeat_lease(leases[pod.pod], pod, events)
             elif pod.pod not in dropped:
                 is_changed = pod.pod in changed
                 if is_changed or not self.last_verdicts.is_published(pod, refusal):
@@ -285,7 +285,7 @@ class DecisionWriter:
             decisions.ledger_disagreed = True
             self.candidates.note_contention()
         self.metrics.count("reserved" if first else "reserved_other")
-        events.append(self._placement_chosen(pod, lease))
+        events.append(self._placement_chosen(lease, pod.trace))
 
     def _apply_no_capacity(
         self, decisions: RoundDecisions, pod: PodQueued, outcome: NoCapacity, capacity: int
@@ -300,15 +300,20 @@ class DecisionWriter:
         if outcome.reserved_for_other:
             decisions.deferred.append(pod)
 
-    def _repeat_lease(self, pod: PodQueued, lease: Lease, events: list[PlacementEvent]) -> None:
-        """Publish the pod's lease again until its node has activated it.
+    def repeat_lease(
+        self, lease: Lease, pod: PodQueued | None, events: list[PlacementEvent]
+    ) -> None:
+        """Publish a lease again until its node has activated it.
 
-        Not for the second copy of a pod's first event: another placer has just published the lease.
+        Not for the second copy of a pod's first event, or the event of another `pod` of the gang
+        (None): a placer has just published the lease.
         """
         is_young = self.clock.now() - lease.created_at < SECOND_COPY_S
-        is_copy = pod.requeue_number == 0 and is_young and pod.pod not in self._unpublished
+        is_first = pod is None or pod.requeue_number == 0
+        is_copy = is_first and is_young and lease.pod not in self._unpublished
         if lease.state is not LeaseState.ACTIVE and not is_copy:
-            events.append(self._placement_chosen(pod, lease))
+            trace = lease.trace if pod is None else pod.trace
+            events.append(self._placement_chosen(lease, trace))
 
     def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
         self.last_verdicts.add(pod.pod, refusal)
@@ -320,7 +325,7 @@ class DecisionWriter:
             trace=pod.trace,
         )
 
-    def _placement_chosen(self, pod: PodQueued, lease: Lease) -> PlacementChosen:
-        self.last_verdicts.forget(pod.pod)
-        self._unpublished.discard(pod.pod)
-        return PlacementChosen(lease=lease, trace=pod.trace)
+    def _placement_chosen(self, lease: Lease, trace: str) -> PlacementChosen:
+        self.last_verdicts.forget(lease.pod)
+        self._unpublished.discard(lease.pod)
+        return PlacementChosen(lease=lease, trace=trace)

@@ -3,7 +3,7 @@
 Of a gang, enough pods are placed together, then the rest one by one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from services.placer.rounds.batch import DecisionContext, RoundDecisions, decide, waiting_pod
 from services.placer.rounds.decision_writer import DecisionWriter, PlacementEvent
@@ -18,8 +18,7 @@ from services.placer.rounds.gang_decision import (
 )
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
-from shared.model.events.pod_events import PlacementChosen, PodQueued
-from shared.model.lease import Lease, LeaseState
+from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
@@ -98,7 +97,9 @@ class GangRounds:
             pods = self._without_gone(pods, enrollment)
             leased = [lease for lease in enrollment.leases if lease.pod not in answered]
             answered.update(lease.pod for lease in leased)
-            events += _repeated(leased)
+            queued = {pod.pod: pod for pod in pods}
+            for lease in leased:
+                self.writer.repeat_lease(lease, queued.get(lease.pod), events)
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:
@@ -191,12 +192,3 @@ class GangRounds:
             [(pod, refusal) for pod in changed], capacity, events, recipients, min_members
         )
         return None if result.stale or result.already_leased or result.gone else []
-
-
-def _repeated(leases: Iterable[Lease]) -> list[PlacementChosen]:
-    """Return the events of leases again that no node has activated yet."""
-    return [
-        PlacementChosen(lease=lease, trace=lease.trace)
-        for lease in leases
-        if lease.state is not LeaseState.ACTIVE
-    ]

@@ -299,3 +299,22 @@ async def test_a_repeated_event_of_a_running_pod_is_decided_although_others_of_i
 
         assert [type(event) for event in repeated] == [PlacementChosen]
         assert (await leases.totals.gangs())["default/g"] == {pods[1].pod, pods[2].pod}
+
+
+async def test_leases_of_a_gang_that_was_just_placed_are_not_published_by_each_of_its_events(
+    server: ValkeyServer,
+) -> None:
+    pods = gang("g", 3, 4_000)
+    async with ledger(server.url, {"a": 1}) as leases, placers(leases, 2) as [placer, another]:
+        chosen = await placer.place_pods(pods)
+
+        copies = await another.place_pods([pods[1]])
+        again = await another.place_pods([replace(pods[1], requeue_number=1)])
+        another.writer.forget_published([pod.pod for pod in pods])
+        after_failure = await another.place_pods([pods[1]])
+
+        assert len(chosen) == 3
+        assert copies == []
+        published = [event.lease.pod for event in again if isinstance(event, PlacementChosen)]
+        assert published == [pods[1].pod]
+        assert len(after_failure) == 3
