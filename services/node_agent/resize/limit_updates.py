@@ -118,20 +118,15 @@ class LimitUpdater:
                 applied=False, reason=f"node {self.node} has allocated nothing to the pod"
             )
         late = [entry for entry in entries if entry.lowered or entry.lease.shares != lease.shares]
+        for entry in late:
+            if entry.key in refused:
+                container = entry.allocation.container
+                share = entry.lease.shares_of(container)[0]
+                kept = ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
+                reason = refused[entry.key]
+                return LimitsReply(applied=False, reason=reason, container=container, kept=kept)
         if late:
             names = ", ".join(entry.allocation.container for entry in late)
-            for entry in late:
-                if entry.key in refused:
-                    container = entry.allocation.container
-                    share = entry.lease.shares_of(container)[0]
-                    return LimitsReply(
-                        applied=False,
-                        reason=refused[entry.key],
-                        container=container,
-                        kept=ShareSize(
-                            memory_mib=share.memory_mib, cores_percent=share.cores_percent
-                        ),
-                    )
             return LimitsReply(
                 applied=False, reason=f"its containers {names} do not have its limits yet"
             )

@@ -1,6 +1,6 @@
 """Writes decisions to the ledger and turns its replies into events."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import Protocol
 
 from services.placer.metrics import PrometheusPlacerMetrics
@@ -171,7 +171,7 @@ class DecisionWriter:
                     self.mirror.drop(pod.pod)
                     decisions.ledger_disagreed = True
                     self.metrics.count("already_leased")
-                    self.repeat_lease(lease, pod, events)
+                    self.repeat_leases([lease], [pod], events)
                 case NoCapacity():
                     self._apply_no_capacity(decisions, pod, outcome, capacity)
                     if not outcome.reserved_for_other:
@@ -240,7 +240,7 @@ class DecisionWriter:
         self.metrics.count("refused", len(refused) - len(dropped) - len(leases))
         for pod, refusal in refused:
             if pod.pod in leases:
-                self.repeat_lease(leases[pod.pod], pod, events)
+                self.repeat_leases([leases[pod.pod]], [pod], events)
             elif pod.pod not in dropped:
                 is_changed = pod.pod in changed
                 if is_changed or not self.last_verdicts.is_published(pod, refusal):
@@ -300,20 +300,22 @@ class DecisionWriter:
         if outcome.reserved_for_other:
             decisions.deferred.append(pod)
 
-    def repeat_lease(
-        self, lease: Lease, pod: PodQueued | None, events: list[PlacementEvent]
+    def repeat_leases(
+        self, leases: Iterable[Lease], pods: Iterable[PodQueued], events: list[PlacementEvent]
     ) -> None:
-        """Publish a lease again until its node has activated it.
+        """Publish leases again until their nodes have activated them.
 
-        Not for the second copy of a pod's first event, or the event of another `pod` of the gang
-        (None): a placer has just published the lease.
+        Not for the second copy of a pod's first event, or the events of other `pods` of its gang: a
+        placer has just published the lease.
         """
-        is_young = self.clock.now() - lease.created_at < SECOND_COPY_S
-        is_first = pod is None or pod.requeue_number == 0
-        is_copy = is_first and is_young and lease.pod not in self._unpublished
-        if lease.state is not LeaseState.ACTIVE and not is_copy:
-            trace = lease.trace if pod is None else pod.trace
-            events.append(self._placement_chosen(lease, trace))
+        queued = {pod.pod: pod for pod in pods}
+        for lease in leases:
+            pod = queued.get(lease.pod)
+            is_young = self.clock.now() - lease.created_at < SECOND_COPY_S
+            is_first = pod is None or pod.requeue_number == 0
+            is_copy = is_first and is_young and lease.pod not in self._unpublished
+            if lease.state is not LeaseState.ACTIVE and not is_copy:
+                events.append(self._placement_chosen(lease, pod.trace if pod else lease.trace))
 
     def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
         self.last_verdicts.add(pod.pod, refusal)

@@ -97,9 +97,7 @@ class GangRounds:
             pods = self._without_gone(pods, enrollment)
             leased = [lease for lease in enrollment.leases if lease.pod not in answered]
             answered.update(lease.pod for lease in leased)
-            queued = {pod.pod: pod for pod in pods}
-            for lease in leased:
-                self.writer.repeat_lease(lease, queued.get(lease.pod), events)
+            self.writer.repeat_leases(leased, pods, events)
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:

@@ -13,12 +13,11 @@ from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
-from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (
-    ALLOCATED_AT,
     TIMING,
     claim_lease,
     cluster_with_claims,
@@ -118,42 +117,6 @@ async def test_a_lease_that_came_back_is_used_although_its_end_was_received() ->
         cluster.ledger.grant(lease)
 
         await cluster.node.phase(pod["metadata"]["name"], "Running")
-
-
-async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
-        _, claim = pod_and_claim(cluster)
-        cluster.ledger.grant(claim_lease(claim, claim=ClaimAllocation(generation="earlier")))
-
-        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
-
-        assert not cluster.activated
-
-
-async def test_a_claim_that_is_allocated_again_does_not_wait_for_its_earlier_lease() -> None:
-    timing = replace(TIMING, claim_wait_s=30.0)
-    async with cluster_with_claims(timing) as cluster, cluster.running() as agent:
-        await registered(cluster)
-        claim = create_claim(cluster, "shares", result())
-        uid = PodUid(claim["metadata"]["uid"])
-        reference = ClaimReference(uid=uid, namespace=Namespace("default"), name="shares")
-        assert agent.claims is not None
-        preparing = asyncio.create_task(agent.claims.preparation.prepare(reference))
-        await until(lambda: any(request.claim for request in cluster.ledger.requests))
-
-        again = {"devices": {"results": [result(1)]}, "allocationTimestamp": ALLOCATED_AT}
-        for allocation in (None, again):
-            status = {"status": {"allocation": allocation}}
-            claim = cluster.api.store.patch(
-                "resourceclaims", "default", "shares", status, subresource="status"
-            )
-        cluster.ledger.grant(claim_lease(claim, share(1, container="gpu")))
-
-        with pytest.raises(UnavailableError, match="has been allocated again"):
-            await preparing
-        [device] = await agent.claims.preparation.prepare(reference)
-        assert device.device == result(1)["device"]
 
 
 @pytest.mark.parametrize("conditions", [[], [LEASED]])
