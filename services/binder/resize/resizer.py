@@ -27,12 +27,7 @@ from shared.dialects import DIALECTS
 from shared.model.clock import Clock, until_next
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
-from shared.model.events.request_reply import (
-    LimitsReply,
-    LimitsRequest,
-    ResizeReply,
-    ResizeRequest,
-)
+from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
 from shared.model.lease import Lease, Share, ShareSize
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity
@@ -191,8 +186,9 @@ class Resizer:
         try:
             reply = await self.agents.set_limits(LimitsRequest(node=lease.node, lease=lease))
             if not reply.applied:
-                if undo and reply.kept is not None:
-                    await self._undo(lease, reply, reply.kept)
+                back = reply.resize_back(lease.pod)
+                if undo and back is not None:
+                    await self._undo(lease, back, reply.reason)
                 return (f"the container's limits: {reply.reason}",)
         except UnavailableError:
             return (f"the container's limits, as soon as the agent of node {lease.node} responds",)
@@ -203,23 +199,16 @@ class Resizer:
         await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
 
-    async def _undo(self, lease: Lease, reply: LimitsReply, kept: ShareSize) -> None:
+    async def _undo(self, lease: Lease, request: ResizeRequest, reason: str) -> None:
         """Give the lease the size that its container keeps.
 
         The ledger has lost the lease of another pod on the device, which it restores after this.
         """
         logger.warning(
             "pod %s/%s gets its size before the resize again: %s",
-            *(lease.namespace, lease.name, reply.reason),
+            *(lease.namespace, lease.name, reason),
         )
-        await self.resize(
-            ResizeRequest(
-                pod=lease.pod,
-                container=reply.container,
-                memory_mib=kept.memory_mib,
-                cores_percent=kept.cores_percent or None,
-            )
-        )
+        await self.resize(request)
 
     async def _annotate(self, lease: Lease) -> None:
         """Write the annotations of the lease as it is after the pod was read.

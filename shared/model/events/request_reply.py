@@ -207,6 +207,17 @@ class LimitsReply(Event):
     kept: ShareSize | None = None
     """The size that `container` keeps, as other pods have been given the rest of its device."""
 
+    def resize_back(self, pod: PodUid) -> "ResizeRequest | None":
+        """Return the request for the size that the pod's container keeps; None: it has its own."""
+        if self.kept is None:
+            return None
+        return ResizeRequest(
+            pod=pod,
+            container=self.container,
+            memory_mib=self.kept.memory_mib,
+            cores_percent=self.kept.cores_percent or None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRequest(Event):
