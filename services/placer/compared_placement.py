@@ -41,7 +41,7 @@ def place_compared(
         refusal = None if fits else cached_refusal(request, index)
         if refusal is not None:
             return refusal
-        fitting, excluded = index.sets.split(request)
+        fitting, excluded = index.sets.split(request, explained=False)
         if not fitting:
             return explain_refusal(request, index, excluded)
         nodes = next(index.sets.by_preference(request.node_requirements, fitting))

@@ -46,7 +46,7 @@ def place(
     refusal = cached_refusal(request, index)
     if refusal is not None:
         return refusal
-    fitting, excluded = index.sets.split(request)
+    fitting, excluded = index.sets.split(request, explained=False)
     if not fitting:
         return explain_refusal(request, index, excluded)
     nodes = _best_nodes(request, index, kinds, fitting, rng)

@@ -20,8 +20,8 @@ import random
 import statistics
 import time
 import timeit
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from msgspec import structs
@@ -32,7 +32,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.placement import Refusal
+from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -47,6 +47,8 @@ MEMORIES = (5_000, 10_000, 20_000)
 CORES = (0, 25)
 TRIGGER = "volcano.sh/vgpu-number"
 _IDLE = DeviceUse()
+PlacedPod = tuple[PodUid, Placement, Mapping[str, int]]
+"""With what it uses of its node."""
 
 
 def cluster(nodes: int, dice: random.Random, *, full: bool = False) -> list[LedgerNode]:
@@ -136,8 +138,9 @@ class Load:
         self.index = NodeIndex(self.mirror)
         self.kinds = kinds
         self.totals = {device.uuid: use for node in held for device, use in node.devices}
-        self.pods: deque[tuple[PodUid, tuple[Share, ...]]] = deque()
-        self.untold: list[tuple[PodUid, tuple[Share, ...]]] = []
+        self.resources: dict[NodeName, Counter[str]] = defaultdict(Counter)
+        self.pods: deque[PlacedPod] = deque()
+        self.untold: list[PlacedPod] = []
         self.number = 0
         self.refused = 0
 
@@ -152,18 +155,21 @@ class Load:
         self.number += 1
         pod = PodUid(f"pod-{self.number}")
         self.mirror.reserve(pod, answer[0], wanted.resources)
-        self.untold.append((pod, answer[0].shares))
+        self.untold.append((pod, answer[0], wanted.resources))
 
     def report(self) -> None:
         """Apply the totals with what was placed to the mirror, as from the ledger's feed."""
-        for pod, shares in self.untold:
+        for pod, placement, resources in self.untold:
+            shares, node = placement.shares, placement.node
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
-            node = NodeName("node-" + shares[0].device.split("-")[1])
             fenced = tuple(structs.replace(s, fence=fences[s.device]) for s in shares)
             self.mirror.confirm(
                 Lease(pod=pod, namespace=Namespace(""), name=pod, node=node, shares=fenced)
             )
             self._add(shares, 1)
+            self.resources[node].update(resources)
+        for node in {placement.node for _, placement, _ in self.untold}:
+            self._report_resources(node)
         self.mirror.drop_counted()
         self.pods.extend(self.untold)
         self.untold.clear()
@@ -171,7 +177,14 @@ class Load:
     def drain(self) -> None:
         """Let the oldest pods leave."""
         while len(self.pods) > PODS:
-            self._add(self.pods.popleft()[1], -1)
+            _, placement, resources = self.pods.popleft()
+            self._add(placement.shares, -1)
+            self.resources[placement.node].subtract(resources)
+            self._report_resources(placement.node)
+
+    def _report_resources(self, node: NodeName) -> None:
+        version = self.mirror.nodes[node].version + 1
+        self.mirror.update_node_use(node, dict(self.resources[node]), version)
 
     def _add(self, shares: tuple[Share, ...], sign: int) -> None:
         for share in shares:

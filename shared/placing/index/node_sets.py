@@ -62,8 +62,11 @@ class NodeSets:
         self._preferences: dict[Hashable, NodeClasses[int]] = {}
         self._hardware: dict[Hashable, NodeClasses[Hashable]] = {}
 
-    def split(self, request: PodRequest) -> tuple[NodeSet, Excluded]:
-        """Return the nodes that fit the request, and the others by reason."""
+    def split(self, request: PodRequest, *, explained: bool = True) -> tuple[NodeSet, Excluded]:
+        """Return the nodes that fit the request, and the others by reason.
+
+        Unless `explained`, some of the others are left out where a node fits.
+        """
         self.positions.catch_up()
         excluded: Excluded = {}
         left = self._split_by_facts(request, excluded)
@@ -73,7 +76,10 @@ class NodeSets:
             column = self._column(("resource", name), _free_amount(name))
             left = _keep(left, column.at_least(amount), insufficient_resource(name), excluded)
         if left and request.containers:
-            left = self._split_by_devices(request, left, excluded)
+            fitting, unexplained = self._split_by_devices(request, left, excluded)
+            if explained or not fitting:
+                self._split_by_device_stages(request, unexplained, excluded)
+            return fitting, excluded
         return left, excluded
 
     def by_preference(self, requirements: NodeRequirements, nodes: NodeSet) -> Iterator[NodeSet]:
@@ -156,9 +162,15 @@ class NodeSets:
             left = _keep_passing(nodes.split(left), excluded)
         return left
 
-    def _split_by_devices(self, request: PodRequest, left: NodeSet, excluded: Excluded) -> NodeSet:
-        """Return the nodes whose devices fit. Nodes that no column describes are checked singly."""
+    def _split_by_devices(
+        self, request: PodRequest, left: NodeSet, excluded: Excluded
+    ) -> tuple[NodeSet, NodeSet]:
+        """Return the nodes whose devices fit, and others that `_split_by_device_stages` explains.
+
+        Nodes that no column describes are checked singly.
+        """
         fitting: NodeSet = 0
+        unexplained: NodeSet = 0
         if is_simple(request):
             kind, need = request_kind(request)
             plain = left & self._column("plain", is_plain).at_least(1)
@@ -169,7 +181,7 @@ class NodeSets:
                 return self._column(("fit", least), headroom_of(least))
 
             fitting = _with_devices(plain, kind.gpus, kind.cores, need, free)
-            self._split_by_device_stages(request, plain ^ fitting, excluded)
+            unexplained = plain ^ fitting
         if left:
             nodes = self._classes(
                 ("devices", device_key(request)),
@@ -177,12 +189,14 @@ class NodeSets:
                 lambda node: _check_devices(request, node),
             )
             fitting |= _keep_passing(nodes.split(left), excluded)
-        return fitting
+        return fitting, unexplained
 
     def _split_by_device_stages(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> None:
         """Divide nodes that do not fit by the stage that leaves fewer devices than needed."""
+        if not left:
+            return
         [container] = request.containers
         gpus, slotted = container.gpus, container.slotted
         stages: Iterable[tuple[Hashable, Amount, int, str]] = (

@@ -115,20 +115,30 @@ class RankedNodes:
     ) -> BestNodes:
         """Return the best nodes with a headroom of `need` or more: at least one, if any exists.
 
-        With `accepts`, the best of the nodes that it accepts.
+        With `accepts`, the best of the nodes that it accepts, of each rank up to `TIE_NODES`.
         """
         groups = self.groups
         if accepts is not None:
-            accepted = (
-                (rank, [node for node in groups[rank] if accepts(node)])
-                for rank in self.ranks_with_headroom(need)
-            )
-            found = dict(islice((entry for entry in accepted if entry[1]), BEST_GROUPS))
-            return self._best(found, found)
+            accepted: dict[Rank, list[MirroredNode]] = {}
+            ranks = self._ranks_accepted(need, accepts, accepted)
+            return self._best(islice(ranks, BEST_GROUPS), accepted)
         if self.packs:
             start = self._start(need)
             return self._best(self.ranks[start : start + BEST_GROUPS], groups)
         return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
+
+    def _ranks_accepted(
+        self,
+        need: int,
+        accepts: Callable[[MirroredNode], bool],
+        groups: dict[Rank, list[MirroredNode]],
+    ) -> Iterator[Rank]:
+        """Yield the ranks of nodes that are accepted, best first, and add these to the groups."""
+        for rank in self.ranks_with_headroom(need):
+            nodes = list(islice(filter(accepts, self.groups[rank]), TIE_NODES))
+            if nodes:
+                groups[rank] = nodes
+                yield rank
 
     def best_of(self, nodes: Iterable[MirroredNode], need: int) -> BestNodes:
         """Return the best of these nodes with a headroom of `need` or more."""
