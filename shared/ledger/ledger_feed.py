@@ -81,7 +81,7 @@ class LedgerFeed(LedgerPart):
                 decode_node_totals(row, page.leases).node for row in page.rows if is_known(row)
             ]
         return LedgerSnapshot(
-            position=f"{start.generation}:{start.feed_entry}",
+            position=f"{start.generation}:{start.feed_entry}:{start.feed_digest}",
             capacity=start.capacity,
             nodes=tuple(nodes),
         )
@@ -90,16 +90,18 @@ class LedgerFeed(LedgerPart):
         """Yield every change after `position` as soon as it happens, without end.
 
         Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
-        rebuilt.
+        rebuilt, or has lost changes.
         """
-        generation, _, number = position.rpartition(":")
+        generation, number, digest = position.split(":")
         at = int(number)
         while True:
             entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
             if not entries:
                 page = await read_nodes(self._connection, [])
-                if page.generation != generation or int(page.feed_entry) < at:
+                if page.generation != generation or page.feed_entry < at:
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
+                if page.feed_entry == at:
+                    check_unchanged(position, digest, page.feed_digest)
                 continue
             changes = []
             for entry, fields in entries:
@@ -107,7 +109,17 @@ class LedgerFeed(LedgerPart):
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
                 if entry != at + 1:
                     raise FeedTruncatedError(position, f"it begins at {entry}")
-                at = entry
-                changes.append(decode_change(f"{generation}:{at}", fields))
+                check_unchanged(position, digest, fields.get(b"p", b"").decode())
+                at, digest = entry, fields.get(b"t", b"").decode()
+                changes.append(decode_change(f"{generation}:{at}:{digest}", fields))
             self._connection.observe_version(max(change.version for change in changes))
             yield changes
+
+
+def check_unchanged(position: str, digest: str, stored: str) -> None:
+    """Raise FeedTruncatedError if the server has another entry in place of the one that was read.
+
+    An earlier version of the ledger writes no digests.
+    """
+    if digest and stored and digest != stored:
+        raise FeedTruncatedError(position, "the server has lost changes that were read")

@@ -19,7 +19,8 @@ class NodePage(NamedTuple):
     """A reply of `read_nodes.lua`, and where the ledger was at that moment."""
 
     generation: str
-    feed_entry: str
+    feed_entry: int
+    feed_digest: str
     capacity: int
     names: list[str]
     rows: list[Any]
@@ -31,9 +32,9 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases)
-    generation, feed_entry, capacity, version, known, rows = unpack(packed)
+    generation, (feed_entry, digest), capacity, version, known, rows = unpack(packed)
     connection.observe_version(version)
-    return NodePage(generation, feed_entry, capacity, known, rows, iter(values))
+    return NodePage(generation, int(feed_entry), digest, capacity, known, rows, iter(values))
 
 
 class LedgerTotals(LedgerPart):

@@ -16,6 +16,10 @@ async def _nothing(*_: object) -> frozenset[Any]:
     return frozenset()
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 async def _true(*_: object) -> bool:
     return True
 
@@ -63,9 +67,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "agents give out anything": (
         "services.node_agent.records.checkpoint.check_fits",
-        lambda *_: None,
+        _ignore,
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
+    "replaced changes unseen": ("shared.ledger.ledger_feed.check_unchanged", _ignore),
     "lost leases stay lost": (
         "services.binder.ledger_sync.lost_leases.LostLeases.restore",
         _nothing,

@@ -1,8 +1,8 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
--- Returns {generation, last feed entry, capacity number, highest version, names, rows of {name, node, facts,
+-- Returns {generation, {last feed entry, its digest}, capacity number, highest version, names, rows of {name, node, facts,
 -- devices, served resources, uuids, device states, number of leases, mismatches}}, and the leases.
 local names, with_leases = ARGS[1], ARGS[2]
-local last_feed_entry = string.format('%.0f', last_entry)
+local last_feed_entry = {string.format('%.0f', last_entry), state[10] or ''}
 if #names == 0 then
   return {encode({generation, last_feed_entry, capacity, last_version, call('HKEYS', PREFIX .. 'nodes'), {}})}
 end

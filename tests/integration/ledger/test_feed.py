@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+import redis.asyncio
 
 from shared.ledger.leases import RedisLeases
 from shared.model.device import DeviceUse
@@ -159,6 +160,35 @@ async def test_a_trimmed_feed_cannot_be_continued(url: str) -> None:
             await leases.release([PodUid(f"p{n}")], reason="test")
 
         with pytest.raises(FeedTruncatedError, match="it begins at"):
+            await anext(leases.changes(position))
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_feed_in_which_other_changes_have_replaced_some_is_read_anew(
+    url: str, *, is_idle: bool
+) -> None:
+    """As after a rollback that nobody noticed: versions and numbers of entries are the same."""
+    prefix = f"replaced-{is_idle}:"
+    async with (
+        RedisLeases.connect(url, prefix=prefix) as leases,
+        redis.asyncio.Redis.from_url(url) as server,
+    ):
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", 0)])])
+        assert await leases.finish_rebuild(token)
+        saved = {key: await server.dump(key) for key in await server.keys(f"{prefix}*")}
+        await reserve(leases, reservation("p", share("a", 0, 700)))
+        position = (await leases.snapshot()).position
+        await server.delete(*await server.keys(f"{prefix}*"))
+        for key, content in saved.items():
+            await server.restore(key, 0, content)
+        await reserve(leases, reservation("p", share("a", 0, 300)))
+        if not is_idle:
+            await reserve(leases, reservation("q", share("a", 0, 300)))
+
+        with pytest.raises(FeedTruncatedError, match="has lost changes"):
             await anext(leases.changes(position))
 
 

@@ -129,7 +129,6 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("agents give out anything", LATE_BINDING, "S1"),
         ("gangs begin short", GANG_ENDS, "P5"),
         ("leases shrink before limits", SHRINK, "S7"),
-        ("lost writes unseen", PLACERS_READ_NUMBERS_TWICE, "P4"),
         ("positions do not matter", ONE_POSITION, "S1"),
         ("layouts do not matter", TWO_LAYOUTS, "S1"),
         ("leases of prepared claims end", FORCED, "S8"),
@@ -144,3 +143,15 @@ def test_these_steps_find_the_mutation_and_nothing_else(
         assert not model.repeat(steps).failure
     with mutated(name), model_on_server() as model:
         assert model.repeat(steps).invariant == invariant
+
+
+@pytest.mark.parametrize("name", ["lost writes unseen", "replaced changes unseen"])
+def test_placers_recognise_lost_changes_by_versions_and_by_what_replaced_them(name: str) -> None:
+    with mutated(name), model_on_server() as model:
+        assert not model.repeat(PLACERS_READ_NUMBERS_TWICE).failure
+    with (
+        mutated("lost writes unseen"),
+        mutated("replaced changes unseen"),
+        model_on_server() as model,
+    ):
+        assert model.repeat(PLACERS_READ_NUMBERS_TWICE).invariant == "P4"

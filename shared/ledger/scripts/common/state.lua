@@ -12,8 +12,9 @@
 --          confirmed writes, and the ledger rejects calls until it is rebuilt
 --
 --   ledger              hash    format, generation, ready, version (the last one), capacity, feed_entry
---                               (the last one), fence_floor, node_number (the last one), inventory_grew
---                               (capacity number at which the inventory last became better),
+--                               (the last one) and its feed_digest, fence_floor, node_number (the
+--                               last one), inventory_grew (capacity number at which the inventory last
+--                               became better),
 --                               reasons_changed (the one at which the reasons of verdicts last
 --                               changed: nodes, devices or cordons),
 --                               offered_up_to (number up to which freed capacity has been offered),
@@ -87,7 +88,7 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
 local state = call('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
-  'fence_floor', 'node_number', 'claims', 'format')
+  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest')
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
 state.format = 1

@@ -30,11 +30,15 @@ local function write(command, key, parts)
   end
 end
 
--- Each entry has a version of its own, by which readers recognise that the server has lost it.
-local function add_feed_entry(version, ...)
+-- Each entry has a version of its own, by which readers recognise that the server has lost it; and the
+-- digest of its content and of all entries before, and that of the one before: an entry that others have
+-- replaced is recognised, too.
+local function add_feed_entry(version, content, ...)
   last_entry = last_entry + 1
+  local before = state[10] or ''
+  state[10] = string.sub(redis.sha1hex(before .. content), 1, 12)
   call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', last_entry), 'v',
-    string.format('%.0f', version), ...)
+    string.format('%.0f', version), 'p', before, 't', state[10], ...)
 end
 
 local write_changes
@@ -71,7 +75,7 @@ local function add_changes_to_feed(cause, version, node_values, device_values)
     end
   end
   if node_values ~= '' or device_values ~= '' or #entry > 10 then
-    add_feed_entry(version, unpack(entry))
+    add_feed_entry(version, node_values .. device_values, unpack(entry))
   end
 end
 
@@ -98,7 +102,7 @@ function write_changes(cause)
   if inventory_changes.reasons then call('HSET', PREFIX .. 'ledger', 'reasons_changed', capacity) end
   if last_version ~= first_version or capacity ~= first_capacity then
     call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry',
-      last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number)
+      last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number, 'feed_digest', state[10] or '')
   end
   fair.write(changed_inventories)
   if quota.on then quota.write() end
@@ -109,6 +113,7 @@ end
 -- verdict counts as a later one.
 local function raise_capacity(cause)
   capacity = capacity + 1
-  add_feed_entry(next_version(), 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
-  call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry)
+  add_feed_entry(next_version(), capacity, 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
+  call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry,
+    'feed_digest', state[10])
 end
