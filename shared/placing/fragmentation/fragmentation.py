@@ -1,5 +1,6 @@
 """The cost of a placement: idle GPU that typical pods can use before it and not after; pure."""
 
+from bisect import insort
 from collections.abc import Sequence
 
 from shared.model.device import required_cores_percent
@@ -14,14 +15,15 @@ from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 class NodeValue:
     """A node's free amounts, and what typical pods can use of them."""
 
-    __slots__ = ("cpu", "free", "memory", "usable", "value")
+    __slots__ = ("cpu", "free", "memory", "parts", "usable", "value")
 
     def __init__(self, node: MirroredNode, usable: UsableGpu) -> None:
         self.cpu = node.free_resources.get("cpu", 0)
         self.memory = node.free_resources.get("memory", 0)
         self.free = {device: free_part(device) for device in node.devices}
+        self.parts = tuple(sorted(self.free.values()))
         self.usable = usable
-        self.value = usable.value(self.cpu, self.memory, tuple(sorted(self.free.values())))
+        self.value = usable.value(self.cpu, self.memory, self.parts)
 
 
 class Fragmentation:
@@ -43,19 +45,19 @@ class Fragmentation:
         if not node.devices or not self.workload.typical:
             return 0.0
         before = self._nodes.get(node) or self._value_of(node)
-        free = before.free
-        if picks:
-            free = free.copy()
-            for container, device, memory_mib, _ in picks:
-                part = -(-WHOLE * memory_mib // max(device.total_mib, 1))
-                part = max(part, 10 * required_cores_percent(container))
-                alone = container.sharing is SharingPolicy.EXCLUSIVE
-                free[device] = 0 if alone else max(0, free[device] - part)
+        free, parts = before.free.copy(), list(before.parts)
+        for container, device, memory_mib, _ in picks:
+            part = -(-WHOLE * memory_mib // (device.total_mib or 1))
+            part = max(part, 10 * required_cores_percent(container))
+            alone = container.sharing is SharingPolicy.EXCLUSIVE
+            parts.remove(free[device])
+            free[device] = 0 if alone or part > free[device] else free[device] - part
+            insort(parts, free[device])
         resources = request.resources
         after = before.usable.value(
             before.cpu - resources.get("cpu", 0),
             before.memory - resources.get("memory", 0),
-            tuple(sorted(free.values())),
+            tuple(parts),
         )
         return before.value - after
 

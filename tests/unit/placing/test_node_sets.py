@@ -70,6 +70,18 @@ def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
         _assert_sets_are_those_of_a_scan(one, index)
 
 
+@pytest.mark.parametrize("cores", [1, 9, 10, 35, 100])
+def test_cores_decide_to_the_percent(cores: int) -> None:
+    enough = [(device(f"GPU-{n}", n), use(10, 100 - cores)) for n in range(2)]
+    too_few = [(device(f"GPU-{n}", n), use(10, 101 - cores)) for n in range(2, 4)]
+    mirror = ClusterMirror()
+    mirror.reset([ledger_node("n1", *enough), ledger_node("n2", *too_few)])
+
+    for gpus in (1, 2):
+        wanted = request(gpu("c", gpus, 1, cores_percent=cores), triggers=())
+        _assert_sets_are_those_of_a_scan(wanted, NodeIndex(mirror))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
