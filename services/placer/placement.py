@@ -37,7 +37,8 @@ def place(
     kinds = plan.kinds
     if not index.mirror.mig_nodes and plan.share_kinds:
         kinds = plan.share_kinds
-    if len(kinds) == 1 and not index.eligibility.has_preferences(request.node_requirements):
+    has_preferences = index.eligibility.has_preferences(request.node_requirements)
+    if len(kinds) == 1 and not (plan.refused or has_preferences):
         [(kind, need)] = kinds
         likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
         placements = _placements(request, plan, index, likely, candidates)
@@ -47,6 +48,7 @@ def place(
     if refusal is not None:
         return refusal
     fitting, excluded = index.sets.split(request, explained=False)
+    plan.refused = not fitting
     if not fitting:
         return explain_refusal(request, index, excluded)
     nodes = _best_nodes(request, index, kinds, fitting, rng)

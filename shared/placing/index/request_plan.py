@@ -13,7 +13,7 @@ CACHED_PLANS = 2_048
 class RequestPlan:
     """The kinds of a request and the choice of its devices."""
 
-    __slots__ = ("choose", "kinds", "share_kinds")
+    __slots__ = ("choose", "kinds", "refused", "share_kinds")
 
     def __init__(self, request: PodRequest) -> None:
         modes = allowed_modes(request)
@@ -26,6 +26,8 @@ class RequestPlan:
         ]
         """Those for shares that HAMi-core enforces."""
         self.choose = device_chooser(request)
+        self.refused = False
+        """No node fitted the last request: likely ones are not tried before the next is decided."""
 
 
 class RequestPlans:
