@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from msgspec import structs
+
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.isolation.override_file import write_overrides
@@ -39,6 +41,9 @@ from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
+
+LATER_S = 0.001
+"""What the ledger adds at least to the time of a lease's resize with the next one."""
 
 
 class _ShortageError(RequestError):
@@ -251,12 +256,17 @@ class LimitUpdater:
         uses = self.monitor.snapshot.containers
         return next((use for use in uses if use.container.key == container), None)
 
-    async def _raise_again(self, pod: PodUid, resize_id: str) -> None:
-        """Restore limits that were lowered for a resize that did not happen."""
+    async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
+        """Restore limits that were lowered for a resize that did not happen.
+
+        Return whether it was possible: other pods may have been given what was free.
+        """
+        refused = ""
         async with self.checkpoint.changing:
             for entry in self._entries_of(pod):
                 if entry.lowered is not None and entry.lowered.resize_id == resize_id:
-                    await self._save(replace(entry, lowered=None), entry)
+                    refused += await self._save(replace(entry, lowered=None), entry)
+        return not refused
 
     async def _fetch_unconfirmed(self) -> None:
         """Fetch leases whose proposed size no update has confirmed."""
@@ -279,20 +289,26 @@ class LimitUpdater:
             logger.debug("the lease of pod %s is not known: %s", pod, error)
             return
         for lease in leases:
-            if entry.lowered and lease.version <= entry.lowered.lease.version:
-                await self._raise_again(pod, entry.lowered.resize_id)
+            if (
+                entry.lowered
+                and lease.version <= entry.lowered.lease.version
+                and not await self._raise_again(pod, entry.lowered.resize_id)
+            ):
+                await self._keep_lowered(pod, entry.lowered, resized_at=lease.resized_at + LATER_S)
         if entry.lowered and not leases:
-            await self._keep_lowered(pod, entry.lowered)
+            await self._keep_lowered(pod, entry.lowered, resized_at=entry.lowered.lease.resized_at)
         await self._follow()
 
-    async def _keep_lowered(self, pod: PodUid, lowered: LoweredLease) -> None:
-        """Record lowered limits as those of the allocation, of which the ledger has lost the lease.
+    async def _keep_lowered(self, pod: PodUid, lowered: LoweredLease, *, resized_at: float) -> None:
+        """Record lowered limits as those of the allocation: the ledger has lost their lease.
 
-        It restores the lease as it is recorded here; the rest of the device may be in use.
+        It restores the lease as it is recorded here, also in place of one that was resized earlier;
+        the rest of the device may be in use.
         """
+        lease = structs.replace(lowered.lease, resized_at=resized_at)
         async with self.checkpoint.changing:
             for entry in self._entries_of(pod):
-                kept = replace(entry, allocation=replace(entry.allocation, lease=lowered.lease))
+                kept = replace(entry, allocation=replace(entry.allocation, lease=lease))
                 if entry.lowered is not None:
                     kept = replace(kept, setup=entry.lowered.setup, lowered=None)
                 await self._save(kept, entry)

@@ -258,6 +258,27 @@ async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_
         assert limit_mib(place) == 1_000
 
 
+async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger_says() -> None:
+    """The ledger was rolled back to before the resize, and to before the other pod."""
+    async with (
+        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
+        running(cluster) as (agent, lease),
+    ):
+        place = region_of(cluster, lease)
+        cluster.ledger.unavailable = True
+        await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
+        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 14_000, slot=1, fence=2))
+        await cluster.node.phase("two", "Running")
+        cluster.ledger.unavailable = False
+
+        await until(lambda: all(entry.lowered is None for entry in agent.checkpoint.entries))
+
+        [kept] = [each for each in agent.checkpoint.allocations if each.pod == lease.pod]
+        assert kept.lease.shares[0].memory_mib == 1_000
+        assert kept.lease.resized_at > lease.resized_at, "the ledger restores it as it is here"
+        assert limit_mib(place) == 1_000
+
+
 async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_larger_limit() -> None:
     """The ledger had lost the other pod's lease when the first one grew."""
     async with (
