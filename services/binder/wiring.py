@@ -1,6 +1,6 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,7 +44,6 @@ from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
-from shared.ledger.connection import LedgerPart
 from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions
@@ -205,16 +204,6 @@ def _binding(
     )
 
 
-def _probes(
-    api_server: ApiServerReachability, *parts: LedgerPart
-) -> Mapping[str, Callable[[], str | None]]:
-    """Return why the API server, or the server of some part of the ledger, serves no calls."""
-    return {
-        "api": api_server.unready_reason,
-        "redis": lambda: next((why for part in parts if (why := part.unready_reason())), None),
-    }
-
-
 async def serve_binder(settings: BinderSettings) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     credentials = load_credentials(settings.kubeconfig)
@@ -231,16 +220,13 @@ async def serve_binder(settings: BinderSettings) -> None:
         RedisLeases.connect(
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,
-        LedgerStaging.connect(redis_url, credentials=login) as staging,
-        Preemptions.connect(redis_url, credentials=login) as preemptions,
-        GatedPods.connect(redis_url, credentials=login) as gated_pods,
     ):
         pods = PodClient(client)
 
         def build_preemptor(events: EventWriter) -> PreemptionController:
             return PreemptionController(
                 ledger=ledger,
-                store=preemptions,
+                store=ledger.part(Preemptions),
                 evictions=EvictionClient(client),
                 events=events,
                 metrics=metrics,
@@ -254,8 +240,8 @@ async def serve_binder(settings: BinderSettings) -> None:
         binder = build_binder(
             BinderPorts(
                 ledger=ledger,
-                staging=staging,
-                gated_pods=gated_pods,
+                staging=ledger.part(LedgerStaging),
+                gated_pods=ledger.part(GatedPods),
                 pods=pods,
                 claims=ClaimClient(client, SystemClock()),
                 agents=NodeAgentClient(bus),
@@ -272,5 +258,5 @@ async def serve_binder(settings: BinderSettings) -> None:
         async def begin() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        probes = _probes(api_server, ledger, staging, preemptions, gated_pods)
+        probes = {"api": api_server.unready_reason, "redis": ledger.unready_reason}
         await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)

@@ -54,9 +54,6 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
         ledger = await stack.enter_async_context(
             RedisLeases.connect(redis_url, credentials=credentials)
         )
-        preemptions = await stack.enter_async_context(
-            Preemptions.connect(redis_url, credentials=credentials)
-        )
         budgets = await stack.enter_async_context(
             Budgets.connect(redis_url, credentials=credentials)
         )
@@ -65,7 +62,7 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
             ledger,
             SystemClock(),
             read_usage=_usage_reader(bus),
-            preemptions=preemptions,
+            preemptions=ledger.part(Preemptions),
             timing=timing,
         )
         server = DashboardServer(

@@ -24,6 +24,7 @@ from shared.ledger.server_errors import is_served, translate
 from shared.model.errors import PermissionDeniedError
 
 T = TypeVar("T")
+P = TypeVar("P", bound="LedgerPart")
 
 BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
@@ -205,6 +206,13 @@ class LedgerPart:
         """Open this part of the ledger with the prefix; connects with the first call."""
         async with LedgerConnection(url, prefix=prefix, credentials=credentials) as connection:
             yield cls(connection)
+
+    def part(self, kind: type[P]) -> P:
+        """Return another subject over the same connection.
+
+        A subject that is seldom used would learn late, by itself, that the server serves again.
+        """
+        return kind(self._connection)
 
     def unready_reason(self) -> str | None:
         """Return why the server did not serve the last call, or None."""

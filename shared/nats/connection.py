@@ -154,7 +154,8 @@ async def connected(
             name=name,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.25,
-            ping_interval=5,
+            # A server that does not reply is noticed within 9 s.
+            ping_interval=3,
             max_outstanding_pings=2,
             pending_size=16 * 1024 * 1024,
             error_cb=errors.note,

@@ -278,17 +278,19 @@ def s9_an_agent_gives_out_no_more_than_there_is(
     """By an agent's own checkpoint, all that it has given out is no more than each device has.
 
     Whatever the API server and the ledger say: an entry counts until the agent itself removes it.
+    A device that has moved may still be recorded on its earlier node, for a pod that has ended.
     """
-    pieces = (
-        _Piece(grant.pod, grant.device, grant.mib, grant.cores, grant.exclusive)
-        for grant in sample.agents
-    )
-    yield from _over("S9", "checkpoint", pieces, sample, history)
-    slots: dict[tuple[str, int], str] = {}
+    by_node: defaultdict[str, list[_Piece]] = defaultdict(list)
+    for grant in sample.agents:
+        piece = _Piece(grant.pod, grant.device, grant.mib, grant.cores, grant.exclusive)
+        by_node[grant.node].append(piece)
+    for pieces in by_node.values():
+        yield from _over("S9", "checkpoint", pieces, sample, history)
+    slots: dict[tuple[str, str, int], str] = {}
     for grant in sample.agents:
         if grant.slot is None:
             continue
-        other = slots.setdefault((grant.device, grant.slot), grant.pod)
+        other = slots.setdefault((grant.node, grant.device, grant.slot), grant.pod)
         if other != grant.pod:
             names = f"{history.name(other)} and {history.name(grant.pod)}"
             yield Violation(

@@ -9,12 +9,18 @@ import pytest
 from redis.exceptions import ResponseError
 
 from shared.ledger.connection import LedgerConnection
+from shared.ledger.leases import RedisLeases
 from shared.ledger.server_errors import translate
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import PodGated
+from shared.model.names import Namespace, PodUid
+from tests.support.placer.ledger import NOW
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
 ENDLESS = "while true do end"
+GATED = PodGated(pod=PodUid("uid"), namespace=Namespace("ns"), name="pod", resource_version="1")
 
 
 class Refusal:
@@ -164,6 +170,27 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
         assert ledger.unready_reason is not None
         await refusal.end_readonly()
         await until(lambda: _is_ready_after_read(ledger), limit_s=10)
+
+
+async def test_a_seldom_used_subject_is_ready_again_as_soon_as_others_are_served(
+    refusal: Refusal,
+) -> None:
+    async with RedisLeases.connect(refusal.server.url, prefix="t:") as leases:
+        seldom_used = leases.part(GatedPods)
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert await leases.finish_rebuild(token)
+        await refusal.readonly()
+        with pytest.raises(UnavailableError):
+            await seldom_used.save([GATED])
+        assert leases.unready_reason() is not None
+        await refusal.end_readonly()
+
+        async def serves() -> bool:
+            await leases.capacity()
+            return seldom_used.unready_reason() is None
+
+        await until(serves, limit_s=10)
 
 
 async def _is_ready_after_read(ledger: LedgerConnection) -> bool:
