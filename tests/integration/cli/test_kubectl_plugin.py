@@ -31,7 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 async def kubectl(folder: Path, *arguments: str) -> Done:
     assert KUBECTL is not None
-    return await run(KUBECTL, *arguments, env={"PATH": f"{folder}:{os.environ['PATH']}"})
+    path = f"{folder}:{os.environ['PATH']}"
+    return await run(KUBECTL, *arguments, env={"PATH": path, "HOME": str(folder)})
 
 
 async def test_kubectl_runs_the_commands_and_their_help_is_that_of_the_plugin(

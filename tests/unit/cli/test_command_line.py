@@ -126,8 +126,13 @@ def test_the_version_is_that_of_the_installed_distribution(
 
 @pytest.mark.parametrize("command", [("gpus",), ("ps",), ("audit",), ("explain", "pod")])
 def test_a_view_without_a_stack_prints_the_remedy_in_one_line(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
     assert code_of(*command, "--state", str(tmp_path)) == 3
 
     (line,) = capsys.readouterr().err.splitlines()
