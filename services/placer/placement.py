@@ -9,7 +9,7 @@ from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.node_rank import RequestKind
-from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes, RankedNodes
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.request_plan import RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -40,7 +40,7 @@ def place(
     has_preferences = index.eligibility.has_preferences(request.node_requirements)
     if len(kinds) == 1 and not (plan.refused or has_preferences):
         [(kind, need)] = kinds
-        likely = _likely_nodes(index.likely_nodes(kind), need, rng, candidates)
+        likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
         placements = _placements(request, plan, index, likely, candidates)
         if placements:
             return placements
@@ -93,16 +93,6 @@ def _placements(
             for node, picks in fits
         ]
     )
-
-
-def _likely_nodes(
-    ranked: RankedNodes, need: int, rng: Rng, candidates: int
-) -> Iterator[MirroredNode]:
-    """Yield random nodes of the best ones; the first costs little where only one is needed."""
-    best = ranked.random_best(need, rng) if candidates == 1 else None
-    if best is not None:
-        yield best
-    yield from _random_nodes(ranked.best_nodes(need), rng)
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

@@ -1,10 +1,9 @@
 """Devices as node agents report them, their use in the ledger, and whether a request fits; pure."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 
 import msgspec
 
@@ -164,8 +163,7 @@ def slot_limit(request: GpuRequest, device: Device) -> int:
     return request.slots or device.slots
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRefusal:
+class DeviceRefusal(msgspec.Struct, frozen=True, gc=False):
     """Why a share does not fit on a device: a code and a text."""
 
     code: str
@@ -231,78 +229,67 @@ def device_refusal(
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
     includes the shares of earlier containers of the same pod.
     """
-    groups = tuple(anti_affinity_groups)
-    if fits(request, device, use, memory_mib=memory_mib, anti_affinity_groups=groups):
-        return None
-    return next(
-        chain(
-            _device_reasons(request, device),
-            _amount_reasons(request, device, use, memory_mib, groups),
-            _sharing_reasons(request, use),
-        )
+    return (
+        _device_reason(request, device)
+        or _amount_reason(request, device, use, memory_mib, anti_affinity_groups)
+        or _sharing_reason(request, use)
     )
 
 
-def _device_reasons(request: GpuRequest, device: Device) -> Iterator[DeviceRefusal]:
+def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
     if not device.healthy:
-        yield DeviceRefusal("GpuUnhealthy", device.health_text)
+        return DeviceRefusal("GpuUnhealthy", device.health_text)
     if device.mode is not DeviceMode.HAMI_CORE:
         text = f"it is in {device.mode} mode, and the pod cannot use an instance"
-        yield DeviceRefusal("GpuModeMismatch", text)
+        return DeviceRefusal("GpuModeMismatch", text)
     if isolation_allows(request, device):
-        return
-    for refused, code, text in _isolation_reasons(request, device):
-        if refused:
-            yield DeviceRefusal(code, text)
-
-
-def _amount_reasons(
-    request: GpuRequest, device: Device, use: DeviceUse, memory_mib: int, groups: tuple[str, ...]
-) -> Iterator[DeviceRefusal]:
-    slots = slot_limit(request, device)
-    if request.slotted and use.shares >= slots:
-        yield DeviceRefusal("GpuSlotsTaken", f"all {slots} share slots are taken")
-    shared_groups = sorted(use.anti_affinity_groups.intersection(groups))
-    if shared_groups:
-        text = f"it already has a pod of group {', '.join(shared_groups)}"
-        yield DeviceRefusal("GpuGroupSpread", text)
-    if use.memory_mib + memory_mib > device.memory_mib:
-        free = f"{device.memory_mib - use.memory_mib} of {device.memory_mib} MiB are free"
-        yield DeviceRefusal("InsufficientGpuMemory", f"{memory_mib} MiB are requested, {free}")
-    cores = required_cores_percent(request)
-    if use.cores_percent + cores > 100:
-        free = f"{100 - use.cores_percent} % are free"
-        yield DeviceRefusal("InsufficientGpuCores", f"{cores} % of its cores are requested, {free}")
-
-
-def _sharing_reasons(request: GpuRequest, use: DeviceUse) -> Iterator[DeviceRefusal]:
-    if request.sharing in IDLE_BEFORE and use.shares > 0:
-        text = f"the pod requires an idle device, and {use.shares} shares are on it"
-        yield DeviceRefusal("GpuNotIdle", text)
-    if use.layout:
-        yield DeviceRefusal("GpuInstancesLive", "live MIG instances are on it")
-    if use.claimed_by:
-        yield DeviceRefusal("GpuClaimed", "it is reserved for a preempting pod")
-    if use.exclusive:
-        yield DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
-    yield DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")
-
-
-def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bool, str, str]]:
+        return None
     part = request.sharing is not SharingPolicy.EXCLUSIVE
-    yield (
-        part and request.strict,
-        "GpuIsolationStrict",
-        "the pod's isolation is strict: it can use only MIG instances and whole GPUs",
-    )
-    yield (
-        part and device.isolation is Isolation.STRICT,
-        "GpuNotShared",
-        "its node's isolation is strict: it serves only MIG instances and whole GPUs",
-    )
-    yield (
-        not isolation_allows(request, device),
+    if part and request.strict:
+        text = "the pod's isolation is strict: it can use only MIG instances and whole GPUs"
+        return DeviceRefusal("GpuIsolationStrict", text)
+    if part and device.isolation is Isolation.STRICT:
+        text = "its node's isolation is strict: it serves only MIG instances and whole GPUs"
+        return DeviceRefusal("GpuNotShared", text)
+    return DeviceRefusal(
         "GpuNotIsolated",
         "HAMi-core's library is missing or unusable on its node, so that limits would not be "
         "enforced",
     )
+
+
+def _amount_reason(
+    request: GpuRequest, device: Device, use: DeviceUse, memory_mib: int, groups: Iterable[str]
+) -> DeviceRefusal | None:
+    if request.slotted and use.shares >= slot_limit(request, device):
+        text = f"all {slot_limit(request, device)} share slots are taken"
+        return DeviceRefusal("GpuSlotsTaken", text)
+    if not use.anti_affinity_groups.isdisjoint(groups):
+        shared_groups = ", ".join(sorted(use.anti_affinity_groups.intersection(groups)))
+        return DeviceRefusal("GpuGroupSpread", f"it already has a pod of group {shared_groups}")
+    if use.memory_mib + memory_mib > device.memory_mib:
+        free = f"{device.memory_mib - use.memory_mib} of {device.memory_mib} MiB are free"
+        return DeviceRefusal("InsufficientGpuMemory", f"{memory_mib} MiB are requested, {free}")
+    cores = required_cores_percent(request)
+    if use.cores_percent + cores > 100:
+        free = f"{100 - use.cores_percent} % are free"
+        return DeviceRefusal(
+            "InsufficientGpuCores", f"{cores} % of its cores are requested, {free}"
+        )
+    return None
+
+
+def _sharing_reason(request: GpuRequest, use: DeviceUse) -> DeviceRefusal | None:
+    if request.sharing in IDLE_BEFORE and use.shares > 0:
+        text = f"the pod requires an idle device, and {use.shares} shares are on it"
+        return DeviceRefusal("GpuNotIdle", text)
+    if use.layout:
+        return DeviceRefusal("GpuInstancesLive", "live MIG instances are on it")
+    no_cores = use.cores_percent >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
+    if not (use.exclusive or no_cores):
+        return None
+    if use.claimed_by:
+        return DeviceRefusal("GpuClaimed", "it is reserved for a preempting pod")
+    if use.exclusive:
+        return DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
+    return DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")

@@ -1,7 +1,5 @@
 """The result of placing a pod: a placement or a refusal; pure."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from shared.model.lease import Share
@@ -19,8 +17,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the policy weighed, for `explain`; empty: the policy weighs nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceVerdict:
+class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a device does not fit."""
 
     device: DeviceUuid
@@ -28,8 +25,7 @@ class DeviceVerdict:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVerdict:
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a node does not fit, with the reasons of its devices."""
 
     node: NodeName
@@ -37,8 +33,7 @@ class NodeVerdict:
     devices: tuple[DeviceVerdict, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No node fits. Reasons are counted over all nodes; details are given for a few nodes."""
 
     reason: str

@@ -144,9 +144,9 @@ def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
 
 def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilterFailure | None:
     """Refuse a node that cannot start containers, or does not serve a requested resource."""
-    missing = [name for name in triggers if name not in served]
-    if not missing:
+    if served.issuperset(triggers):
         return None
+    missing = [name for name in triggers if name not in served]
     why = cordon_reason(served)
     if why:
         return NodeFilterFailure(

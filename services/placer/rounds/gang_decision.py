@@ -1,7 +1,9 @@
 """Gangs: enough of their pods are placed together, or none at all; pure."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.placer.rounds.batch import ChosenPod, DecisionContext
 from shared.model.events.pod_events import PodQueued
@@ -62,13 +64,13 @@ def gang_does_not_fit(gang: Gang, *, live: int, fitting: int, refusal: Refusal) 
         count = f"{fitting} of {gang.min_member}"
     reason = f"{_rule(gang)}; {count} fit"
     if not fitting:
-        return replace(refusal, reason=f"{reason}: {refusal.reason}")
-    return replace(
+        return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
+    return structs.replace(
         refusal,
         reason=f"{reason}, and beside them: {refusal.reason}",
         hint=refusal.hint and f"beside the {fitting} that fit, {refusal.hint}",
         nearest_nodes=tuple(
-            replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
+            structs.replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
             for node in refusal.nearest_nodes
         ),
     )
@@ -127,7 +129,7 @@ def _place_in_order(
     for event, _ in chosen:
         context.mirror.drop(event.pod)
     may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
-    refusal = replace(refused[0][1], permanent=may_fit < needed)
+    refusal = structs.replace(refused[0][1], permanent=may_fit < needed)
     return GangDecision([], len(chosen), refusal)
 
 

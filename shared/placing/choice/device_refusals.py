@@ -14,7 +14,7 @@ from shared.placing.choice.container_choice import (
 from shared.placing.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
 from shared.placing.choice.device_topology import topology_location
 from shared.placing.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
-from shared.placing.device_filters import device_excluded
+from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
@@ -101,20 +101,24 @@ def explain_no_devices(
 
 
 def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
-    """Return why devices do not fit the first container that gets none."""
-    refusals: dict[MirroredDevice, DeviceRefusal] = {}
-    allowed = []
-    for device in node.devices:
-        excluded = _exclusion(request, node, device)
-        if excluded is None:
-            allowed.append(device)
-        else:
-            refusals[device] = excluded
-    for mode in DeviceMode:
+    """Return why devices do not fit the first container that gets none.
+
+    The node's devices do not fit the pod.
+    """
+    refusals = _exclusions(request, node)
+    allowed = [device for device in node.devices if device not in refusals]
+    for mode in DeviceMode if node.has_mig else (DeviceMode.HAMI_CORE,):
         in_mode = devices_in_mode(allowed, mode)
-        for devices in [(d,) for d in in_mode] if request.same_device else [tuple(in_mode)]:
+        for devices in [(d,) for d in in_mode] if request.same_device else [in_mode]:
             refusals |= _refusals_together(request, devices, mode)
-    return dict(sorted(refusals.items(), key=lambda entry: entry[0].index))
+    return {device: refusals[device] for device in node.devices if device in refusals}
+
+
+def _exclusions(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
+    if not (is_selective(request.selection) or node.facts.excluded_devices):
+        return {}
+    reasons = {device: _exclusion(request, node, device) for device in node.devices}
+    return {device: reason for device, reason in reasons.items() if reason is not None}
 
 
 def _exclusion(
@@ -133,7 +137,7 @@ def _refusals_together(
 ) -> dict[MirroredDevice, DeviceRefusal]:
     """Return why devices of one mode, on which the pod is to fit, do not fit."""
     unserved: tuple[GpuRequest, PodDeviceUses] | None = request.containers[0], {}
-    if mode in allowed_modes(request):
+    if len(request.containers) > 1 and mode in allowed_modes(request):
         unserved = _first_unserved(request, devices, mode)
     if unserved is None:
         return {}
@@ -162,7 +166,7 @@ def _refusal(
     pod_uses: PodDeviceUses,
 ) -> DeviceRefusal | None:
     scope = request.topology_scope
-    if scope in SCOPES and topology_location(device, scope) is None:
+    if scope is not TopologyScope.NODE and topology_location(device, scope) is None:
         text = f"its {SCOPES[scope]} is not known, and the pod requires all its GPUs on one"
         return DeviceRefusal("GpuPlaceUnknown", text)
     if device.in_mig_mode and allows_instances(request):

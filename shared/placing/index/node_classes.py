@@ -1,9 +1,14 @@
 """Nodes divided into classes, each node when it is first needed and again once it changed; pure."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from shared.placing.index.threshold_column import NodePositions, NodeSet, positions_in
+from shared.placing.index.threshold_column import (
+    NodePositions,
+    NodeSet,
+    nodes_at,
+    positions_in,
+)
 from shared.placing.mirror.cluster_mirror import ChangeLog
 from shared.placing.mirror.node_mirror import MirroredNode
 
@@ -43,7 +48,7 @@ class NodeClasses(Generic[Class]):
             if node is not None:
                 found.setdefault(self._class_of(node), []).append(position)
         for each, positions in found.items():
-            self._sets[each] = self._sets.get(each, 0) | _set_of(positions)
+            self._sets[each] = self._sets.get(each, 0) | nodes_at(positions)
         self._known |= unknown
 
     def _catch_up(self) -> None:
@@ -58,17 +63,8 @@ class NodeClasses(Generic[Class]):
             return
         # The position of a removed node counts as changed once another node has it.
         positions = self._positions.positions
-        kept = ~_set_of({positions[node] for node in changed if node in positions})
+        kept = ~nodes_at({positions[node] for node in changed if node in positions})
         self._known &= kept
         self._sets = {
             each: members & kept for each, members in self._sets.items() if members & kept
         }
-
-
-def _set_of(positions: Collection[int]) -> NodeSet:
-    if not positions:
-        return 0
-    octets = bytearray((max(positions) >> 3) + 1)
-    for position in positions:
-        octets[position >> 3] |= 1 << (position & 7)
-    return int.from_bytes(octets, "little")

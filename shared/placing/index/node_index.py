@@ -1,10 +1,9 @@
 """The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
-from shared.model.placement import Refusal
+from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest
 from shared.placing.choice.device_choice import device_key
 from shared.placing.fragmentation.fragmentation import Fragmentation
@@ -16,10 +15,15 @@ from shared.placing.index.repelled_pods import RepelledPods
 from shared.placing.index.request_plan import RequestPlans
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.node_filters import NodeFilterFailure
 
 CACHED_KINDS = 64
 EXACT_CORES_USES = 256
 """After cores decided once, the next so many requests of the kind use ranks that count cores."""
+
+
+NearNode = tuple[str, MirroredNode, int]
+"""Why a node is excluded, the node, and its number of changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class RefusalMemo:
     inventory_position: int
     permanent: bool
     """Whether no freed capacity can ever help, as of the inventory's position."""
-    nearest: tuple[tuple[str, MirroredNode, int], ...]
-    """The nodes that the refusal details: why each is excluded, and its number of changes."""
+    details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
+    """Why the nearest nodes do not fit."""
     refusal: Refusal
 
 
@@ -51,6 +55,8 @@ class NodeIndex:
         self.plans = RequestPlans()
         self.refusals: dict[Hashable, RefusalMemo] = {}
         """The latest refusals, by `placement_key`."""
+        self.empty_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
+        """Nodes without any use, by node and the inventory's position."""
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
 
@@ -63,7 +69,7 @@ class NodeIndex:
             return self.ranked_nodes(kind)
         uses_left = self._exact_uses_left.get(kind, 0)
         if not uses_left:
-            return self.ranked_nodes(_with_least_cores(kind))
+            return self.ranked_nodes(kind._replace(cores=1))
         self._exact_uses_left[kind] = uses_left - 1
         return self.ranked_nodes(kind)
 
@@ -83,11 +89,6 @@ class NodeIndex:
             )
         ranked_nodes.catch_up()
         return ranked_nodes
-
-
-@lru_cache(CACHED_KINDS)
-def _with_least_cores(kind: RequestKind) -> RequestKind:
-    return kind._replace(cores=1)
 
 
 def placement_key(request: PodRequest) -> Hashable:

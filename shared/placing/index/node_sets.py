@@ -7,7 +7,7 @@ excludes it. Of the stages of devices, one excludes a node if it leaves fewer de
 needs.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from shared.model.request import NodeRequirements, PodRequest
@@ -61,6 +61,8 @@ class NodeSets:
         self._reasons: dict[Hashable, NodeClasses[Reason | None]] = {}
         self._preferences: dict[Hashable, NodeClasses[int]] = {}
         self._hardware: dict[Hashable, NodeClasses[Hashable]] = {}
+        self._examples: dict[tuple[bool, bool], tuple[int, NodeSet, list[MirroredNode]]] = {}
+        """The last examples of hardware, with the inventory's position and the nodes."""
 
     def split(self, request: PodRequest, *, explained: bool = True) -> tuple[NodeSet, Excluded]:
         """Return the nodes that fit the request, and the others by reason.
@@ -127,23 +129,28 @@ class NodeSets:
 
     def examples_of_hardware(
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
-    ) -> Iterator[MirroredNode]:
-        """Yield a node of each kind of hardware, of those with enough to allocate."""
-        nodes = self.positions.all
+    ) -> Sequence[MirroredNode]:
+        """Return a node of each kind of hardware, of those with enough to allocate."""
+        nodes, changes = self.positions.all, self.mirror.inventory_changes
         for name, amount in resources.items():
-            nodes &= self._column(("allocatable", name), _allocatable(name)).at_least(amount)
+            column = self._column(("allocatable", name), _allocatable(name), changes)
+            nodes &= column.at_least(amount)
+        known = self._examples.get((uuids, locations))
+        if known is not None and known[:2] == (changes.end, nodes):
+            return known[2]
         kinds = _cached(
             self._hardware,
             (uuids, locations),
             lambda: NodeClasses(
                 self.positions,
-                self.mirror.inventory_changes,
+                changes,
                 lambda node: hardware_of(node, uuids=uuids, locations=locations),
             ),
             CACHED_CLASSES,
         ).split(nodes)
-        for alike in kinds.values():
-            yield next(self.nodes_in(alike & -alike))
+        examples = [next(self.nodes_in(alike & -alike)) for alike in kinds.values()]
+        self._examples[uuids, locations] = changes.end, nodes, examples
+        return examples
 
     def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
         left = self.positions.all
@@ -194,43 +201,60 @@ class NodeSets:
     def _split_by_device_stages(
         self, request: PodRequest, left: NodeSet, excluded: Excluded
     ) -> None:
-        """Divide nodes that do not fit by the stage that leaves fewer devices than needed."""
+        """Divide nodes that do not fit by the stage that leaves fewer devices than needed.
+
+        Nodes that pass a stage pass those before it. So most need no look at the first four stages.
+        """
         if not left:
             return
         [container] = request.containers
-        gpus, slotted = container.gpus, container.slotted
-        stages: Iterable[tuple[Hashable, Amount, int, str]] = (
-            ("devices", lambda node: len(node.devices), 1, "NoGpus"),
-            ("devices", lambda node: len(node.devices), gpus, "NotEnoughGpus"),
-            ("healthy", count_of_devices(slotted=False), gpus, "GpuUnhealthy"),
-            (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
-        )
-        for key, amount_of, threshold, code in stages:
-            if left:
-                passing = self._column(key, amount_of).at_least(threshold)
-                left = _keep(left, passing, (code, NODE_TEXTS[code]), excluded)
-        for least_cores, unclaimed, code in (
-            (0, False, "InsufficientGpuMemory"),
-            (container.cores_percent, False, "InsufficientGpuCores"),
-            (container.cores_percent, True, "GpuClaimed"),
-        ):
+        gpus, slotted, cores = container.gpus, container.slotted, container.cores_percent
+        units = container.memory_units or 0
 
-            def free(gpus: int, cores: int, unclaimed: bool = unclaimed) -> ThresholdColumn:
+        def with_units(nodes: NodeSet, cores: int, *, unclaimed: bool = False) -> NodeSet:
+            def free(gpus: int, cores: int) -> ThresholdColumn:
                 amount_of = units_free_at_once(gpus, slotted, cores, unclaimed)
                 return self._column(("units", gpus, slotted, cores, unclaimed), amount_of)
 
-            units = container.memory_units or 0
-            passing = _with_devices(left, gpus, least_cores, units, free)
-            left = _keep(left, passing, (code, NODE_TEXTS[code]), excluded)
-        _keep(left, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
+            return _with_devices(nodes, gpus, cores, units, free)
 
-    def _column(self, key: Hashable, amount_of: Amount) -> ThresholdColumn:
-        column = _cached(
-            self._columns,
-            key,
-            lambda: ThresholdColumn(self.positions, amount_of),
-            CACHED_COLUMNS,
+        enough = with_units(left, 0)
+        self._split_by_number_of_devices(gpus, slotted, left ^ enough, excluded)
+        for unclaimed, code in ((False, "InsufficientGpuCores"), (True, "GpuClaimed")):
+            passing = with_units(enough, cores, unclaimed=unclaimed)
+            enough = _keep(enough, passing, (code, NODE_TEXTS[code]), excluded)
+        _keep(enough, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
+
+    def _split_by_number_of_devices(
+        self, gpus: int, slotted: bool, left: NodeSet, excluded: Excluded
+    ) -> None:
+        """Divide nodes without enough free memory by the last of these stages that they pass."""
+        code = "InsufficientGpuMemory"
+        stages: Iterable[tuple[Hashable, Amount, int, str]] = (
+            (("slots", slotted), count_of_devices(slotted=slotted), gpus, "GpuSlotsTaken"),
+            ("healthy", count_of_devices(slotted=False), gpus, "GpuUnhealthy"),
+            ("devices", lambda node: len(node.devices), gpus, "NotEnoughGpus"),
+            ("devices", lambda node: len(node.devices), 1, "NoGpus"),
         )
+        for key, amount_of, threshold, failing_code in stages:
+            if not left:
+                return
+            passing = self._column(key, amount_of).at_least(threshold)
+            left = _keep(left, ~passing, (code, NODE_TEXTS[code]), excluded)
+            code = failing_code
+        _keep(left, 0, (code, NODE_TEXTS[code]), excluded)
+
+    def _column(
+        self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
+    ) -> ThresholdColumn:
+        """Return a column that follows the nodes' changes: all of them, or those given."""
+        columns = self._columns
+        column = columns.pop(key, None)
+        if column is None:
+            if len(columns) >= CACHED_COLUMNS:
+                del columns[next(iter(columns))]
+            column = ThresholdColumn(self.positions, amount_of, changes or self.mirror.changes)
+        columns[key] = column
         column.catch_up()
         return column
 

@@ -5,12 +5,17 @@ microseconds. A changed node costs as much as the requested amounts between its 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from itertools import compress, islice
 
-from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.cluster_mirror import ChangeLog, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 
-CACHED_THRESHOLDS = 1024
+CACHED_THRESHOLDS = 256
+RARE = 8
+"""Where fewer than one in so many nodes are to be compared, those alone are."""
+SPARSE = 16
+"""Where fewer than one in so many nodes are in a set, each is searched for."""
 FIRST_POSITIONS = (1 << 256) - 1
 """Where these are enough, a set is not searched further."""
 ABSENT = -(1 << 62)
@@ -19,6 +24,7 @@ ABSENT = -(1 << 62)
 NodeSet = int
 """A bit for each node, at its position."""
 
+_AS_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 _AS_DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 
@@ -71,9 +77,16 @@ class ThresholdColumn:
     Sets may contain positions that no node has any more.
     """
 
-    def __init__(self, positions: NodePositions, amount_of: Callable[[MirroredNode], int]) -> None:
+    def __init__(
+        self,
+        positions: NodePositions,
+        amount_of: Callable[[MirroredNode], int],
+        changes: ChangeLog,
+    ) -> None:
+        """`changes`: those that may change the amount."""
         self.amount_of = amount_of
         self._positions = positions
+        self._changes = changes
         self.amounts: list[int] = []
         """By position, as of the last `catch_up`."""
         self._thresholds: list[int] = []
@@ -82,22 +95,44 @@ class ThresholdColumn:
 
     def at_least(self, threshold: int) -> NodeSet:
         """Return the nodes that have `threshold` or more, as of the last `catch_up`."""
-        at = bisect_left(self._thresholds, threshold)
-        if at < len(self._thresholds) and self._thresholds[at] == threshold:
-            return self._sets[at]
-        if at and not self._sets[at - 1]:
-            return 0
-        if len(self._thresholds) >= CACHED_THRESHOLDS:
-            self._thresholds.clear()
-            self._sets.clear()
-            at = 0
-        self._thresholds.insert(at, threshold)
-        self._sets.insert(at, _set_of(self.amounts, threshold))
-        return self._sets[at]
+        thresholds, sets = self._thresholds, self._sets
+        at = bisect_left(thresholds, threshold)
+        if at < len(thresholds) and thresholds[at] == threshold:
+            return sets[at]
+        above = sets[at] if at < len(sets) else 0
+        below = sets[at - 1] if at else (1 << len(self.amounts)) - 1
+        return above if above == below else self._derive(threshold, below, above)
+
+    def _derive(self, threshold: int, below: NodeSet, above: NodeSet) -> NodeSet:
+        """Return and store the set between those of the next lower and higher threshold."""
+        met, amounts = self._compare(below ^ above, threshold)
+        found = above | met
+        # Stored for the end of all thresholds that have the same set as a known one.
+        if found == above:
+            threshold = 1 + max(filter(threshold.__gt__, amounts))
+        elif found == below:
+            threshold = min(filter(threshold.__le__, amounts))
+        thresholds, sets = self._thresholds, self._sets
+        if len(thresholds) >= CACHED_THRESHOLDS:
+            del thresholds[::2], sets[::2]
+        at = bisect_left(thresholds, threshold)
+        thresholds.insert(at, threshold)
+        sets.insert(at, found)
+        return found
+
+    def _compare(self, nodes: NodeSet, threshold: int) -> tuple[NodeSet, list[int]]:
+        """Return those of the nodes that have `threshold` or more, and the amounts compared."""
+        amounts, count = self.amounts, nodes.bit_count()
+        if count * RARE > len(amounts):
+            met = bytes(map(threshold.__le__, reversed(amounts)))
+            return nodes & int(met.translate(_AS_DIGITS), 2), amounts
+        positions = positions_in(nodes, count)
+        met_at = [at for at in positions if amounts[at] >= threshold]
+        return nodes_at(met_at), [amounts[at] for at in positions]
 
     def catch_up(self) -> None:
         """Apply the mirror's changes since the last call, each node once."""
-        changes = self._positions.mirror.changes
+        changes = self._changes
         if self._seen_changes == changes.end:
             return
         changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
@@ -135,19 +170,26 @@ class ThresholdColumn:
                 sets[at] ^= bit
 
 
-def _set_of(amounts: Sequence[int], threshold: int) -> NodeSet:
-    """Return the positions of the amounts that are `threshold` or more."""
-    if not amounts:
+def nodes_at(positions: Collection[int]) -> NodeSet:
+    """Return the set of the nodes at these positions."""
+    if not positions:
         return 0
-    met = bytes(map(threshold.__le__, reversed(amounts)))
-    return int(met.translate(_AS_DIGITS), 2)
+    octets = bytearray((max(positions) >> 3) + 1)
+    for position in positions:
+        octets[position >> 3] |= 1 << (position & 7)
+    return int.from_bytes(octets, "little")
 
 
 def positions_in(nodes: NodeSet, limit: int) -> list[int]:
     """Return the first positions in a set."""
-    found: list[int] = []
     first = nodes & FIRST_POSITIONS
-    digits = bin(first if first.bit_count() >= limit else nodes)[:1:-1]
+    if first.bit_count() >= limit:
+        nodes = first
+    digits = bin(nodes)[:1:-1]
+    if nodes.bit_count() * SPARSE > len(digits):
+        flags = digits.encode().translate(_AS_FLAGS)
+        return list(islice(compress(range(len(flags)), flags), limit))
+    found: list[int] = []
     position = digits.find("1")
     while position >= 0 and len(found) < limit:
         found.append(position)

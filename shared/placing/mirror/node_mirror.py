@@ -1,6 +1,6 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Lease, Share
@@ -160,13 +160,12 @@ class MirroredDevice:
 
     def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
         """Add to what is used; negative amounts are subtracted."""
-        node = self.node
-        node.used_mib += memory_mib
-        node.shares += shares
-        self.used_mib = used_mib = self.used_mib + memory_mib
+        self.node.used_mib += memory_mib
+        self.node.shares += shares
+        self.used_mib += memory_mib
         self.used_cores += cores_percent
         self.shares += shares
-        free_mib = self.total_mib - used_mib
+        free_mib = self.total_mib - self.used_mib
         self.free_units = free_mib // self.unit_mib if free_mib > 0 else 0
         self.free_cores = free_cores = 100 - self.used_cores if self.accepts_shares else -1
         """Percent of the cores that another share can reserve; -1: no share is accepted."""
@@ -219,7 +218,6 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
-        "amounts",
         "changes",
         "devices",
         "facts",
@@ -245,8 +243,6 @@ class MirroredNode:
         self.name = name
         self.changes = 0
         """How often it has changed."""
-        self.amounts: dict[DeviceAmounts, list[int]] = {}
-        """What its devices have free, ascending, for each way to count it; until it changes."""
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}
@@ -324,10 +320,6 @@ class MirroredNode:
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
-
-
-DeviceAmounts = Callable[[MirroredNode], list[int]]
-"""Returns what each of those devices that accept a share has free."""
 
 
 class TentativeReservation:

@@ -7,7 +7,7 @@ from shared.dialects.advertised import TRIGGER
 from shared.dialects.pod_requests import amount_changes
 from shared.model.request import PodRequest
 from shared.placing.choice.container_choice import share_mib
-from shared.placing.device_filters import device_excluded
+from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
@@ -28,12 +28,7 @@ def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
 
 
 def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
-    allowed = [
-        (node, device)
-        for node, _ in nearest
-        for device in node.devices
-        if _allowed(request, device)
-    ]
+    allowed = [(node, device) for node, _ in nearest for device in _allowed(request, node)]
     if not allowed:
         return _for_health(request, nearest)
     node, device = max(allowed, key=lambda pair: _free_mib(pair[1]))
@@ -76,7 +71,7 @@ def _for_count(request: PodRequest, nearest: BlockedNodes) -> str:
 
 
 def _for_cores(request: PodRequest, nearest: BlockedNodes) -> str:
-    allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
+    allowed = [device for node, _ in nearest for device in _allowed(request, node)]
     free = max((100 - device.used_cores for device in allowed), default=0)
     if free < 1:
         return "wait until cores of a device are free"
@@ -84,15 +79,19 @@ def _for_cores(request: PodRequest, nearest: BlockedNodes) -> str:
 
 
 def _for_instance(request: PodRequest, nearest: BlockedNodes) -> str:
-    allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
+    allowed = [device for node, _ in nearest for device in _allowed(request, node)]
     largest = max((device.largest_instance_mib for device in allowed), default=0)
     if largest < 1:
         return _for_health(request, nearest)
     return f"request at most {largest} MiB, the largest MIG instance of these nodes, or for none"
 
 
-def _allowed(request: PodRequest, device: MirroredDevice) -> bool:
-    return device.healthy and device_excluded(request.selection, device.device) is None
+def _allowed(request: PodRequest, node: MirroredNode) -> list[MirroredDevice]:
+    """Return the node's healthy devices that the pod may use."""
+    devices = [device for device in node.devices if device.healthy]
+    if is_selective(request.selection):
+        devices = [d for d in devices if device_excluded(request.selection, d.device) is None]
+    return devices
 
 
 def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:

@@ -1,7 +1,6 @@
 """Effects of exceeded quotas: where else a pod can run, or why it waits; pure."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -147,7 +146,7 @@ def over_quota(
             permanent=True,
             quota=namespace,
         )
-    return replace(
+    return structs.replace(
         other_refusal,
         reason=f"{reason}; elsewhere {other_refusal.reason}",
         counts=(("ExceedsGPUQuota", 1), *other_refusal.counts),

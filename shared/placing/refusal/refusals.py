@@ -1,8 +1,9 @@
 """Refusals: reasons counted over all nodes, detailed for the nearest nodes, with a hint; pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from heapq import nsmallest
+from itertools import groupby
+from operator import itemgetter
 
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
@@ -12,7 +13,7 @@ from shared.placing.choice.device_refusals import (
     device_refusals,
     explain_no_devices,
 )
-from shared.placing.index.node_index import NodeIndex, RefusalMemo, placement_key
+from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import positions_in
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -23,6 +24,7 @@ NEAREST = 3
 COMPARED_NODES = 32
 """Nodes per reason among which the nearest are found."""
 CACHED_REFUSALS = 1024
+CACHED_COPIES = 64
 
 _STAGES = (
     "UnsupportedConstraint",
@@ -32,6 +34,8 @@ _STAGES = (
     "ExistingAntiAffinity",
 )
 """Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
+
+NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 
 
 def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
@@ -57,20 +61,16 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
         ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
-    nearest = tuple(_nearest(index, excluded))
-    if known is not None and known.nearest == nearest:
-        details = known.refusal.nearest_nodes, known.refusal.hint
-    else:
-        details = _details(request, [node for _, node, _ in nearest])
+    details, hint = _details(request, tuple(_nearest(index, excluded)), known)
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
     refusal = Refusal(
         reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
         counts=_by_code(counts),
-        nearest_nodes=details[0],
-        hint=details[1],
+        nearest_nodes=tuple([verdict for _, verdict in details.values()]),
+        hint=hint,
         permanent=permanent,
     )
-    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, nearest, refusal)
+    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, details, refusal)
     return refusal
 
 
@@ -82,41 +82,48 @@ def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], .
 
 
 def _details(
-    request: PodRequest, nodes: Iterable[MirroredNode]
-) -> tuple[tuple[NodeVerdict, ...], str]:
-    """Return why each of the nodes does not fit, and a hint."""
-    refused = [_node_refusal(request, node) for node in nodes]
-    hint = hint_for(request, [(node, failure) for node, failure, _ in refused])
-    return tuple(_node_verdict(*entry) for entry in refused), hint
+    request: PodRequest, nearest: tuple[NearNode, ...], known: RefusalMemo | None
+) -> tuple[NodeDetails, str]:
+    """Return why each of the nodes does not fit, and a hint; `known` is the last refusal."""
+    known_details = known.details if known else {}
+    if known and tuple(known_details) == nearest:
+        return known_details, known.refusal.hint
+    details = {near: known_details.get(near) or _explain(request, near[1]) for near in nearest}
+    hint = hint_for(request, [(near[1], failure) for near, (failure, _) in details.items()])
+    return details, hint
 
 
-def _nearest(index: NodeIndex, excluded: Excluded) -> Iterator[tuple[str, MirroredNode, int]]:
+def _nearest(index: NodeIndex, excluded: Excluded) -> Iterator[NearNode]:
     """Yield nodes at the last stage that excludes any, those with the most free memory first.
 
     Each with the reason that excludes it and the number of its changes.
     """
     nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
-    compared = [
-        (stage, -free_mib[position], node.name, code, node)
-        for (code, _), members in excluded.items()
-        for stage in [-_stage(code)]
-        for position in positions_in(members, COMPARED_NODES)
-        if (node := nodes[position]) is not None
-    ]
-    for *_, code, node in nsmallest(NEAREST, compared):
-        yield code, node, node.changes
+    missing = NEAREST
+    by_stage = sorted((-_stage(code), code, members) for (code, _), members in excluded.items())
+    for _, same_stage in groupby(by_stage, key=itemgetter(0)):
+        compared = [
+            (-free_mib[position], node.name, code, node)
+            for _, code, members in same_stage
+            for position in positions_in(members, COMPARED_NODES)
+            if (node := nodes[position]) is not None
+        ]
+        compared.sort()
+        for _, _, code, node in compared[:missing]:
+            yield code, node, node.changes
+        missing -= len(compared)
+        if missing <= 0:
+            return
 
 
-NodeRefusal = tuple[MirroredNode, NodeFilterFailure, DeviceRefusals]
-
-
-def _node_refusal(request: PodRequest, node: MirroredNode) -> NodeRefusal:
-    """Return the first reason why the node does not fit, and those of its devices if they do."""
+def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
+    """Return the first reason why the node does not fit, and with those of its devices."""
     failure = check_all(request, node.facts, node.free_resources, node.serving)
     if failure is not None:
-        return node, failure, {}
+        return failure, _node_verdict(node, failure, {})
     refusals = device_refusals(request, node)
-    return node, explain_no_devices(request, node, refusals), refusals
+    failure = explain_no_devices(request, node, refusals)
+    return failure, _node_verdict(node, failure, refusals)
 
 
 def _stage(code: str) -> int:
@@ -131,8 +138,10 @@ def _node_verdict(
     text = blocked.message.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
     reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
     devices = tuple(
-        DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
-        for device, refusal in refusals.items()
+        [
+            DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
+            for device, refusal in refusals.items()
+        ]
     )
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
 
@@ -151,11 +160,17 @@ def _could_ever_fit(request: PodRequest, index: NodeIndex) -> bool:
         uuids=bool(selection.uuids or selection.not_uuids),
         locations=request.topology_scope is not TopologyScope.NODE,
     )
-    return any(choose_devices(request, _empty_copy(node)) is not None for node in examples)
+    return any(choose_devices(request, _empty_copy(node, index)) is not None for node in examples)
 
 
-def _empty_copy(node: MirroredNode) -> MirroredNode:
-    empty = MirroredNode(node.name)
+def _empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
+    key = node, index.mirror.inventory_changes.end
+    empty = index.empty_copies.get(key)
+    if empty is not None:
+        return empty
+    if len(index.empty_copies) >= CACHED_COPIES:
+        index.empty_copies.clear()
+    empty = index.empty_copies[key] = MirroredNode(node.name)
     empty.put_devices(
         MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices
     )

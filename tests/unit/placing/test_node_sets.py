@@ -14,8 +14,14 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest
 from shared.placing.choice.device_choice import choose_devices
 from shared.placing.choice.device_refusals import explain_no_devices
+from shared.placing.index import threshold_column
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.threshold_column import NodePositions, ThresholdColumn
+from shared.placing.index.threshold_column import (
+    NodePositions,
+    ThresholdColumn,
+    nodes_at,
+    positions_in,
+)
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
@@ -92,7 +98,9 @@ def test_cores_decide_to_the_percent(cores: int) -> None:
 def test_a_column_follows_nodes_that_change_come_and_go(steps: list[tuple[Any, ...]]) -> None:
     mirror = ClusterMirror()
     positions = NodePositions(mirror)
-    column = ThresholdColumn(positions, lambda node: node.free_resources.get("cpu", 0))
+    column = ThresholdColumn(
+        positions, lambda node: node.free_resources.get("cpu", 0), mirror.changes
+    )
 
     for number, (name, cpu, threshold) in enumerate(steps):
         if cpu is None:
@@ -109,6 +117,43 @@ def test_a_column_follows_nodes_that_change_come_and_go(steps: list[tuple[Any, .
             for node in mirror.nodes.values()
             if node.free_resources.get("cpu", 0) >= threshold
         }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 60), min_size=200, max_size=300),
+    st.lists(st.tuples(st.integers(0, 199), st.integers(0, 60), st.integers(-1, 62)), max_size=60),
+)
+def test_a_column_answers_more_thresholds_than_it_keeps(
+    amounts: list[int], steps: list[tuple[int, int, int]]
+) -> None:
+    mirror = ClusterMirror()
+    for number, cpu in enumerate(amounts):
+        mirror.put_node(ledger_node(f"n{number}", allocatable={"cpu": cpu}))
+    positions = NodePositions(mirror)
+    positions.catch_up()
+    column = ThresholdColumn(
+        positions, lambda node: node.free_resources.get("cpu", 0), mirror.changes
+    )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threshold_column, "CACHED_THRESHOLDS", 6)
+        for number, (changed, cpu, threshold) in enumerate(steps):
+            amounts[changed] = cpu
+            mirror.put_node(ledger_node(f"n{changed}", allocatable={"cpu": cpu}, version=number))
+            column.catch_up()
+            assert positions_in(column.at_least(threshold), len(amounts)) == [
+                at for at, amount in enumerate(amounts) if amount >= threshold
+            ]
+
+
+@pytest.mark.parametrize("step", [1, 3, 50])
+def test_the_first_positions_of_dense_and_sparse_sets_are_found(step: int) -> None:
+    positions = list(range(0, 1000, step))
+
+    for limit in (1, 7, 1000):
+        assert positions_in(nodes_at(positions), limit) == positions[:limit]
+    assert positions_in(0, 3) == []
 
 
 def _plain_rank(order: NodeOrder, node: LedgerNode) -> tuple[int, ...]:
