@@ -47,6 +47,8 @@ Resync = (
     | ClaimAllocated
     | ClaimDeallocated
 )
+GATHER_PODS_S = 0.003
+"""After a message with pods, those that appear within this time share the next one."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
 REQUEUE_DELAY_S = 0.5
@@ -116,6 +118,7 @@ class Watcher:
             self._announce_usage()
             if events:
                 yield events
+                await self.clock.sleep(GATHER_PODS_S)
 
     @loops
     async def watch_namespaces(self) -> None:
