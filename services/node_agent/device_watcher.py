@@ -21,7 +21,7 @@ from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect, Paths
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_next
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import NodeName
@@ -90,7 +90,7 @@ class DeviceWatcher:
                 await self.probe()
             except LeaseholdError as error:
                 self._set_unready(str(error))
-            await self.clock.sleep(self.probe_s)
+            await self.clock.sleep(until_next(self.clock.ticks(), self.probe_s))
 
     async def probe(self) -> None:
         """Probe the GPUs once, and advertise changes.

@@ -24,7 +24,7 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events
-from shared.model.clock import Clock, wait_for_event
+from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
     DeviceReported,
@@ -300,7 +300,7 @@ class NodeAgent:
         """Report at once when a resource can be allocated again, or could not be for a while."""
         reported = self._served()
         while True:
-            await self.clock.sleep(REGISTRATION_LOOK_S)
+            await self.clock.sleep(until_next(self.clock.ticks(), REGISTRATION_LOOK_S))
             served = self._served()
             if served != reported:
                 self.state.report_due.set()

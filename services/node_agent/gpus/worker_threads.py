@@ -5,6 +5,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Hashable
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from shared.model.errors import UnavailableError
@@ -14,9 +15,13 @@ T = TypeVar("T")
 LIMIT_CHECK_S = 0.5
 """How often the time limit of a call is read again."""
 
+_Calls = SimpleQueue[Callable[[], None]]
+idle: list[_Calls] = []
+"""Threads that wait for their next call: to start one costs more than most calls."""
+
 
 def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
-    """Call a function in a daemon thread, which does not keep the process alive.
+    """Call a function in an idle or new daemon thread, which does not keep the process alive.
 
     The future gets the function's value or, if it is one of `errors`, its exception. Any other
     exception is a bug: its traceback is printed, and the future gets an UnavailableError.
@@ -38,8 +43,19 @@ def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyn
             with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=run, name="gpu", daemon=True).start()
+    try:
+        calls = idle.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_work, args=(calls,), name="gpu", daemon=True).start()
+    calls.put(run)
     return result
+
+
+def _work(calls: _Calls) -> None:
+    while True:
+        calls.get()()
+        idle.append(calls)
 
 
 class SingleFlight(Generic[T]):

@@ -81,7 +81,7 @@ def encode_setup(setup: ContainerSetup) -> bytes:
 
 
 class PluginServer:
-    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
+    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends, or by `end`."""
 
     def __init__(
         self, resource: str, socket: Path, handler: DevicePluginHandler, devices: bytes
@@ -90,6 +90,7 @@ class PluginServer:
         self.socket = socket
         self.watched = asyncio.Event()
         self.ended = asyncio.Event()
+        self.end_reason = "the kubelet ended the stream"
         self._handler = handler
         self._devices = devices
         self._changed = asyncio.Event()
@@ -123,6 +124,11 @@ class PluginServer:
             await self._server.stop(None)
         with contextlib.suppress(OSError):  # the directory may be gone
             self.socket.unlink(missing_ok=True)
+
+    def end(self, reason: str) -> None:
+        """Have the server stopped for another reason than the end of the kubelet's stream."""
+        self.end_reason = reason
+        self.ended.set()
 
     def send(self, devices: bytes) -> None:
         """Send a new list."""

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
@@ -25,17 +25,20 @@ from services.node_agent.kubelet.device_plugin import (
 )
 from services.node_agent.kubelet.unserved import STILL_PLUGIN, Unserved, explain_unserved
 from shared.dialects.advertised import PluginDeviceId
-from shared.model.clock import wait_for_event
+from shared.model.clock import until_next, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
 MAX_SOCKET_PATH = 107
-LOOK_S = 0.2
+LOOK_S = 0.5
+"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
+REGISTER_AGAIN_S = 0.2
 FIRST_LIST_S = 10.0
 """The kubelet requests the list within this after it accepted a registration."""
 MAX_PAUSE_S = 30.0
@@ -47,6 +50,8 @@ AMOUNTS_S = 1.0
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 SocketIdentity = tuple[int, int]
+SocketCheck = Callable[[SocketIdentity | None], None]
+"""Ends a registration if a socket was replaced; the argument is the kubelet's as it is now."""
 
 
 def socket_identity(path: Path) -> SocketIdentity | None:
@@ -78,6 +83,8 @@ class DevicePlugins:
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
         self.endpoints: dict[str, PluginEndpoint] = {}
+        self.checks: set[SocketCheck] = set()
+        """Of what is registered: one timer serves all."""
         self._changed = asyncio.Event()
 
     def serve(
@@ -106,6 +113,7 @@ class DevicePlugins:
         tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_amounts())
+            group.create_task(self._watch_sockets())
             while True:
                 self._changed.clear()
                 wanted = set(self.endpoints.values())
@@ -114,6 +122,13 @@ class DevicePlugins:
                 for endpoint in wanted - tasks.keys():
                     tasks[endpoint] = group.create_task(endpoint.run())
                 await self._changed.wait()
+
+    async def _watch_sockets(self) -> None:
+        while True:
+            await asyncio.sleep(until_next(time.monotonic(), LOOK_S))
+            kubelet = socket_identity(self.directory / KUBELET_SOCKET)
+            for check in self.checks:
+                check(kubelet)
 
     async def _watch_amounts(self) -> None:
         """Watch which amounts in node status the kubelet allocates by device plugin."""
@@ -126,7 +141,7 @@ class DevicePlugins:
                     logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
             except LeaseholdError as error:
                 logger.debug("amounts that are allocated by device plugin: %s", error)
-            await asyncio.sleep(AMOUNTS_S)
+            await asyncio.sleep(until_next(time.monotonic(), AMOUNTS_S))
 
     def unserved(self) -> dict[str, Unserved]:
         """Return the resources that the kubelet cannot allocate now.
@@ -167,7 +182,7 @@ class PluginEndpoint:
         self._devices = encode_list(ids)
         self._server: PluginServer | None = None
         self._stem = f"leasehold-{resource.rpartition('/')[2]}"
-        self._kubelet = plugins.directory / "kubelet.sock"
+        self._kubelet = plugins.directory / KUBELET_SOCKET
         longest = self._socket()
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
             raise RequestError(
@@ -270,28 +285,30 @@ class PluginEndpoint:
             except UnavailableError:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
-                await self._pause(LOOK_S, before)
+                await self._pause(REGISTER_AGAIN_S, before)
             finally:
                 call.cancel()
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
     async def _watch(self, server: PluginServer, before: SocketIdentity) -> str:
-        loop = asyncio.get_running_loop()
-        began, verified = loop.time(), loop.time()
-        own = socket_identity(server.socket)
-        while True:
-            if await wait_for_event(server.ended, LOOK_S):
-                return "the kubelet ended the stream"
-            if socket_identity(self._kubelet) != before:
-                return "the kubelet's socket was replaced"
-            if socket_identity(server.socket) != own:
-                return "our own socket was removed"
-            if not server.watched.is_set() and loop.time() - began > FIRST_LIST_S:
-                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
-            if loop.time() - verified > self._plugins.timing.registration_check_s:
-                verified = loop.time()
+        began, own = time.monotonic(), socket_identity(server.socket)
+
+        def check(kubelet: SocketIdentity | None) -> None:
+            if kubelet != before:
+                server.end("the kubelet's socket was replaced")
+            elif socket_identity(server.socket) != own:
+                server.end("our own socket was removed")
+            elif not server.watched.is_set() and time.monotonic() - began > FIRST_LIST_S:
+                server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
+
+        self._plugins.checks.add(check)
+        try:
+            while not await wait_for_event(server.ended, self._plugins.timing.registration_check_s):
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
+        finally:
+            self._plugins.checks.remove(check)
+        return server.end_reason
 
     async def _is_unallocatable(self) -> bool:
         if self._plugins.allocatable is None or not any(

@@ -170,10 +170,21 @@ async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replace
     assert first.endpoints[0] != second.endpoints[0]
 
 
+async def test_17_registers_with_another_kubelet_whose_predecessor_keeps_its_streams(
+    directory: Path,
+) -> None:
+    async with ScriptedKubelet(directory) as first, plugins_in(directory):
+        await until(lambda: first.lists, limit_s=5)
+        async with ScriptedKubelet(directory) as second:
+            await until(lambda: second.lists, limit_s=1)
+
+            assert first.ended < len(first.endpoints), "it has kept a stream"
+
+
 async def test_17_registers_at_once_with_a_kubelet_that_was_killed_and_started_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "LOOK_S", 5.0)
+    monkeypatch.setattr(registration, "REGISTER_AGAIN_S", 5.0)
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(directory / "kubelet.sock"))
     async with plugins_in(directory):

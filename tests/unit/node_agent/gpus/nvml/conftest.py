@@ -1,11 +1,13 @@
 """Fixtures of the tests with a fake NVML: no thread outlives the fake driver."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pynvml
 import pytest
 
+from services.node_agent.gpus import worker_threads
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 
 
@@ -23,9 +25,10 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def joined_gpu_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the calls of the test to end while its driver is still installed."""
     yield
-    for thread in threading.enumerate():
-        if thread.name == "gpu":
-            thread.join(30)
+    end_at = time.monotonic() + 30
+    while sum(each.name == "gpu" for each in threading.enumerate()) > len(worker_threads.idle):
+        assert time.monotonic() < end_at
+        time.sleep(0.001)
 
 
 @pytest.fixture
