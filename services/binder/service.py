@@ -67,7 +67,6 @@ from shared.model.events.request_reply import (
 from shared.runtime.service import answers, handles, loops, publishes
 
 VANISHED_S = 1.0
-PREEMPTION_S = 0.5
 REBUILD_S = 1.0
 GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a script call cost much less."""
@@ -367,7 +366,7 @@ class Binder:
             placements = await self.preemptor.step()
             if placements:
                 await self.publish(placements)
-            await self._sleep_until_next(PREEMPTION_S)
+            await self._sleep_until_next(self.preemptor.step_s)
 
     # Sizes
 

@@ -12,7 +12,8 @@ from shared.model.events.pod_events import BindingFailed, PodQueued
 
 SWEEP_S = 1.0
 OFFER_S = 0.5
-"""How often the capacity number is read; nothing else is done while it does not change."""
+"""How often the capacity number is read while pods wait, else every `SWEEP_S`; nothing else is done
+while it does not change."""
 NEXT_OFFER_S = 0.05
 """An offer is decided in about this time; if it is refused, the next pods get the same offer."""
 REPEAT_OFFERS_S = 30.0
@@ -29,6 +30,8 @@ class Sweeper:
         self._offered_capacity = -1
         self._offered_at = 0.0
         self._offers_complete = True
+        self._have_waited = False
+        """Whether pods waited when the ledger's status was read last."""
         self.resync_needed = False
         """Whether something may have ended or been offered without an event."""
 
@@ -71,7 +74,7 @@ class Sweeper:
         status = await self.ledger.status(now=now, max_age_s=max_age_s)
         if status is None:
             return []
-        capacity = status.capacity
+        capacity, self._have_waited = status.capacity, status.waiting > 0
         if capacity == self._offered_capacity and now < self._offered_at + REPEAT_OFFERS_S:
             return []
         offers = await self.ledger.waiting_pods.choose_offers(now=self.clock.now())
@@ -82,5 +85,6 @@ class Sweeper:
 
     async def wait(self) -> None:
         """Return when capacity was freed here, or after a pause."""
-        pause_s = until_next(self.clock.ticks(), OFFER_S) if self._offers_complete else NEXT_OFFER_S
+        every_s = OFFER_S if self._have_waited else SWEEP_S
+        pause_s = until_next(self.clock.ticks(), every_s) if self._offers_complete else NEXT_OFFER_S
         await wait_for_event(self._freed, pause_s)

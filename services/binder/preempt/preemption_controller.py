@@ -35,8 +35,11 @@ from shared.model.preemption import Preemption, PreemptionCause, StoredPreemptio
 from shared.placing.anti_affinity import repelled_request
 
 LEADERSHIP_S = 5.0
+STEP_S = 0.5
+LOOK_S = 1.0
+"""Interval of looks at the ledger while no pod waits and no preemption is in progress."""
 IDLE_S = 5.0
-"""Interval of steps while no pod waits and no preemption is in progress."""
+"""And of steps: policies of budgets may demand some."""
 PLAN_S = 2.0
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
@@ -83,6 +86,8 @@ class PreemptionController:
             offer=offer,
         )
         self.name = uuid4().hex
+        self.step_s = LOOK_S
+        """Interval until the next step."""
         self._idle_until = 0.0
         self._check_at = 0.0
         self._plan_at = 0.0
@@ -130,6 +135,7 @@ class PreemptionController:
         """Return whether something may have to be done; policies of budgets are checked rarely."""
         now = self.clock.ticks()
         is_due = bool(status.preemptions or status.waiting)
+        self.step_s = STEP_S if is_due else LOOK_S
         is_due |= status.budgets > 0 and now >= self._idle_until
         if is_due:
             self._idle_until = now + IDLE_S

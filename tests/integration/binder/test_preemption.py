@@ -3,6 +3,7 @@
 import pytest
 import redis.asyncio
 
+from services.binder.preempt.preemption_controller import LOOK_S, STEP_S
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, NodeName
 from shared.model.preemption import (
@@ -33,9 +34,10 @@ async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
     before = await script_calls(server)
 
     for _ in range(20):
-        at.clock.advance(0.5)
+        at.clock.advance(binder.step_s)
         await binder.step()
 
+    assert binder.step_s == LOOK_S
     assert await script_calls(server) - before == 20
 
 
@@ -62,6 +64,7 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     binder = at.binder()
 
     await binder.step()
+    assert binder.step_s == STEP_S
     announced = await at.announced_for("old")
     at.clock.advance(30)
     await binder.step()
