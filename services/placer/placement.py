@@ -9,7 +9,7 @@ from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.node_rank import RequestKind
-from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes, RankedNodes
 from shared.placing.index.request_plan import RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -22,7 +22,12 @@ RARE = 8
 
 
 def place(
-    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int = CANDIDATES
+    request: PodRequest,
+    index: NodeIndex,
+    rng: Rng,
+    candidates: int = CANDIDATES,
+    *,
+    contested: bool = False,
 ) -> tuple[Placement, ...] | Refusal:
     """Choose a node and its devices, and others should the ledger have no room on the first one.
 
@@ -30,6 +35,9 @@ def place(
     the same device; all candidates are on different nodes. Nodes are ranked by the pod's own
     preferences first, then by its node order. Where both shares and MIG instances are allowed, all
     nodes are tried for the preferred mode before any is tried for the other.
+
+    While choices are `contested`, a pod that packs gets a node that no other placer has just used,
+    as its only candidate, if there is one.
     """
     if request.node_order is NodeOrder.FRAGMENTATION:
         return place_compared(request, index, rng, candidates)
@@ -39,9 +47,9 @@ def place(
         kinds = plan.share_kinds
     has_preferences = index.eligibility.has_preferences(request.node_requirements)
     if len(kinds) == 1 and not (plan.refused or has_preferences):
-        [(kind, need)] = kinds
-        likely = _random_nodes(index.likely_nodes(kind).best_nodes(need), rng)
-        placements = _placements(request, plan, index, likely, candidates)
+        placements = _likely_placements(
+            request, plan, index, kinds[0], rng, candidates=candidates, contested=contested
+        )
         if placements:
             return placements
     refusal = cached_refusal(request, index)
@@ -53,6 +61,27 @@ def place(
         return explain_refusal(request, index, excluded)
     nodes = _best_nodes(request, index, kinds, fitting, rng)
     return _placements(request, plan, index, nodes, candidates)
+
+
+def _likely_placements(
+    request: PodRequest,
+    plan: RequestPlan,
+    index: NodeIndex,
+    kind: tuple[RequestKind, int],
+    rng: Rng,
+    *,
+    candidates: int,
+    contested: bool,
+) -> tuple[Placement, ...]:
+    """Return placements on nodes that probably fit; none: every node has to be checked."""
+    ranked, need = index.likely_nodes(kind[0]), kind[1]
+    if contested and ranked.packs:
+        uncontested = _uncontested_nodes(ranked, need, rng)
+        placements = _placements(request, plan, index, uncontested, 1)
+        if placements:
+            return placements
+    likely = _random_nodes(ranked.best_nodes(need), rng)
+    return _placements(request, plan, index, likely, candidates)
 
 
 def _best_nodes(
@@ -93,6 +122,14 @@ def _placements(
             for node, picks in fits
         ]
     )
+
+
+def _uncontested_nodes(ranked: RankedNodes, need: int, rng: Rng) -> Iterator[MirroredNode]:
+    """Yield the best nodes that no other placer has just used, from a random one on."""
+    nodes = ranked.uncontested_nodes(need, rng)
+    first = int(rng() * len(nodes))
+    yield from nodes[first:]
+    yield from nodes[:first]
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

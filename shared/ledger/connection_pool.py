@@ -7,12 +7,16 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.driver_info import DriverInfo
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.ledger.sentinel import primary_pool, uses_sentinels
 from shared.model.errors import RequestError
+
+_DRIVER_INFO = DriverInfo(lib_version=redis.__version__)
+"""For CLIENT SETINFO; without a version, the library reads its metadata for each connection."""
 
 
 class _FileCredentials(CredentialProvider):  # type: ignore[misc]
@@ -75,6 +79,7 @@ def _direct(
             socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
+            driver_info=_DRIVER_INFO,
             **(
                 {"credential_provider": _FileCredentials(credentials)}
                 if credentials.login_file

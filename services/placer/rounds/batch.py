@@ -8,7 +8,7 @@ from services.placer.placement import place
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang, NodeOrder
+from shared.model.request import Gang, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -18,8 +18,8 @@ ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
 RefusedPod = tuple[PodQueued, Refusal]
 
-CONTESTED_PODS = 256
-"""After a first choice that the ledger did not grant, so many pods get further candidates."""
+CONTESTED_PODS = 4096
+"""After a first choice that the ledger did not grant, choices are contested for so many pods."""
 
 DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
 
@@ -54,7 +54,7 @@ def split_into_units(events: Iterable[PodQueued]) -> list[PlacementUnit]:
 
 
 class CandidateCount:
-    """How many candidates a pod gets: one, but more while other placers take first choices."""
+    """How many candidates a pod may get: one, but more while other placers take first choices."""
 
     def __init__(self) -> None:
         self._contested_pods = 0
@@ -88,9 +88,7 @@ class DecisionContext:
         restricted = self.index.repelled_pods.restricted
         result = self.quotas.place_within(
             event,
-            lambda request: place(
-                restricted(event, request), self.index, self.rng, self.candidates.next()
-            ),
+            lambda request: self._place(restricted(event, request)),
         )
         if not isinstance(result, Refusal):
             request = event.request
@@ -98,6 +96,10 @@ class DecisionContext:
                 event.pod, result[0], request.resources, request.anti_affinity_groups
             )
         return result
+
+    def _place(self, request: PodRequest) -> tuple[Placement, ...] | Refusal:
+        candidates = self.candidates.next()
+        return place(request, self.index, self.rng, candidates, contested=candidates > 1)
 
 
 @dataclass(slots=True)

@@ -174,6 +174,8 @@ class DecisionWriter:
                     self.repeat_leases([lease], [pod], events)
                 case NoCapacity():
                     self._apply_no_capacity(decisions, pod, outcome, capacity)
+                    if not outcome.quotas:
+                        self._note_contention(candidates)
                     if not outcome.reserved_for_other:
                         undecided.append(pod)
                 case GangIncomplete():
@@ -283,7 +285,7 @@ class DecisionWriter:
         first = lease.node == candidates[0].node
         if not first:
             decisions.ledger_disagreed = True
-            self.candidates.note_contention()
+            self._note_contention(candidates[:1])
         self.metrics.count("reserved" if first else "reserved_other")
         events.append(self._placement_chosen(lease, pod.trace))
 
@@ -294,11 +296,15 @@ class DecisionWriter:
         self.mirror.update_uses(outcome.devices, outcome.nodes)
         self.quotas.add(pod, outcome.quotas, capacity)
         decisions.ledger_disagreed = True
-        if not outcome.quotas:
-            self.candidates.note_contention()
         self.metrics.count("deferred" if outcome.reserved_for_other else "no_capacity")
         if outcome.reserved_for_other:
             decisions.deferred.append(pod)
+
+    def _note_contention(self, taken: Sequence[Placement]) -> None:
+        """Note that other placers have taken these candidates."""
+        self.candidates.note_contention()
+        for candidate in taken:
+            self.mirror.note_contention(candidate.node)
 
     def repeat_leases(
         self, leases: Iterable[Lease], pods: Iterable[PodQueued], events: list[PlacementEvent]

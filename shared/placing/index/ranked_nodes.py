@@ -6,7 +6,7 @@ Ranked nodes cost nothing until they are read; a read applies the changes since,
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 
 from shared.placing.index.node_rank import (
     HEADROOM_BITS,
@@ -23,6 +23,11 @@ TIE_NODES = 64
 """The first choice is random among at most so many nodes, and at most one in `TIE_SHARE` of all."""
 TIE_SHARE = 16
 BEST_GROUPS = 8
+UNCONTESTED_NODES = 4
+RECENT_CHANGES = 64
+"""Others have just used a node if they changed it within so many changes of the ledger."""
+SEARCHED_NODES = 256
+"""Nodes, best first, among which those that others have not just used are searched."""
 CANDIDATES = 3
 LAST_RANK: Rank = 1 << 62
 
@@ -60,6 +65,9 @@ class RankedNodes:
         self._position_by_node: dict[MirroredNode, int] = {}
         """Position of a node within its group."""
         self._seen_changes = -1
+        self._uncontested: dict[int, list[MirroredNode]] = {}
+        """By headroom, the latest result of `uncontested_nodes`."""
+        self._uncontested_at = -1
 
     def __len__(self) -> int:
         return len(self._rank_by_node)
@@ -188,6 +196,40 @@ class RankedNodes:
         """Yield the nodes with a headroom of `need` or more, best first."""
         for rank in self.ranks_with_headroom(need):
             yield from self.groups[rank]
+
+    def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> list[MirroredNode]:
+        """Return the best nodes with a headroom of `need` or more that others have not just used.
+
+        Only for BINPACK. At most `UNCONTESTED_NODES`, or a single idle node if no used one is left;
+        the same ones until the ledger changes or none has the headroom, so that batches of
+        different placers use different nodes. Of equal ranks the choice is random.
+        """
+        if self._uncontested_at != self.mirror.applied_changes:
+            self._uncontested_at = self.mirror.applied_changes
+            self._uncontested.clear()
+        ranks = self._rank_by_node
+        known = self._uncontested.get(need, ())
+        nodes = [node for node in known if has_headroom(ranks.get(node, -1), need, packs=True)]
+        if not nodes:
+            nodes = self._uncontested[need] = self._find_uncontested(need, rng)
+        return nodes
+
+    def _find_uncontested(self, need: int, rng: Callable[[], float]) -> list[MirroredNode]:
+        found: list[MirroredNode] = []
+        since, left = self.mirror.applied_changes - RECENT_CHANGES, SEARCHED_NODES
+        for rank in self.ranks_with_headroom(need):
+            is_idle = rank & MAX_FULLNESS == MAX_FULLNESS
+            if left <= 0 or (is_idle and found):
+                break
+            group = self.groups[rank]
+            start = int(rng() * len(group))
+            for node in islice(chain(group[start:], group[:start]), left):
+                if node.changed_by_others < since:
+                    found.append(node)
+                    if is_idle or len(found) == UNCONTESTED_NODES:
+                        return found
+            left -= len(group)
+        return found
 
     def random_nodes(
         self, need: int, count: int, rng: Callable[[], float]

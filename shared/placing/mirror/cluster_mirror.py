@@ -56,6 +56,8 @@ class ClusterMirror:
         """Changes of more than amounts in use: facts, devices, served resources."""
         self.capacity = -1
         """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
+        self.applied_changes = 0
+        """Number of the ledger's changes that were applied."""
         self.soft_taint_nodes = 0
         """Nodes with a PreferNoSchedule taint."""
         self.restricted_nodes = 0
@@ -92,6 +94,7 @@ class ClusterMirror:
             devices |= change.devices
             used |= change.used
             self.capacity = change.capacity
+            self.applied_changes += 1
         self.update_uses(devices, used)
 
     def update_uses(
@@ -148,6 +151,8 @@ class ClusterMirror:
         """
         device = self._devices.get(uuid)
         if device is not None and device.update_ledger_use(use):
+            if not device.has_pending_use():
+                device.node.changed_by_others = self.applied_changes
             self.changes.add(device.node)
 
     def update_node_use(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
@@ -203,6 +208,12 @@ class ClusterMirror:
         else:
             self._reservations[lease.pod] = reservation
         self.changes.add(node)
+
+    def note_contention(self, name: NodeName) -> None:
+        """Note that others have taken what was chosen on a node."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.changed_by_others = self.applied_changes
 
     def drop_counted(self) -> None:
         """Drop the tentative reservations that the totals contain by now."""

@@ -23,6 +23,8 @@ from shared.placing.mirror.tentative_uses import (
 from shared.placing.node_filters import accepts_any_pod, free_resources, has_soft_taint
 
 NO_USE = DeviceUse()
+NEVER = -(1 << 62)
+"""Long before the first change of the ledger."""
 
 
 class MirroredDevice:
@@ -106,6 +108,10 @@ class MirroredDevice:
             self.tentative_uses = [one for one in self.tentative_uses if not self.counts(one)]
         self.sum_up()
         return before != self._sums()
+
+    def has_pending_use(self) -> bool:
+        """Return whether the ledger has not replied yet to a reservation on the device."""
+        return any(use.fence == 0 for use in self.tentative_uses)
 
     def counts(self, use: TentativeDeviceUse) -> bool:
         """Return whether the ledger's totals of the device contain the use."""
@@ -218,6 +224,7 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
+        "changed_by_others",
         "changes",
         "devices",
         "facts",
@@ -243,6 +250,8 @@ class MirroredNode:
         self.name = name
         self.changes = 0
         """How often it has changed."""
+        self.changed_by_others = NEVER
+        """When others last took or freed capacity of it, as `ClusterMirror.applied_changes`."""
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}

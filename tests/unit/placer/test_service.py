@@ -25,6 +25,7 @@ from shared.model.ledger import (
     ReservationOutcome,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import NodeOrder
 from shared.placing.index.ranked_nodes import CANDIDATES
 from tests.support.build import device, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.running import Running, granted, two_nodes
@@ -42,14 +43,26 @@ async def test_a_batch_is_one_group_and_each_pod_gets_a_lease() -> None:
         assert all(len(one.candidates) == 1 for one in it.ledger.groups[0])
 
 
-async def test_pods_get_further_candidates_after_a_first_one_was_not_granted() -> None:
+async def test_pods_that_spread_get_further_candidates_after_a_first_one_was_not_granted() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="n1: taken")]
+        first, second = (request(gpu(memory=n), node_order=NodeOrder.SPREAD) for n in (2, 1))
+
+        await it.placer.place_pods([pod_queued("uid-1", first)])
+        await it.placer.place_pods([pod_queued("uid-2", second)])
+
+        assert [len(group[0].candidates) for group in it.ledger.groups] == [1, 2, 2]
+
+
+async def test_pods_that_pack_leave_a_node_that_others_have_taken() -> None:
+    async with Running(*two_nodes()) as it:
+        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="taken")]
 
         await it.placer.place_pods([pod_queued("uid-1")])
         await it.placer.place_pods([pod_queued("uid-2", request(gpu(memory=1)))])
 
-        assert [len(group[0].candidates) for group in it.ledger.groups] == [1, 2, 2]
+        [taken], *others = [[c.node for c in group[0].candidates] for group in it.ledger.groups]
+        assert others == [["n2" if taken == "n1" else "n1"]] * 2
 
 
 def test_pods_get_one_candidate_once_first_ones_are_granted_again() -> None:

@@ -12,7 +12,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName
 from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Refusal
-from shared.model.request import NodeRequirements, NodeTerm
+from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
 from shared.placing.anti_affinity import repelled_request, selects
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -42,7 +42,8 @@ def node(name: str, *terms: AntiAffinityTerm, zone: str = "a") -> LedgerNode:
 
 
 def pod(app: str = "noisy", namespace: str = "team-a", **fields: object) -> PodQueued:
-    fields = {"labels": {"app": app}} | fields
+    wanted = request(gpu(memory=1000), node_order=NodeOrder.SPREAD)
+    fields = {"labels": {"app": app}, "wanted": wanted} | fields
     return pod_queued("p", namespace=namespace, **fields)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,118 @@
+"""While other placers take the same places, a placer chooses nodes that they have not just used."""
+
+import pytest
+
+from services.placer.placement import place
+from shared.model.device import DeviceUse
+from shared.model.ledger import LedgerChange, LedgerNode
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.placement import Placement
+from shared.model.request import NodeOrder, PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.ranked_nodes import RECENT_CHANGES
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from tests.support.build import device, dice, gpu, lease, ledger_node, request, share, use
+
+POD = request(gpu(memory=1000))
+
+
+def node(name: str, used_mib: int = 0) -> LedgerNode:
+    gpu_of_node = device(f"GPU-{name}")
+    return ledger_node(name, (gpu_of_node, use(used_mib)) if used_mib else gpu_of_node)
+
+
+def change(**uses: DeviceUse) -> LedgerChange:
+    """A change of the ledger in which the devices of these nodes have these totals."""
+    devices = {DeviceUuid(f"GPU-{name}"): total for name, total in uses.items()}
+    return LedgerChange(position="2", cause="reserved", capacity=1, devices=devices)
+
+
+class Choices:
+    """A placer's choices on its mirror while choices are contested."""
+
+    def __init__(self, *nodes: LedgerNode) -> None:
+        self.mirror = ClusterMirror()
+        self.mirror.reset(nodes)
+        self.index = NodeIndex(self.mirror)
+        self.seed = 0
+
+    def choose(self, wanted: PodRequest = POD) -> Placement:
+        self.seed += 1
+        answer = place(wanted, self.index, dice(self.seed), contested=True)
+        assert isinstance(answer, tuple)
+        return answer[0]
+
+    def nodes(self) -> set[str]:
+        """Nodes of many choices."""
+        return {self.choose().node for _ in range(20)}
+
+
+def test_nodes_that_others_have_just_used_are_left_to_them() -> None:
+    choices = Choices(node("n1", 4000), node("n2", 4000), node("n3", 4000))
+    assert choices.nodes() == {"n1", "n2", "n3"}
+
+    choices.mirror.apply([change(n1=use(5000, fence=2))])
+
+    assert choices.nodes() == {"n2", "n3"}
+
+
+def test_a_node_is_chosen_again_some_changes_after_others_used_it() -> None:
+    choices = Choices(node("n1", 4000), node("n2", 4000))
+    choices.mirror.apply([change(n1=use(5000, fence=2))])
+
+    choices.mirror.apply([change() for _ in range(RECENT_CHANGES)])
+    assert choices.nodes() == {"n2"}
+
+    choices.mirror.apply([change()])
+    assert choices.nodes() == {"n1", "n2"}
+
+
+def test_a_node_whose_first_choice_was_taken_is_left_to_others() -> None:
+    choices = Choices(node("n1", 4000), node("n2", 4000))
+
+    choices.mirror.note_contention(NodeName("n1"))
+
+    assert choices.nodes() == {"n2"}
+
+
+@pytest.mark.parametrize("replied_first", [True, False])
+def test_a_placer_stays_on_nodes_that_it_uses_itself(replied_first: bool) -> None:
+    choices = Choices(node("n1", 4000), node("n2"))
+    pod = PodUid("uid-1")
+    choices.mirror.reserve(pod, choices.choose(), POD.resources)
+    reply = lease("uid-1", "n1", share("GPU-n1", fence=2))
+    totals = change(n1=use(5000, shares=2, fence=2))
+
+    if replied_first:
+        choices.mirror.confirm(reply)
+    choices.mirror.apply([totals])
+    choices.mirror.confirm(reply)
+
+    assert choices.nodes() == {"n1"}
+
+
+def test_an_idle_node_is_used_only_if_others_have_just_used_all_that_fit() -> None:
+    choices = Choices(node("n1", 4000), node("n2", 4000), node("n3"), node("n4"))
+    choices.mirror.apply([change(n1=use(5000, fence=2))])
+    assert choices.nodes() == {"n2"}
+
+    choices.mirror.apply([change(n2=use(5000, fence=2))])
+
+    assert len(choices.nodes()) == 1
+    assert choices.nodes() < {"n3", "n4"}
+
+
+def test_where_others_have_just_used_all_nodes_the_best_are_chosen() -> None:
+    choices = Choices(node("n1", 4000), node("n2", 4000))
+    choices.mirror.apply([change(n1=use(5000, fence=2), n2=use(4500, fence=2))])
+
+    assert choices.nodes() <= {"n1", "n2"}
+
+
+def test_pods_that_spread_stay_within_one_level_of_fullness() -> None:
+    choices = Choices(node("n1"), node("n2", 20000))
+    choices.mirror.note_contention(NodeName("n1"))
+
+    spread = request(gpu(memory=1000), node_order=NodeOrder.SPREAD)
+
+    assert {choices.choose(spread).node for _ in range(20)} == {"n1"}
