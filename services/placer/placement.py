@@ -80,7 +80,7 @@ def _likely_placements(
         placements = _placements(request, plan, index, uncontested, 1)
         if placements:
             return placements
-    likely = _random_nodes(ranked.best_nodes(need), rng)
+    likely = _likely_nodes(ranked, need, rng, candidates)
     return _placements(request, plan, index, likely, candidates)
 
 
@@ -130,6 +130,16 @@ def _uncontested_nodes(ranked: RankedNodes, need: int, rng: Rng) -> Iterator[Mir
     first = int(rng() * len(nodes))
     yield from nodes[first:]
     yield from nodes[:first]
+
+
+def _likely_nodes(
+    ranked: RankedNodes, need: int, rng: Rng, candidates: int
+) -> Iterator[MirroredNode]:
+    """Yield random nodes of the best ones; the first costs little where only one is needed."""
+    best = ranked.random_best(need, rng) if candidates == 1 else None
+    if best is not None:
+        yield best
+    yield from _random_nodes(ranked.best_nodes(need), rng)
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest
@@ -69,7 +70,7 @@ class NodeIndex:
             return self.ranked_nodes(kind)
         uses_left = self._exact_uses_left.get(kind, 0)
         if not uses_left:
-            return self.ranked_nodes(kind._replace(cores=1))
+            return self.ranked_nodes(_with_least_cores(kind))
         self._exact_uses_left[kind] = uses_left - 1
         return self.ranked_nodes(kind)
 
@@ -89,6 +90,11 @@ class NodeIndex:
             )
         ranked_nodes.catch_up()
         return ranked_nodes
+
+
+@lru_cache(CACHED_KINDS)
+def _with_least_cores(kind: RequestKind) -> RequestKind:
+    return kind._replace(cores=1)
 
 
 def placement_key(request: PodRequest) -> Hashable:

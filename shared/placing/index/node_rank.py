@@ -6,15 +6,18 @@ is the order of preference: for BINPACK the smallest headroom first and then the
 SPREAD the emptiest node first and then the largest headroom.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
-from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.placing.mirror.node_mirror import DeviceAmounts, MirroredDevice, MirroredNode
 
 FULLNESS_BITS = 6
+CACHED_AMOUNTS = 4
+"""For each node, so many ways to count what its devices have free."""
 MAX_FULLNESS = (1 << FULLNESS_BITS) - 1
 HEADROOM_BITS = 40
 MAX_HEADROOM = (1 << HEADROOM_BITS) - 1
@@ -113,7 +116,8 @@ def fullness(node: MirroredNode) -> int:
     if node.devices:
         if not node.shares or not node.total_mib:
             return 0
-        return min(1 + 62 * node.used_mib // node.total_mib, MAX_FULLNESS)
+        full = 1 + 62 * node.used_mib // node.total_mib
+        return min(MAX_FULLNESS, full)
     total = node.facts.allocatable.get("cpu", 0)
     used = total - node.free_resources.get("cpu", 0)
     return min(MAX_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
@@ -125,41 +129,43 @@ def headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
         return lambda node: len(node.devices)
     if kind.measure == FREEST:
         return lambda node: max([device.free_units for device in node.devices], default=0)
-    nth, amounts_of = (
-        kind.gpus,
-        _instance_amounts_of(kind) if kind.instances else _share_amounts_of(kind),
+    if not kind.gpus:
+        return lambda _node: 0
+    amounts_of = (
+        _instance_amounts_of(kind.measure)
+        if kind.instances
+        else _share_amounts_of(kind.measure, kind.cores, kind.slotted, kind.idle)
     )
-    all_devices = kind.idle or kind.instances
+    nth = kind.gpus
 
     def nth_largest(node: MirroredNode) -> int:
-        amounts = amounts_of(node.devices if all_devices else node.shareable_devices)
-        if len(amounts) < nth:
-            return -1
-        if nth == 1:
-            return max(amounts)
-        amounts.sort()
-        return amounts[-nth] if nth else 0
+        amounts = node.amounts.get(amounts_of)
+        if amounts is None:
+            if len(node.amounts) >= CACHED_AMOUNTS:
+                node.amounts.clear()
+            amounts = node.amounts[amounts_of] = amounts_of(node)
+            amounts.sort()
+        return amounts[-nth] if len(amounts) >= nth else -1
 
     return nth_largest
 
 
-def _instance_amounts_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
-    headroom = _INSTANCE_HEADROOM[kind.measure]
-    return lambda devices: [headroom(device) for device in devices if device.free_instance_mib]
+@cache
+def _instance_amounts_of(measure: str) -> DeviceAmounts:
+    headroom = _INSTANCE_HEADROOM[measure]
+    return lambda node: [headroom(device) for device in node.devices if device.free_instance_mib]
 
 
-def _share_amounts_of(kind: RequestKind) -> Callable[[Sequence[MirroredDevice]], list[int]]:
-    cores, headroom, slotted, idle = (
-        kind.cores,
-        _SHARE_HEADROOM[kind.measure],
-        kind.slotted,
-        kind.idle,
-    )
-    if kind.measure == UNITS and slotted and not idle:
-        return lambda devices: [d.free_units for d in devices if d.free_slot_cores >= cores]
-    return lambda devices: [
+@cache
+def _share_amounts_of(measure: str, cores: int, slotted: bool, idle: bool) -> DeviceAmounts:
+    if measure == UNITS and slotted and not idle:
+        return lambda node: [
+            d.free_units for d in node.shareable_devices if d.free_slot_cores >= cores
+        ]
+    headroom = _SHARE_HEADROOM[measure]
+    return lambda node: [
         headroom(d)
-        for d in devices
+        for d in (node.devices if idle else node.shareable_devices)
         if (d.free_slot_cores if slotted else d.free_cores) >= cores and not (idle and d.shares)
     ]
 

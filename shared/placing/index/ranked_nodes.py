@@ -95,16 +95,26 @@ class RankedNodes:
         known = self._rank_by_node.get(node)
         if rank == known:
             return
+        groups, positions = self.groups, self._position_by_node
         if known is not None:
-            self._remove(node, known)
-        if rank is not None:
-            group = self.groups.get(rank)
-            if group is None:
-                group = self.groups[rank] = []
-                insort(self.ranks, rank)
-            self._rank_by_node[node] = rank
-            self._position_by_node[node] = len(group)
-            group.append(node)
+            group = groups[known]
+            last = group.pop()
+            if last is not node:
+                positions[last] = position = positions[node]
+                group[position] = last
+            elif not group:
+                del groups[known]
+                del self.ranks[bisect_left(self.ranks, known)]
+        if rank is None:
+            del self._rank_by_node[node], positions[node]
+            return
+        if rank not in groups:
+            groups[rank] = []
+            insort(self.ranks, rank)
+        group = groups[rank]
+        self._rank_by_node[node] = rank
+        positions[node] = len(group)
+        group.append(node)
 
     def ranks_with_headroom(self, need: int) -> Iterator[Rank]:
         """Yield the ranks of nodes whose headroom is `need` or more, best first."""
@@ -134,6 +144,26 @@ class RankedNodes:
             start = self._start(need)
             return self._best(self.ranks[start : start + BEST_GROUPS], groups)
         return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
+
+    def random_best(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
+        """Return a random node of those that tie for the first choice; None: none has headroom."""
+        ranks, packs = self.ranks, self.packs
+        at, end = self._start(need), len(ranks)
+        while not packs and at < end and not has_headroom(ranks[at], need, packs=False):
+            after = next_rank_with_headroom(ranks[at], need, packs=False)
+            at = bisect_left(ranks, after, at + 1)
+        if at >= end:
+            return None
+        best = ranks[at]
+        limit = max(1, min(BEST_GROUPS, end - at, len(self.mirror.nodes) // TIE_SHARE))
+        rank = ranks[at + int(rng() * limit)]
+        if rank != best and not (
+            _level(rank, packs=packs) == _level(best, packs=packs)
+            and (packs or has_headroom(rank, need, packs=False))
+        ):
+            rank = best
+        group = self.groups[rank]
+        return group[int(rng() * len(group))]
 
     def _ranks_accepted(
         self,
@@ -170,7 +200,7 @@ class RankedNodes:
         first, total, tied, found, ends = -1, 0, 0, best.groups, best.ends
         for rank in ranks:
             group = groups[rank]
-            level = rank & MAX_FULLNESS == MAX_FULLNESS if packs else rank >> HEADROOM_BITS
+            level = _level(rank, packs=packs)
             if first < 0:
                 first = level
             if level == first and tied == total and total < limit:
@@ -246,20 +276,16 @@ class RankedNodes:
             return 0
         return bisect_left(self.ranks, next_rank_with_headroom(0, need, packs=True))
 
-    def _remove(self, node: MirroredNode, rank: Rank) -> None:
-        group = self.groups[rank]
-        position = self._position_by_node.pop(node)
-        del self._rank_by_node[node]
-        last = group.pop()
-        if last is not node:
-            group[position] = last
-            self._position_by_node[last] = position
-        if not group:
-            del self.groups[rank]
-            del self.ranks[bisect_left(self.ranks, rank)]
-
     def _clear(self) -> None:
         self.ranks.clear()
         self.groups.clear()
         self._rank_by_node.clear()
         self._position_by_node.clear()
+
+
+def _level(rank: Rank, *, packs: bool) -> int:
+    """Return what nodes that tie share: BINPACK: 1 if they are idle, else 0; SPREAD: the fullness.
+
+    So BINPACK never starts to use an idle node while a used one fits.
+    """
+    return rank & MAX_FULLNESS == MAX_FULLNESS if packs else rank >> HEADROOM_BITS

@@ -34,6 +34,7 @@ class ChangeLog:
     def add(self, node: MirroredNode) -> None:
         """Append a change."""
         node.changes += 1
+        node.amounts.clear()
         self._nodes.append(node)
         if len(self._nodes) > CHANGE_LOG_LENGTH:
             del self._nodes[: CHANGE_LOG_LENGTH // 2]

@@ -1,6 +1,6 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Lease, Share
@@ -166,12 +166,13 @@ class MirroredDevice:
 
     def add_use(self, memory_mib: int, cores_percent: int, shares: int) -> None:
         """Add to what is used; negative amounts are subtracted."""
-        self.node.used_mib += memory_mib
-        self.node.shares += shares
-        self.used_mib += memory_mib
+        node = self.node
+        node.used_mib += memory_mib
+        node.shares += shares
+        self.used_mib = used_mib = self.used_mib + memory_mib
         self.used_cores += cores_percent
         self.shares += shares
-        free_mib = self.total_mib - self.used_mib
+        free_mib = self.total_mib - used_mib
         self.free_units = free_mib // self.unit_mib if free_mib > 0 else 0
         self.free_cores = free_cores = 100 - self.used_cores if self.accepts_shares else -1
         """Percent of the cores that another share can reserve; -1: no share is accepted."""
@@ -224,6 +225,7 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
+        "amounts",
         "changed_by_others",
         "changes",
         "devices",
@@ -252,6 +254,8 @@ class MirroredNode:
         """How often it has changed."""
         self.changed_by_others = NEVER
         """When others last took or freed capacity of it, as `ClusterMirror.applied_changes`."""
+        self.amounts: dict[DeviceAmounts, list[int]] = {}
+        """What its devices have free, ascending, for each way to count it; until it changes."""
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}
@@ -329,6 +333,10 @@ class MirroredNode:
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
+
+
+DeviceAmounts = Callable[[MirroredNode], list[int]]
+"""Returns what each of those devices that accept a share has free."""
 
 
 class TentativeReservation:
