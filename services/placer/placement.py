@@ -76,7 +76,7 @@ def _likely_placements(
     """Return placements on nodes that probably fit; none: every node has to be checked."""
     ranked, need = index.likely_nodes(kind[0]), kind[1]
     if contested and ranked.packs:
-        uncontested = _uncontested_nodes(ranked, need, rng)
+        uncontested = ranked.uncontested_nodes(need, rng)
         placements = _placements(request, plan, index, uncontested, 1)
         if placements:
             return placements
@@ -122,14 +122,6 @@ def _placements(
             for node, picks in fits
         ]
     )
-
-
-def _uncontested_nodes(ranked: RankedNodes, need: int, rng: Rng) -> Iterator[MirroredNode]:
-    """Yield the best nodes that no other placer has just used, from a random one on."""
-    nodes = ranked.uncontested_nodes(need, rng)
-    first = int(rng() * len(nodes))
-    yield from nodes[first:]
-    yield from nodes[:first]
 
 
 def _likely_nodes(

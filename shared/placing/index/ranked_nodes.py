@@ -4,7 +4,7 @@ Ranked nodes cost nothing until they are read; a read applies the changes since,
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
 
@@ -65,8 +65,8 @@ class RankedNodes:
         self._position_by_node: dict[MirroredNode, int] = {}
         """Position of a node within its group."""
         self._seen_changes = -1
-        self._uncontested: dict[int, list[MirroredNode]] = {}
-        """By headroom, the latest result of `uncontested_nodes`."""
+        self._uncontested: dict[int, tuple[Sequence[MirroredNode], Sequence[MirroredNode]]] = {}
+        """By headroom, used and idle nodes that others have not just used."""
         self._uncontested_at = -1
 
     def __len__(self) -> int:
@@ -227,39 +227,43 @@ class RankedNodes:
         for rank in self.ranks_with_headroom(need):
             yield from self.groups[rank]
 
-    def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> list[MirroredNode]:
-        """Return the best nodes with a headroom of `need` or more that others have not just used.
+    def uncontested_nodes(self, need: int, rng: Callable[[], float]) -> Iterator[MirroredNode]:
+        """Yield the best nodes with a headroom of `need` or more that others have not just used.
 
-        Only for BINPACK. At most `UNCONTESTED_NODES`, or a single idle node if no used one is left;
-        the same ones until the ledger changes or none has the headroom, so that batches of
-        different placers use different nodes. Of equal ranks the choice is random.
+        Only for BINPACK. First up to `UNCONTESTED_NODES` used ones in random order, and only then
+        as many idle ones; the same ones until the ledger changes or no used one has the headroom,
+        so that the batches of different placers use different nodes.
         """
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes
             self._uncontested.clear()
-        ranks = self._rank_by_node
-        known = self._uncontested.get(need, ())
-        nodes = [node for node in known if has_headroom(ranks.get(node, -1), need, packs=True)]
-        if not nodes:
-            nodes = self._uncontested[need] = self._find_uncontested(need, rng)
-        return nodes
+        ranks, (known, idle) = self._rank_by_node, self._uncontested.get(need, ((), ()))
+        used = [node for node in known if has_headroom(ranks.get(node, -1), need, packs=True)]
+        if not used:
+            used, idle = self._uncontested[need] = self._find_uncontested(need, rng)
+        first = int(rng() * len(used))
+        yield from chain(used[first:], used[:first], idle)
 
-    def _find_uncontested(self, need: int, rng: Callable[[], float]) -> list[MirroredNode]:
-        found: list[MirroredNode] = []
+    def _find_uncontested(
+        self, need: int, rng: Callable[[], float]
+    ) -> tuple[list[MirroredNode], list[MirroredNode]]:
+        """Return used nodes, best first, and if those are fewer than wanted, idle ones."""
+        used: list[MirroredNode] = []
+        idle: list[MirroredNode] = []
         since, left = self.mirror.applied_changes - RECENT_CHANGES, SEARCHED_NODES
         for rank in self.ranks_with_headroom(need):
-            is_idle = rank & MAX_FULLNESS == MAX_FULLNESS
-            if left <= 0 or (is_idle and found):
-                break
+            found = idle if rank & MAX_FULLNESS == MAX_FULLNESS else used
             group = self.groups[rank]
             start = int(rng() * len(group))
             for node in islice(chain(group[start:], group[:start]), left):
                 if node.changed_by_others < since:
                     found.append(node)
-                    if is_idle or len(found) == UNCONTESTED_NODES:
-                        return found
+                    if len(found) == UNCONTESTED_NODES:
+                        return used, idle
             left -= len(group)
-        return found
+            if left <= 0:
+                break
+        return used, idle
 
     def random_nodes(
         self, need: int, count: int, rng: Callable[[], float]

@@ -16,9 +16,13 @@ from tests.support.build import device, dice, gpu, lease, ledger_node, request, 
 POD = request(gpu(memory=1000))
 
 
-def node(name: str, used_mib: int = 0) -> LedgerNode:
+def node(name: str, used_mib: int = 0, cpu: int = 10_000) -> LedgerNode:
     gpu_of_node = device(f"GPU-{name}")
-    return ledger_node(name, (gpu_of_node, use(used_mib)) if used_mib else gpu_of_node)
+    return ledger_node(
+        name,
+        (gpu_of_node, use(used_mib)) if used_mib else gpu_of_node,
+        allocatable={"cpu": cpu, "memory": 1 << 30, "pods": 100},
+    )
 
 
 def change(**uses: DeviceUse) -> LedgerChange:
@@ -98,8 +102,17 @@ def test_an_idle_node_is_used_only_if_others_have_just_used_all_that_fit() -> No
 
     choices.mirror.apply([change(n2=use(5000, fence=2))])
 
-    assert len(choices.nodes()) == 1
-    assert choices.nodes() < {"n3", "n4"}
+    choices.mirror.reserve(PodUid("uid-1"), first := choices.choose(), POD.resources)
+
+    assert first.node in {"n3", "n4"}
+    assert choices.nodes() == {first.node}
+
+
+def test_idle_nodes_are_used_that_fit_otherwise() -> None:
+    choices = Choices(node("n1", 4000), node("n2", cpu=0), node("n3", cpu=0), node("n4"))
+    choices.mirror.note_contention(NodeName("n1"))
+
+    assert choices.nodes() == {"n4"}
 
 
 def test_where_others_have_just_used_all_nodes_the_best_are_chosen() -> None:
