@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 MIN_REPORT_STEP_S = 0.001
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
-REGISTRATION_LOOK_S = 0.5
+REGISTRATION_LOOK_S = 1.0
 RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 Loop = Callable[[], Awaitable[None]]

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 MAX_SOCKET_PATH = 107
-LOOK_S = 0.5
+LOOK_S = 1.0
 """Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
