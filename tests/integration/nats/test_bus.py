@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -306,3 +307,14 @@ async def test_a_bug_that_ends_a_loop_is_counted(server: NatsServer) -> None:
 
         await until(lambda: REGISTRY.get_sample_value("leasehold_events_handled_total", labels))
         task.cancel()
+
+
+async def test_a_server_that_does_not_reply_is_noticed(server: NatsServer) -> None:
+    assert server.process is not None
+    async with Bus.connect(server.url, name="test") as bus:
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            await until(bus.unready_reason, limit_s=14)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        await until(lambda: bus.unready_reason() is None)
