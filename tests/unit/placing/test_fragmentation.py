@@ -1,17 +1,22 @@
 """The policy fragmentation: what is learned, what is weighed, and what is chosen."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from services.placer.compared_placement import COMPARED_NODES
 from services.placer.placement import place
 from services.placer.rounds.batch import DecisionContext
 from shared.model.ledger import LedgerNode
+from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
-from shared.placing.fragmentation.usable_gpu import UsableGpu
+from shared.placing.fragmentation.usable_gpu import CPU_PERCENT, SIZE_EXPONENT, UsableGpu
 from shared.placing.fragmentation.workload import TYPICAL_KINDS, Workload, kind_of
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -106,6 +111,53 @@ def test_idle_gpu_counts_as_usable_as_far_as_typical_pods_fit_beside_cpu() -> No
     assert value(64_000, 700) == 0.5 * 700 + 0.5 * 500
     assert value(12_000, 1000) == 0.5 * 1000 + 0.5 * 500
     assert value(9_000, 1000) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.integers(1, 4), st.integers(500, 9_000)), min_size=1
+    ),
+    st.integers(0, 60_000),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=8),
+)
+def test_the_value_is_that_of_the_plain_formula(
+    kinds: list[tuple[int, int, int]], cpu: int, free: list[int]
+) -> None:
+    typical = learned(*(pod(part, gpus, cpu=each) for part, gpus, each in kinds)).typical
+    weights = [part * (each.gpus * each.memory_units) ** SIZE_EXPONENT for each, part in typical]
+
+    value = 0.0
+    for (kind, frequency), weight in zip(typical, weights, strict=True):
+        part, gpus = kind.memory_units, kind.gpus
+        fitting = [each for each in free if each >= part]
+        shares = sum(each // part if gpus == 1 else 1 for each in fitting)
+        pods = min(shares // gpus, cpu * CPU_PERCENT // 100 // kind.cpu)
+        if pods:
+            value += 0.5 * weight / sum(weights) * pods * gpus * part
+            value += 0.5 * frequency * sum(fitting)
+
+    usable = UsableGpu(typical, device(memory_mib=1000))
+    assert usable.value(cpu, 256 * GIB, tuple(sorted(free))) == pytest.approx(value, abs=0.1)
+
+
+def test_costs_of_nodes_that_changed_are_computed_again() -> None:
+    workload = learned(*[pod(600)] * 50, *[pod(250, cpu=9_000)] * 20)
+    index = index_of(workload, *(node(f"n{n}", 100 * n, 50 * n) for n in range(6)))
+    fresh = NodeIndex(index.mirror)
+    fresh.fragmentation.workload = workload
+
+    for number in range(12):
+        wanted = pod((300, 120)[number % 2])
+        kept, computed = candidates(wanted, index)[0], candidates(wanted, fresh)[0]
+        assert _costs(kept.weighed) == _costs(computed.weighed)
+        index.mirror.reserve(PodUid(f"uid-{number}"), kept, wanted.resources)
+        fresh = NodeIndex(index.mirror)
+        fresh.fragmentation.workload = workload
+
+
+def _costs(weighed: str) -> list[str]:
+    return re.findall(r"-?[0-9.]+(?= on )", weighed)
 
 
 def test_a_tenth_of_the_idle_cpu_is_left_to_other_pods() -> None:
