@@ -7,7 +7,7 @@ from shared.model.request import PodRequest
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
 from shared.placing.index.node_rank import request_kind
 
-CACHED_PLANS = 2_048
+CACHED_PLANS = 8_192
 
 
 class RequestPlan:

@@ -23,7 +23,7 @@ from shared.placing.refusal.hints import hint_for
 NEAREST = 3
 COMPARED_NODES = 32
 """Nodes per reason among which the nearest are found."""
-CACHED_REFUSALS = 1024
+CACHED_REFUSALS = 8192
 CACHED_COPIES = 64
 
 _STAGES = (
