@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.dashboard.cluster_metrics import export_cluster, observe_bound
@@ -26,7 +27,7 @@ def test_waiting_pods_are_counted_by_dialect_and_reason_with_the_longest_wait() 
     pods = [
         replace(waiting("p1", since=400.0), refusal=full),
         replace(waiting("p2", since=900.0), refusal=full),
-        replace(waiting("p3", since=100.0), refusal=replace(full, quota="team")),
+        replace(waiting("p3", since=100.0), refusal=structs.replace(full, quota="team")),
     ]
     shown.update_waiting(pods)
 

@@ -171,5 +171,5 @@ def test_a_waiting_pod_is_read_as_it_was_written() -> None:
     row = encode_waiting_pod(waiting)
 
     assert decode_waiting_pod(row[3], row[5], row[4]) == waiting
-    permanent = replace(waiting, refusal=replace(waiting.refusal, permanent=True))
+    permanent = replace(waiting, refusal=structs.replace(waiting.refusal, permanent=True))
     assert encode_waiting_pod(permanent)[1] == ""
