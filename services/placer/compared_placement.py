@@ -7,6 +7,7 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from shared.placing.choice.device_choice import DeviceChooser
 from shared.placing.choice.picks import DevicePick, build_shares
+from shared.placing.device_filters import is_selective
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -35,7 +36,10 @@ def place_compared(
     the same choice.
     """
     fits: list[Fit] = []
-    if not index.eligibility.has_preferences(request.node_requirements):
+    if not (
+        is_selective(request.selection)
+        or index.eligibility.has_preferences(request.node_requirements)
+    ):
         fits = _compared(request, index, _likely_nodes(request, index, rng))
     if len(fits) < ENOUGH_NODES:
         refusal = None if fits else cached_refusal(request, index)

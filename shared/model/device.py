@@ -98,11 +98,10 @@ class Device:
         """Why an unhealthy device gets no shares, for users of any namespace."""
         return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
 
-    @property
-    def model_label(self) -> str:
-        """The model as a label value: without the prefix `NVIDIA`, with dashes for spaces."""
-        name = _NO_LABEL.sub("-", self.model.removeprefix("NVIDIA "))
-        return name[:LABEL_LENGTH].strip("-_.")
+
+def model_label(model: str) -> str:
+    """Return a model as a label value: without the prefix `NVIDIA`, with dashes for spaces."""
+    return _NO_LABEL.sub("-", model.removeprefix("NVIDIA "))[:LABEL_LENGTH].strip("-_.")
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:

@@ -118,7 +118,7 @@ class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_
     not_types: tuple[str, ...] = ()
     """The model may contain none of these."""
     models: tuple[str, ...] = ()
-    """`Device.model_label` must be one of these, exactly."""
+    """`model_label` of the model must be one of these, exactly."""
     not_models: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
     not_uuids: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ arrive in random order until they request 130 % of the cluster's GPUs; none ends
 nowhere is dropped. The figure is the percentage of the GPUs that is allocated at the end. The
 placer's own code decides. Pods without GPUs are placed by the policy as all others, or as
 kube-scheduler's default scores would (LeastAllocated and BalancedAllocation). Columns of the files:
-sn, cpu_milli, memory_mib, gpu, model; and name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec
-(models separated by |).
+sn, cpu_milli, memory_mib, gpu, model; and cpu_milli, memory_mib, num_gpu, gpu_milli and, unless
+pods accept all models, gpu_spec (models separated by |).
 """
 
 import argparse

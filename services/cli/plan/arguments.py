@@ -15,7 +15,7 @@ FILE is CSV with these columns; others are ignored:
   scheduled_time                 optional; a pod runs from then, or its creation, to its deletion
   cpu_milli, memory_mib          thousandths of a cpu, MiB
   num_gpu, gpu_milli             number of GPUs, thousandths of each
-  gpu_spec                       models as the labels of nodes have them, separated by |
+  gpu_spec                       optional; models as the labels of nodes have them, separated by |
 --nodes is CSV with the columns sn (the name), cpu_milli, memory_mib, gpu (how many) and model."""
 
 

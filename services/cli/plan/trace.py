@@ -21,8 +21,10 @@ from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeO
 PARTS = 1000
 """A share is in thousandths of a GPU: each is one MiB of a device with so many."""
 MIB = 1 << 20
-POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
-"""cpu in thousandths, memory in MiB, GPUs, thousandths of each GPU, models separated by |."""
+POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+"""cpu in thousandths, memory in MiB, GPUs, thousandths of each GPU."""
+SPEC_COLUMN = "gpu_spec"
+"""Models separated by |; empty, or no such column: any model."""
 TIME_COLUMNS = ("creation_time", "deletion_time", "scheduled_time")
 """Seconds. A pod runs from its scheduling, or else its creation, to its deletion; without
 `deletion_time` it never ends."""
@@ -105,7 +107,7 @@ def _rows(
 
 def _pod(row: Row) -> TracePod:
     gpus = int(row["num_gpu"])
-    models = tuple(filter(None, row["gpu_spec"].split("|")))
+    models = tuple(filter(None, (row.get(SPEC_COLUMN) or "").split("|")))
     created_s = float(row.get("creation_time") or 0)
     ends, starts = row.get("deletion_time"), float(row.get("scheduled_time") or created_s)
     container = GpuRequest(container="main", gpus=gpus, memory_units=int(row["gpu_milli"]))

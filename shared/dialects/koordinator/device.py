@@ -11,7 +11,7 @@ from shared.dialects.advertised import Advertisement, NodeObject, NodeSoftware
 from shared.dialects.koordinator.amounts import CORE, FULL, MEMORY, PREFIX, RATIO
 from shared.dialects.koordinator.annotation import binary_text, decimal_text
 from shared.dialects.koordinator.hints import MODEL_LABEL, VENDOR, VENDOR_LABEL
-from shared.model.device import LABEL_LENGTH, Device, DeviceMode
+from shared.model.device import LABEL_LENGTH, Device, DeviceMode, model_label
 from shared.model.lease import MIB
 
 ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
@@ -57,7 +57,7 @@ def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, st
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
         VENDOR_LABEL: VENDOR,
-        MODEL_LABEL: devices[0].model_label,
+        MODEL_LABEL: model_label(devices[0].model),
         DRIVER_LABEL: software.driver_version[:LABEL_LENGTH] or None,
     }
 
@@ -78,7 +78,7 @@ def _entry(device: Device) -> dict[str, Any]:
         "id": device.uuid,
         "minor": device.index,
         "health": device.healthy,
-        "labels": {VENDOR_LABEL: VENDOR, MODEL_LABEL: device.model_label},
+        "labels": {VENDOR_LABEL: VENDOR, MODEL_LABEL: model_label(device.model)},
         "resources": {
             name: binary_text(amount) if name == PREFIX + MEMORY else decimal_text(amount)
             for name, amount in amounts.items()

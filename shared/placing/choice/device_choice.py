@@ -8,7 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from shared.model.device import IDLE_BEFORE, DeviceMode
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.model.request import (
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
     ContainerChooser,
@@ -19,7 +26,12 @@ from shared.placing.choice.container_choice import (
 )
 from shared.placing.choice.device_order import ordered_devices
 from shared.placing.choice.picks import NO_POD_USES, DevicePick, PodDeviceUse, add_pod_uses
-from shared.placing.device_filters import device_excluded, is_selective
+from shared.placing.device_filters import (
+    device_excluded,
+    is_selective,
+    model_excluded,
+    selects_only_models,
+)
 from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
@@ -34,11 +46,7 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
     """
     if not request.containers:
         return []
-    selection = request.selection
-    devices: Sequence[MirroredDevice] = node.devices
-    if is_selective(selection):
-        devices = [d for d in devices if device_excluded(selection, d.device) is None]
-    modes = allowed_modes(request)
+    devices, modes = allowed_devices(request.selection, node), allowed_modes(request)
     if not node.has_mig and DeviceMode.HAMI_CORE in modes:
         return _choose(request, devices, choose_shared_devices)
     for mode in modes:
@@ -46,6 +54,15 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
         if picks is not None:
             return picks
     return None
+
+
+def allowed_devices(selection: DeviceSelection, node: MirroredNode) -> Sequence[MirroredDevice]:
+    """Return the devices of a node that a pod's selection does not exclude."""
+    if not is_selective(selection):
+        return node.devices
+    if node.model and selects_only_models(selection):
+        return () if model_excluded(selection, node.model) else node.devices
+    return [device for device in node.devices if not device_excluded(selection, device.device)]
 
 
 def device_chooser(request: PodRequest) -> DeviceChooser:
@@ -64,12 +81,13 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     units = required_units(container)
     slotted, in_order = container.slotted, _SIMPLE_ORDERS[request.device_order]
     by_links = gpus > 1 and request.prefer_links
+    selection = request.selection
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if node.has_mig or node.isolation_restricted or (by_links and node.has_topology):
             return choose_devices(request, node)
         picks = list[DevicePick]()
-        for device in in_order(node.devices):
+        for device in in_order(allowed_devices(selection, node)):
             if device.free_units < units:
                 continue
             if (device.free_slot_cores if slotted else device.free_cores) >= free_cores:
@@ -91,13 +109,12 @@ _SIMPLE_ORDERS: Mapping[
 
 
 def is_simple(request: PodRequest) -> bool:
-    """Return whether free units of memory, free cores and a free slot decide about a device."""
+    """Return whether free units of memory, free cores and a slot decide about allowed devices."""
     return (
         len(request.containers) == 1
         and request.device_order in _SIMPLE_ORDERS
         and not request.anti_affinity_groups
         and request.topology_scope is TopologyScope.NODE
-        and not is_selective(request.selection)
         and _has_simple_amounts(request.containers[0])
     )
 

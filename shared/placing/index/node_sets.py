@@ -11,8 +11,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import TypeVar
 
 from shared.model.request import NodeRequirements, PodRequest
-from shared.placing.choice.device_choice import choose_devices, device_key, is_simple
+from shared.placing.choice.device_choice import (
+    allowed_devices,
+    choose_devices,
+    device_key,
+    is_simple,
+)
 from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
+from shared.placing.device_filters import is_selective
 from shared.placing.index.device_amounts import (
     count_of_devices,
     hardware_of,
@@ -41,6 +47,8 @@ from shared.placing.node_filters import (
 CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
 CORES_STEP = 10
+_SOME_ALLOWED = NodeFilterFailure("", "")
+"""The pod's selection excludes some of a node's devices."""
 
 Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
@@ -179,9 +187,10 @@ class NodeSets:
         fitting: NodeSet = 0
         unexplained: NodeSet = 0
         if is_simple(request):
+            left, differing = self._split_by_selection(request, left, excluded)
             kind, need = request_kind(request)
             plain = left & self._column("plain", is_plain).at_least(1)
-            left ^= plain
+            left = left ^ plain | differing
 
             def free(gpus: int, cores: int) -> ThresholdColumn:
                 least = kind._replace(gpus=gpus, cores=cores, packs=True)
@@ -197,6 +206,28 @@ class NodeSets:
             )
             fitting |= _keep_passing(nodes.split(left), excluded)
         return fitting, unexplained
+
+    def _split_by_selection(
+        self, request: PodRequest, left: NodeSet, excluded: Excluded
+    ) -> tuple[NodeSet, NodeSet]:
+        """Return the nodes of which the pod allows all devices, and those of which it does some."""
+        selection = request.selection
+        if not is_selective(selection):
+            return left, 0
+
+        def failure(node: MirroredNode) -> NodeFilterFailure | None:
+            allowed = allowed_devices(selection, node)
+            if allowed:
+                return None if len(allowed) == len(node.devices) else _SOME_ALLOWED
+            return explain_no_devices(request, node)
+
+        nodes = self._classes(
+            ("selection", selection, request.containers[0].gpus),
+            self.mirror.inventory_changes,
+            failure,
+        ).split(left)
+        differing = nodes.pop((_SOME_ALLOWED.code, _SOME_ALLOWED.message), 0)
+        return _keep_passing(nodes, excluded), differing
 
     def _split_by_device_stages(
         self, request: PodRequest, left: NodeSet, excluded: Excluded

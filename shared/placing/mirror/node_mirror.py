@@ -118,13 +118,8 @@ class MirroredDevice:
         return 0 < use.fence <= self.ledger_use.fence
 
     def _sums(self) -> tuple[object, ...]:
-        constraints = (
-            self.anti_affinity_groups,
-            self.exclusive,
-            self.layout,
-            self.taken_positions,
-        )
-        return (self.used_mib, self.used_cores, self.shares, constraints)
+        constraints = self.anti_affinity_groups, self.exclusive, self.layout, self.taken_positions
+        return self.used_mib, self.used_cores, self.shares, constraints
 
     def sum_up(self) -> None:
         """Add the tentative uses to the ledger's totals."""
@@ -236,6 +231,7 @@ class MirroredNode:
         "has_topology",
         "isolation_restricted",
         "linked_sets",
+        "model",
         "name",
         "removed",
         "serving",
@@ -291,6 +287,9 @@ class MirroredNode:
             device.device.links or device.device.numa is not None for device in self.devices
         )
         """Links between devices or their NUMA nodes are known."""
+        models = {device.device.model for device in self.devices}
+        self.model = models.pop() if len(models) == 1 else ""
+        """The model of all devices; empty if they differ or there are none."""
         self.linked_sets: dict[object, tuple[int, tuple[int, ...]]] = {}
         """Cache of the best linked sets of devices: see `device_topology`."""
 

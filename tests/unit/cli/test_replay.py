@@ -48,6 +48,16 @@ def test_means_are_weighted_by_time() -> None:
     assert found.means(20, 30) == pytest.approx(Means(0.1, 0.1, 1))
 
 
+def test_a_pod_that_names_models_waits_for_one_of_them_and_the_column_may_be_missing() -> None:
+    nodes = read_nodes(NODES.splitlines(), "nodes.csv")
+    other = PODS.replace("T4", "A10|V100", 1)
+    without = [line.split(",") for line in PODS.splitlines()]
+
+    assert replay(pods(other), nodes, NodeOrder.BINPACK).impossible == 2
+    bare = pods("\n".join(",".join(cells[:4] + cells[5:]) for cells in without))
+    assert replay(bare, nodes, NodeOrder.BINPACK).waits_s == [0, 0, 90]
+
+
 def test_a_pod_without_an_end_keeps_its_place() -> None:
     endless = PODS.replace("0,100,", "0,,", 1)
     nodes = read_nodes(NODES.splitlines(), "nodes.csv")

@@ -11,7 +11,13 @@ from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest
+from shared.model.request import (
+    DeviceSelection,
+    NodeOrder,
+    NodeRequirements,
+    NodeTerm,
+    PodRequest,
+)
 from shared.placing.choice.device_choice import choose_devices
 from shared.placing.choice.device_refusals import explain_no_devices
 from shared.placing.index import threshold_column
@@ -46,8 +52,9 @@ def _assert_sets_are_those_of_a_scan(wanted: PodRequest, index: NodeIndex) -> No
 
 
 simple_requests = st.builds(
-    lambda gpus, memory, cores, slotted, cpu: request(
+    lambda gpus, memory, cores, slotted, cpu, selection: request(
         gpu("c", gpus, memory, cores_percent=cores, slotted=slotted),
+        selection=selection,
         triggers=(),
         resources={"cpu": cpu, "pods": 1},
     ),
@@ -56,6 +63,14 @@ simple_requests = st.builds(
     st.sampled_from([0, 5, 30, 35, 70, 100]),
     st.booleans(),
     st.sampled_from([0, 100, 200]),
+    st.sampled_from(
+        [
+            DeviceSelection(),
+            DeviceSelection(models=("Tesla-T4",)),
+            DeviceSelection(not_models=("A100",)),
+            DeviceSelection(types=("a100",), not_uuids=("GPU-n0-0",)),
+        ]
+    ),
 )
 
 
