@@ -14,8 +14,12 @@ COPY proto proto
 COPY shared shared
 COPY services services
 
+# Placement is compiled, for which the compiler is installed in this stage.
 FROM source AS wheel
-RUN /opt/build/bin/hatchling build --directory /dist --target wheel
+RUN (command -v cc || (apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev)) \
+ && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 /opt/build/bin/hatchling build --directory /dist --target wheel \
+ || (echo "Placement could not be compiled, as reported above: it is interpreted, and needs twice the CPU." \
+ && /opt/build/bin/hatchling build --directory /dist --target wheel)
 
 FROM source AS wheel-simulated
 COPY simcluster simcluster

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from services.placer.compared_placement import Rng, fits_on, place_compared
 from shared.model.placement import Placement, Refusal
@@ -15,9 +16,9 @@ from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
-RANDOM_TRIES = 8
+RANDOM_TRIES: Final = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
-RARE = 8
+RARE: Final = 8
 """Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
 
 

@@ -8,19 +8,19 @@ SPREAD the emptiest node first and then the largest headroom.
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
 from shared.placing.mirror.node_mirror import DeviceAmounts, MirroredDevice, MirroredNode
 
-FULLNESS_BITS = 6
-CACHED_AMOUNTS = 4
+FULLNESS_BITS: Final = 6
+CACHED_AMOUNTS: Final = 4
 """For each node, so many ways to count what its devices have free."""
-MAX_FULLNESS = (1 << FULLNESS_BITS) - 1
-HEADROOM_BITS = 40
-MAX_HEADROOM = (1 << HEADROOM_BITS) - 1
+MAX_FULLNESS: Final = (1 << FULLNESS_BITS) - 1
+HEADROOM_BITS: Final = 40
+MAX_HEADROOM: Final = (1 << HEADROOM_BITS) - 1
 Rank = int
 Ranking = Callable[[MirroredNode], Rank | None]
 

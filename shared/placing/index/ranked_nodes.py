@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
+from typing import Final
 
 from shared.placing.index.node_rank import (
     HEADROOM_BITS,
@@ -19,16 +20,16 @@ from shared.placing.index.node_rank import (
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 
-TIE_NODES = 64
+TIE_NODES: Final = 64
 """The first choice is random among at most so many nodes, and at most one in `TIE_SHARE` of all."""
-TIE_SHARE = 16
-BEST_GROUPS = 8
-UNCONTESTED_NODES = 4
-RECENT_CHANGES = 64
+TIE_SHARE: Final = 16
+BEST_GROUPS: Final = 8
+UNCONTESTED_NODES: Final = 4
+RECENT_CHANGES: Final = 64
 """Others have just used a node if they changed it within so many changes of the ledger."""
-SEARCHED_NODES = 256
+SEARCHED_NODES: Final = 256
 """Nodes, best first, among which those that others have not just used are searched."""
-CANDIDATES = 3
+CANDIDATES: Final = 3
 LAST_RANK: Rank = 1 << 62
 
 

@@ -7,6 +7,7 @@ dropped.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease
@@ -15,7 +16,7 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 
-CHANGE_LOG_LENGTH = 1 << 16
+CHANGE_LOG_LENGTH: Final = 1 << 16
 """Number of changes in the log; an index that is further behind is rebuilt."""
 
 
