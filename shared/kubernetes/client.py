@@ -367,7 +367,7 @@ def _translating(method: str, path: str) -> Iterator[None]:
     except TimeoutError as error:
         raise UnreachableError(method, path, "it took longer than the timeout") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise UnreachableError(method, path, repr(error)) from error
+        raise UnreachableError(method, path, str(error) or repr(error)) from error
 
 
 def _as(kind: type[T] | None, body: bytes) -> T | bytes:

@@ -175,7 +175,7 @@ async def test_an_unreachable_server_is_unavailable() -> None:
     async with ScriptedApiserver() as server:
         url = server.url
     async with KubernetesClient(ClusterCredentials(server=url)) as kube:
-        with pytest.raises(UnavailableError, match="GET /x received no response"):
+        with pytest.raises(UnavailableError, match="GET /x received no response: Cannot connect"):
             await kube.read("/x")
 
 
