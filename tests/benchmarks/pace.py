@@ -27,6 +27,7 @@ from urllib.request import urlopen
 
 import redis.asyncio
 
+from services.binder.ledger_sync.rebuild import RebuildTiming
 from tests.benchmarks.process_counters import (
     Counters,
     difference,
@@ -288,7 +289,11 @@ async def warm_up(source: PodSource) -> None:
 
 
 async def settle(read: Callable[[], Awaitable[Readings]]) -> None:
-    """Wait until all nodes are saved: the ledger's script calls are down to those at rest."""
+    """Wait until all nodes are saved: the ledger's script calls are down to those at rest.
+
+    And until the new ledger has been compared with the API server once more.
+    """
+    await asyncio.sleep(RebuildTiming().compare_again_s)
     for _ in range(120):
         before = await read()
         await asyncio.sleep(1)

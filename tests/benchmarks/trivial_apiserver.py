@@ -1,7 +1,7 @@
 """An API server that does nothing but answer: what the pipeline costs without a real one.
 
-Plain HTTP/1.1 on loopback: lists of made-up nodes, one watch of pods that the benchmark feeds, and
-bindings that are only counted and timed.
+Plain HTTP/1.1 on loopback: lists of made-up nodes and of the pods, one watch of pods that the
+benchmark feeds, and bindings that are only counted and timed.
 """
 
 import asyncio
@@ -9,12 +9,14 @@ import json
 import time
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 DEVICES = 8
 SAMPLE = 987_654_321
 """The number of a pod whose watch line those of others are made from."""
+OBJECT = b'"object": '
 FILLER = [
     {"manager": "kubectl", "operation": "Update", "fieldsV1": {f"f:{n}": {} for n in range(90)}}
 ]
@@ -103,31 +105,36 @@ class TrivialApi:
     version: int = 10
     bound: dict[str, float] = field(default_factory=dict)
     posts: int = 0
-    created: dict[str, bytes] = field(default_factory=dict)
-    """The watch line of every pod that was fed and is not bound yet."""
+    pods: dict[str, bytes] = field(default_factory=dict)
+    """The latest watch line of every pod, in the order of creation. A pod that a list lacks counts
+    as deleted."""
     new_lines: list[bytes] = field(default_factory=list)
     lists: dict[str, bytes] = field(default_factory=dict)
 
     def create(self, number: int, run: str) -> bytes:
         self.version += 1
         line = pod_event(number, run, self.version)
-        self.created[f"p-{run}-{number}"] = line
+        self.pods[f"p-{run}-{number}"] = line
         return line
 
-    def bind(self, name: str, _binding: bytes) -> None:
+    def bind(self, name: str, binding: bytes) -> None:
         """Note the time, and send the bound pod to the watch as an API server does."""
-        self.bound[name] = time.perf_counter()
-        line = self.created.pop(name, None)
-        if line is None:
+        if name not in self.pods or name in self.bound:
             return
+        self.bound[name] = time.perf_counter()
+        line, sent = self.pods[name], json.loads(binding)
+        node, annotations = sent["target"]["name"], sent["metadata"]["annotations"]
         self.version += 1
         old = b'"resourceVersion": "'
         at = line.index(old) + len(old)
         line = line[:at] + b"%d" % self.version + line[line.index(b'"', at) :]
         line = line.replace(b'"ADDED"', b'"MODIFIED"', 1)
-        line = line.replace(b'"spec": {', b'"spec": {"nodeName": "node-0", ', 1)
+        line = line.replace(b'"spec": {', b'"spec": {"nodeName": "%b", ' % node.encode(), 1)
+        copied = b'"metadata": {"annotations": %b, ' % json.dumps(annotations).encode()
+        line = line.replace(b'"metadata": {', copied, 1)
         if not self.new_lines:
             asyncio.get_running_loop().call_later(0.002, self.notify)
+        self.pods[name] = line
         self.new_lines.append(line)
 
     def notify(self) -> None:
@@ -136,14 +143,24 @@ class TrivialApi:
         self.new_lines.clear()
 
     def page(self, path: str, query: dict[str, list[str]]) -> bytes:
-        if not path.endswith("/nodes"):
-            return b'{"metadata":{"resourceVersion":"10"},"items":[]}'
+        """Return one page of a list."""
+        kind = path.rpartition("/")[2]
+        total = {"nodes": self.nodes, "pods": len(self.pods)}.get(kind, 0)
         start = int(query.get("continue", ["0"])[0] or 0)
-        limit = int(query.get("limit", ["500"])[0])
-        end = min(self.nodes, start + limit)
-        meta = {"resourceVersion": "10"} | ({"continue": str(end)} if end < self.nodes else {})
-        items = [node_object(number) for number in range(start, end)]
-        return json.dumps({"metadata": meta, "items": items}).encode()
+        end = min(total, start + int(query.get("limit", ["500"])[0]))
+        meta = {"resourceVersion": str(self.version)}
+        if end < total:
+            meta["continue"] = str(end)
+        if kind == "nodes":
+            items = [json.dumps(node_object(number)).encode() for number in range(start, end)]
+        else:
+            lines = islice(self.pods.values(), start, end)
+            items = [object_in(line) for line in lines]
+        return b'{"metadata":%b,"items":[%b]}' % (json.dumps(meta).encode(), b",".join(items))
+
+
+def object_in(line: bytes) -> bytes:
+    return line[line.index(OBJECT) + len(OBJECT) : -2]
 
 
 class Connection(asyncio.Protocol):
@@ -178,6 +195,8 @@ class Connection(asyncio.Protocol):
             self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")
         elif method == "GET" and "watch" in query:
             self.stream(url.path)
+        elif method == "GET" and (line := self.api.pods.get(url.path.rpartition("/")[2])):
+            self.respond(object_in(line))
         elif method == "GET":
             self.respond(self.api.page(url.path, query))
         else:

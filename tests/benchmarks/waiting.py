@@ -40,7 +40,7 @@ def pod_line(
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     event["object"]["status"] |= {"conditions": [condition]} | status
     line = json.dumps(event).encode() + b"\n"
-    api.created[event["object"]["metadata"]["name"]] = line
+    api.pods[event["object"]["metadata"]["name"]] = line
     return line
 
 
