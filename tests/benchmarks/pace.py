@@ -6,6 +6,8 @@ at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maxim
 Latency runs from the watch event of a pod (on a real API server: from its creation) to its binding
 (on a real one: to the watch event with its node).
 
+With --bare, the same messages are exchanged without Leasehold: what the libraries cost.
+
 The API server is a trivial one in this process, which replies at once, or the one of --kubeconfig,
 on which nodes and pods are created and deleted again. There --scheduler measures another scheduler,
 whose process is named by --process.
@@ -28,6 +30,7 @@ from urllib.request import urlopen
 import redis.asyncio
 
 from services.binder.ledger_sync.rebuild import RebuildTiming
+from tests.benchmarks.bare_services import bare_services
 from tests.benchmarks.process_counters import (
     Counters,
     difference,
@@ -65,8 +68,9 @@ class PodSource(Protocol):
 class TrivialSource:
     """The trivial API server: pods are lines of its watch."""
 
-    def __init__(self, api: TrivialApi) -> None:
+    def __init__(self, api: TrivialApi, url: str) -> None:
         self.api = api
+        self.url = url
         self.bound = api.bound
 
     async def create_pods(self, run: str, numbers: range) -> None:
@@ -217,10 +221,11 @@ async def apiserver(options: argparse.Namespace, directory: Path) -> AsyncIterat
         return
     api = TrivialApi(nodes=options.nodes)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
     kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
+    kubeconfig.write_text(KUBECONFIG.format(port=port))
     try:
-        yield TrivialSource(api), kubeconfig
+        yield TrivialSource(api, f"http://127.0.0.1:{port}"), kubeconfig
     finally:
         server.close()
 
@@ -243,9 +248,12 @@ async def running(options: argparse.Namespace, directory: Path) -> AsyncIterator
         client = redis.asyncio.Redis.from_url(valkey.url)
         stack.push_async_callback(client.aclose)
         traces = directory / "traces" if options.steps else None
-        started = services(
-            kubeconfig, nats.url, valkey.url, options.placers, directory, traces=traces
-        )
+        if options.bare:
+            started = bare_services(source.url, nats.url, valkey.url)
+        else:
+            started = services(
+                kubeconfig, nats.url, valkey.url, options.placers, directory, traces=traces
+            )
         pids |= await stack.enter_async_context(started)
         assert nats.process is not None
         assert valkey.process is not None
@@ -271,7 +279,8 @@ async def benchmark(options: argparse.Namespace) -> None:
         directory = Path(folder)
         async with running(options, directory) as (source, read):
             await warm_up(source)
-            await settle(read)
+            if not options.bare:
+                await settle(read)
             await measure(source, options, read)
             if options.burst:
                 await burst(source, options.burst, read, directory)
@@ -319,6 +328,9 @@ def main() -> None:
     parser.add_argument("--placers", type=int, default=1)
     parser.add_argument("--durable", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--burst", type=int, default=0, help="at the end, this many pods at once")
+    parser.add_argument(
+        "--bare", action="store_true", help="the same messages through the libraries, no services"
+    )
     parser.add_argument("--steps", action="store_true", help="record spans; print latency by step")
     parser.add_argument("--kubeconfig", type=Path, help="a real API server")
     parser.add_argument("--scheduler", default="leasehold", help="schedulerName of the pods")
