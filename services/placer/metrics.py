@@ -18,10 +18,17 @@ NODES = Gauge("leasehold_placer_nodes", "Nodes in the placer's mirror.")
 class PrometheusPlacerMetrics:
     """Counts decisions on the metrics page."""
 
+    def __init__(self) -> None:
+        self._counters: dict[str, Counter] = {}
+
     def count(self, outcome: str, amount: int = 1) -> None:
         """Add to the number of an outcome."""
-        if amount:
-            DECISIONS.labels(outcome).inc(amount)
+        if not amount:
+            return
+        counter = self._counters.get(outcome)
+        if counter is None:
+            counter = self._counters[outcome] = DECISIONS.labels(outcome)
+        counter.inc(amount)
 
 
 def export_mirror(mirror: ClusterMirror) -> None:

@@ -13,11 +13,10 @@ from typing import Any, Self, TypeVar
 
 import msgpack
 import msgspec
-import redis.asyncio
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.connection_pool import connection_pool
+from shared.ledger.connection_pool import CommandClient, connection_pool
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.script_sources import script_names, script_source
 from shared.ledger.server_errors import is_served, translate
@@ -64,7 +63,7 @@ class LedgerConnection:
         self._tried_at = 0.0
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
-        self._redis = redis.asyncio.Redis.from_pool(
+        self._redis = CommandClient.from_pool(
             connection_pool(url, credentials, timeout_s=timeout_s)
         )
         self._where = _without_password(url)

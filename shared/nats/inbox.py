@@ -84,6 +84,8 @@ class Inbox:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: deque[DeliveredMessage] = field(default_factory=lambda: deque(maxlen=MAX_BUFFERED))
     subscriptions: list[Subscription] = field(default_factory=list)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one reader that a message wakes; other readers wait for their turn."""
 
     def put(self, delivered: DeliveredMessage) -> None:
         """Add a message to the buffer."""
@@ -92,9 +94,13 @@ class Inbox:
 
     async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
         """Wait for one message, then return all buffered ones, up to about `limit` events."""
-        while not self.waiting:
-            self.arrived.clear()
-            await self.arrived.wait()
+        async with self.turn:
+            while not self.waiting:
+                self.arrived.clear()
+                await self.arrived.wait()
+            return self._take(limit)
+
+    def _take(self, limit: int) -> list[DeliveredMessage]:
         batch, size = [], 0
         while size < limit and self.waiting:
             batch.append(self.waiting.popleft())

@@ -67,6 +67,7 @@ class _Kind:
     """Unconfirmed messages of one type of work, oldest first."""
 
     event: type[Event]
+    unconfirmed: Gauge
     messages: dict[int, "_Message"] = field(default_factory=dict)
     size: int = 0
     heard_at: float = 0.0
@@ -127,14 +128,17 @@ class UnconfirmedWork:
         Raises UnavailableError if receivers have left no room for it within `room_s`. While no
         replica receives this type of work, the oldest message is dropped instead.
         """
-        kind = self._kinds.setdefault(event, _Kind(event))
+        kind = self._kinds.get(event)
+        if kind is None:
+            unconfirmed = UNCONFIRMED.labels(self._service, event.subject)
+            kind = self._kinds[event] = _Kind(event, unconfirmed)
         if self._is_full(kind):
             await self._make_room(kind)
         message = _Message(self._next, kind, subject, data, events)
         self._next += 1
         self._messages[message.number] = kind.messages[message.number] = message
         kind.size += len(data)
-        UNCONFIRMED.labels(self._service, event.subject).inc(events)
+        kind.unconfirmed.inc(events)
         self._added.set()
         if self._client.is_connected and kind.unheard_since is None:
             await self._write(message)
@@ -266,5 +270,4 @@ class UnconfirmedWork:
         message = self._messages.pop(number)
         del message.kind.messages[number]
         message.kind.size -= len(message.data)
-        subject = message.kind.event.subject
-        UNCONFIRMED.labels(self._service, subject).dec(message.events)
+        message.kind.unconfirmed.dec(message.events)

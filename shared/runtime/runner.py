@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
@@ -79,6 +79,7 @@ BATCH = Histogram(
 
 
 T = TypeVar("T")
+M = TypeVar("M", Counter, Histogram)
 
 
 class Runner:
@@ -105,6 +106,7 @@ class Runner:
         """Why the service is not subscribed or cannot publish; empty: it is ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
+        self._known_series: dict[tuple[object, ...], Any] = {}
         self._dropped = bus.has_lost_work
 
     async def run(self, started: asyncio.Event) -> None:
@@ -200,7 +202,7 @@ class Runner:
         if dropped:
             self._dropped.set()
         events = sum(len(delivered.events) for delivered in batch)
-        HANDLED.labels(self.name, role.method, outcome).inc(events)
+        self._series(HANDLED, role.method, outcome).inc(events)
 
     async def _resync_after_drops(self) -> None:
         """Request a resync after messages were dropped; a bug may drop the same ones again."""
@@ -227,8 +229,8 @@ class Runner:
             error = raised
         telemetry.end(spans, error)
         _log(role, inside, error)
-        HANDLING.labels(self.name, role.method).observe(time.perf_counter() - began)
-        BATCH.labels(self.name, role.method).observe(len(events))
+        self._series(HANDLING, role.method).observe(time.perf_counter() - began)
+        self._series(BATCH, role.method).observe(len(events))
         return error
 
     async def _publish(self, events: Sequence[Event]) -> None:
@@ -236,7 +238,15 @@ class Runner:
             return
         await self.bus.publish(events)
         for subject, count in collections.Counter(each.subject for each in events).items():
-            PUBLISHED.labels(self.name, subject).inc(count)
+            self._series(PUBLISHED, subject).inc(count)
+
+    def _series(self, metric: M, *labels: str) -> M:
+        """Return `metric.labels` of this service, which the library looks up slowly."""
+        key = (metric, *labels)
+        series: M | None = self._known_series.get(key)
+        if series is None:
+            series = self._known_series[key] = metric.labels(self.name, *labels)
+        return series
 
     async def _emit(self, role: Role) -> None:
         async for events in getattr(self.service, role.method)():
@@ -269,7 +279,7 @@ class Runner:
             except LeaseholdError as error:
                 self._reasons.report(role.method, str(error))
             except Exception:
-                HANDLED.labels(self.name, role.method, BUG).inc()
+                self._series(HANDLED, role.method, BUG).inc()
                 logger.exception("%s ended with a bug; restarted in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
 
