@@ -1,7 +1,7 @@
 """PodGroups by name, and the gangs of the pods that name them; pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -104,8 +104,8 @@ def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
 
 
 def _with(pod: ObservedPod, gang: Gang) -> ObservedPod:
-    return replace(pod, request=pod.request and structs.replace(pod.request, gang=gang))
+    return structs.replace(pod, request=pod.request and structs.replace(pod.request, gang=gang))
 
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
-    return replace(pod, request=None, request_error=error)
+    return structs.replace(pod, request=None, request_error=error)

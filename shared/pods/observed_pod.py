@@ -1,7 +1,8 @@
 """A pod as the API server last reported it; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shared.dialects.pod_groups import PodGroupReference
 from shared.model.events.pod_events import PodQueued
@@ -12,8 +13,7 @@ from shared.pods.pod_anti_affinity import PodAntiAffinity
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedPod:
+class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """One pod as the API server last reported it, parsed as far as Leasehold needs it."""
 
     pod: PodUid
@@ -36,11 +36,11 @@ class ObservedPod:
     has_lease: bool = False
     """It has a copy of its lease: the ledger counts its usage."""
     created_at: float = 0.0
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
     """Of a pod that is ours."""
     repels: tuple[PodAntiAffinity, ...] = ()
     """Its required anti-affinity."""
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, int] = {}
     request: PodRequest | None = None
     """None if it is invalid, or if the pod is not ours."""
     request_error: str = ""

@@ -123,8 +123,8 @@ class PodParser:
             (
                 ours,
                 pod.metadata.namespace,
-                {name: notes[name] for name in self.annotations if name in notes},
-                {name: labels[name] for name in self.labels if name in labels},
+                [(name, notes[name]) for name in sorted(self.annotations & notes.keys())],
+                [(name, labels[name]) for name in sorted(self.labels & labels.keys())],
                 spec.scheduler_name if ours else "",
                 spec.containers,
                 spec.init_containers,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
 from services.watcher.trackers import PodEvent, PodTracker
@@ -104,7 +105,7 @@ def test_a_pod_is_not_published_until_pod_groups_have_been_listed() -> None:
 
     assert first == []
     assert gangs(listed) == [Gang(name="ns/g", min_member=4)]
-    assert pods.update(replace(WAITING, resource_version="6"), WAITING) == []
+    assert pods.update(structs.replace(WAITING, resource_version="6"), WAITING) == []
 
 
 def test_a_pod_of_a_missing_group_is_rejected_and_queued_once_the_group_exists() -> None:
@@ -144,12 +145,12 @@ def test_pods_of_an_unreadable_group_are_not_placed_one_by_one() -> None:
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
     pods = PodTracker()
     apply(pods, replace(group(4), synced=True))
-    other = replace(
+    other = structs.replace(
         WAITING, pod=PodUid("u2"), group=PodGroupReference(name="ns/other", kind=VOLCANO)
     )
-    for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
+    for pod in (WAITING, structs.replace(WAITING, pod=PodUid("u3")), other):
         pods.update(pod, None)
-    pods.update(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
+    pods.update(structs.replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
 
     events = apply(pods, group(2))
 
@@ -160,13 +161,13 @@ def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
 
 
 def test_a_pod_with_its_own_min_member_needs_no_pod_group() -> None:
-    own = replace(WAITING, group=PodGroupReference(name="ns/k", min_member=3))
+    own = structs.replace(WAITING, group=PodGroupReference(name="ns/k", min_member=3))
 
     assert gangs(PodTracker().update(own, None)) == [Gang(name="ns/k", min_member=3)]
 
 
 def test_an_invalid_request_is_reported_before_a_missing_group() -> None:
-    faulty = replace(WAITING, request=None, request_error="cores 101")
+    faulty = structs.replace(WAITING, request=None, request_error="cores 101")
 
     (event,) = PodTracker().update(faulty, None)
 
@@ -178,7 +179,7 @@ def test_an_absent_kind_is_requested_when_a_pod_names_its_group() -> None:
     pods = PodTracker()
     apply(pods, PodGroupChanges(kind=VOLCANO, absent=True))
     assert pods.groups.absent_kinds([WAITING, None]) == {VOLCANO}
-    assert pods.groups.absent_kinds([replace(WAITING, group=None)]) == frozenset()
+    assert pods.groups.absent_kinds([structs.replace(WAITING, group=None)]) == frozenset()
 
     pods.groups.await_list(VOLCANO)
 

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.watcher.trackers import RESYNC_SHARDS, NodeTracker, PodTracker
 from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
@@ -24,17 +25,17 @@ WAITING = ObservedPod(
 )
 
 
-BOUND = replace(WAITING, node=NodeName("a"), has_lease=True, resource_version="6")
+BOUND = structs.replace(WAITING, node=NodeName("a"), has_lease=True, resource_version="6")
 
 
-FOREIGN = replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
+FOREIGN = structs.replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
 
 
 def test_a_pending_pod_is_published_once_however_often_its_status_changes() -> None:
     pods = PodTracker()
 
     first = pods.update(WAITING, None)
-    again = pods.update(replace(WAITING, resource_version="7", shown=1), WAITING)
+    again = pods.update(structs.replace(WAITING, resource_version="7", shown=1), WAITING)
 
     assert [type(event) for event in first] == [PodQueued]
     assert again == []
@@ -44,13 +45,15 @@ def test_a_pod_whose_request_changes_is_published_again() -> None:
     pods = PodTracker()
     pods.update(WAITING, None)
 
-    events = pods.update(replace(WAITING, request=PodRequest(priority=2)), WAITING)
+    events = pods.update(structs.replace(WAITING, request=PodRequest(priority=2)), WAITING)
 
     assert [type(event) for event in events] == [PodQueued]
 
 
 def test_a_pod_with_an_invalid_request_is_rejected_with_the_reason() -> None:
-    events = PodTracker().update(replace(WAITING, request=None, request_error="cores 101"), None)
+    events = PodTracker().update(
+        structs.replace(WAITING, request=None, request_error="cores 101"), None
+    )
 
     assert [(type(e), getattr(e, "reason", "")) for e in events] == [(PodRejected, "cores 101")]
 
@@ -58,7 +61,7 @@ def test_a_pod_with_an_invalid_request_is_rejected_with_the_reason() -> None:
 def test_a_bound_pod_terminates_once() -> None:
     pods = PodTracker()
     pods.update(BOUND, None)
-    ended = replace(BOUND, phase="Succeeded")
+    ended = structs.replace(BOUND, phase="Succeeded")
 
     events = [*pods.update(ended, BOUND), *pods.update(ended, ended), *pods.remove(ended)]
 
@@ -77,8 +80,8 @@ def test_a_deleted_pod_terminates_without_a_phase() -> None:
 @pytest.mark.parametrize(
     "pod",
     [
-        replace(WAITING, ours=False),
-        replace(WAITING, gated=True),
+        structs.replace(WAITING, ours=False),
+        structs.replace(WAITING, gated=True),
         BOUND,
     ],
     ids=["not ours", "gated", "bound"],
@@ -88,28 +91,28 @@ def test_bound_finished_and_foreign_pods_are_not_queued(pod: ObservedPod) -> Non
 
 
 def test_a_waiting_pod_that_a_finalizer_keeps_has_ended_once_it_is_deleted() -> None:
-    pods, deleting = PodTracker(), replace(WAITING, deleting=True)
+    pods, deleting = PodTracker(), structs.replace(WAITING, deleting=True)
     pods.update(WAITING, None)
 
     ended = pods.update(deleting, WAITING)
 
     assert [type(event) for event in ended] == [PodTerminated]
-    assert pods.update(replace(deleting, resource_version="9"), deleting) == []
+    assert pods.update(structs.replace(deleting, resource_version="9"), deleting) == []
     assert [type(event) for event in PodTracker().update(deleting, None)] == [PodTerminated]
 
 
 def test_a_bound_pod_that_is_deleted_has_not_ended() -> None:
-    pods, deleting = PodTracker(), replace(BOUND, deleting=True)
+    pods, deleting = PodTracker(), structs.replace(BOUND, deleting=True)
     pods.update(BOUND, None)
 
     assert pods.update(deleting, BOUND) == []
 
 
 def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
-    pods, gated = PodTracker(), replace(WAITING, gated=True, budget_gated=True, priority=3)
+    pods, gated = PodTracker(), structs.replace(WAITING, gated=True, budget_gated=True, priority=3)
 
     first = pods.update(gated, None)
-    again = pods.update(replace(gated, resource_version="7"), gated)
+    again = pods.update(structs.replace(gated, resource_version="7"), gated)
     resynced = pods.resync(9)
     turns = [event for turn in range(RESYNC_SHARDS) for event in pods.resync_shard(5, turn)]
     opened = pods.update(WAITING, gated)
@@ -124,10 +127,10 @@ def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate
 
 
 def test_a_gated_pod_that_is_deleted_is_forgotten() -> None:
-    pods, gated = PodTracker(), replace(WAITING, gated=True, budget_gated=True)
+    pods, gated = PodTracker(), structs.replace(WAITING, gated=True, budget_gated=True)
     pods.update(gated, None)
 
-    pods.update(replace(gated, deleting=True), gated)
+    pods.update(structs.replace(gated, deleting=True), gated)
 
     assert pods.resync(1) == []
 
@@ -170,7 +173,7 @@ def test_pods_that_wait_for_their_turn_are_published_again_less_and_less_often()
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_the_clock_of_the_api_server_does_not_delay_unexplained_pods(ahead_s: float) -> None:
     pods = PodTracker()
-    pods.update(replace(WAITING, created_at=time.time() + ahead_s), None)
+    pods.update(structs.replace(WAITING, created_at=time.time() + ahead_s), None)
 
     assert [len(pods.resync_unexplained(number)) for number in range(1, 5)] == [0, 0, 1, 0]
 
@@ -178,7 +181,7 @@ def test_the_clock_of_the_api_server_does_not_delay_unexplained_pods(ahead_s: fl
 def test_each_explained_pod_is_published_again_in_one_shard() -> None:
     pods = PodTracker()
     for number in range(50):
-        pod = replace(WAITING, pod=PodUid(f"u{number}"), shown=number)
+        pod = structs.replace(WAITING, pod=PodUid(f"u{number}"), shown=number)
         pods.update(pod, None)
 
     published = [
