@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from importlib import resources
+from typing import NamedTuple
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.model.lease import TRANSITIONS, LeaseState
@@ -20,26 +21,58 @@ _COMMON = (
     "tenures",
     "claims",
 )
-"""Put before the scripts that use them, in this order; the first one, before every script."""
+"""Parts that scripts share, in the order in which they are put before a script."""
 _COMMENT = re.compile(r"--.*")
+_COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _NAME = re.compile(r"\w+(?:\.\w+)?")
 _DEFINED = re.compile(r"^(?:local (?:function )?|function )([\w., ]+)", re.MULTILINE)
+_DEFINED_IN_BLOCK = re.compile(r"^  function (\w+)", re.MULTILINE)
+_PIECE = re.compile(
+    r"^do\n(?: .*\n|\n)+end\n"  # a block of its own
+    r"|^(?:do|end)\b.*\n"  # the beginning or the end of a block of several pieces
+    r"|^(?:local function|function|if)\b.*\n(?: .*\n|\n)*end\n"
+    r"|^\S.*\n(?: .*\n)*(?:}\n)?",
+    re.MULTILINE,
+)
 
 
 def script_source(name: str) -> str:
-    """Return a script with those common parts that it uses.
+    """Return a script with those functions and constants of the common parts that it uses.
 
     The server creates every function of a source anew in each call: that is most of the time of a
     short script.
     """
-    parts = [(_FOLDER / "common" / f"{part}.lua").read_text() for part in _COMMON]
     source = (_FOLDER / f"{name}.lua").read_text()
-    used = _names_used(source)
-    for part in reversed(parts):
-        if part is parts[0] or not used.isdisjoint(_names_defined(part)):
-            used |= _names_used(part)
-            source = part + source
-    return _constants() + source
+    parts = [_pieces((_FOLDER / "common" / f"{part}.lua").read_text()) for part in _COMMON]
+    unused = [piece for part in parts for piece in part if piece.names]
+    used = _names_used(source).union(*(piece.used for piece in parts[0] if not piece.names))
+    kept: set[_Piece] = set()
+    while found := {piece for piece in unused if not used.isdisjoint(piece.names)}:
+        kept |= found
+        unused = [piece for piece in unused if piece not in found]
+        used = used.union(*(piece.used for piece in found))
+    texts = [
+        piece.text
+        for part in parts
+        if part is parts[0] or not kept.isdisjoint(part)
+        for piece in part
+        if piece in kept or not piece.names
+    ]
+    return _constants() + "".join(texts) + source
+
+
+class _Piece(NamedTuple):
+    """A definition of a common part; or, without names, a statement that is always kept."""
+
+    text: str
+    names: frozenset[str]
+    used: frozenset[str]
+
+
+def _pieces(part: str) -> list[_Piece]:
+    """Cut a part at its lines that are not indented."""
+    texts = _PIECE.findall(_COMMENT_LINE.sub("", part))
+    return [_Piece(text, _names_defined(text), _names_used(text)) for text in texts]
 
 
 def script_names() -> tuple[str, ...]:
@@ -48,13 +81,14 @@ def script_names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua")))
 
 
-def _names_used(text: str) -> set[str]:
-    found = set(_NAME.findall(_COMMENT.sub("", text)))
-    return found | {name.partition(".")[0] for name in found}
+def _names_used(text: str) -> frozenset[str]:
+    found = _NAME.findall(_COMMENT.sub("", text))
+    return frozenset(found).union(name.partition(".")[0] for name in found)
 
 
-def _names_defined(part: str) -> set[str]:
-    return {name.strip() for names in _DEFINED.findall(part) for name in names.split(",")}
+def _names_defined(text: str) -> frozenset[str]:
+    found = {name.strip() for names in _DEFINED.findall(text) for name in names.split(",")}
+    return frozenset(found.union(_DEFINED_IN_BLOCK.findall(text) if text.startswith("do") else ()))
 
 
 def script_commands() -> frozenset[str]:
