@@ -12,6 +12,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -20,6 +21,9 @@ import redis.asyncio
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+
+from shared.kubernetes.auth import tls_context
+from shared.kubernetes.kubeconfig import read_kubeconfig
 
 SCRIPT = """
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
@@ -31,7 +35,7 @@ PARALLEL_REQUESTS = 16
 LEASE = "x" * 300
 """As much as a lease adds to a message."""
 ANNOTATIONS = {"leasehold.dev/lease": "x" * 600}
-EVENT = msgspec.json.encode({"reason": "Scheduled", "message": "x" * 300})
+NODE = "node-0"
 
 BarePod = tuple[str, str, str, str]
 """Namespace, name, uid, and as many bytes as a lease."""
@@ -44,8 +48,14 @@ class Metadata(msgspec.Struct):
     uid: str
 
 
+class Spec(msgspec.Struct, rename="camel"):
+    scheduler_name: str
+    node_name: str = ""
+
+
 class WatchedPod(msgspec.Struct):
     metadata: Metadata
+    spec: Spec
 
 
 class WatchLine(msgspec.Struct):
@@ -53,18 +63,33 @@ class WatchLine(msgspec.Struct):
     object: WatchedPod
 
 
-async def watch(api: str, bus: Client) -> None:
+def api_session(kubeconfig: Path) -> aiohttp.ClientSession:
+    found = read_kubeconfig(kubeconfig)
+    return aiohttp.ClientSession(
+        f"{found.server}/",
+        cookie_jar=aiohttp.DummyCookieJar(),
+        connector=aiohttp.TCPConnector(
+            limit=32, ssl=tls_context(found) if found.server.startswith("https") else True
+        ),
+        headers={"Authorization": f"Bearer {found.token}", "Content-Type": "application/json"},
+    )
+
+
+async def watch(kubeconfig: Path, bus: Client) -> None:
     decode = msgspec.json.Decoder(WatchLine).decode
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session:
-        response = await session.get(f"{api}/api/v1/pods?watch=true", read_bufsize=1 << 20)
+    async with api_session(kubeconfig) as session:
+        response = await session.get(
+            "api/v1/pods?watch=true", read_bufsize=1 << 20, timeout=aiohttp.ClientTimeout()
+        )
         print("ready", flush=True)
         rest = b""
         while data := await response.content.readany():
             *lines, rest = (rest + data).split(b"\n")
-            found = [decode(line) for line in lines if line.strip()]
+            found = [decode(line).object for line in lines if line.strip()]
             pods = [
-                (each.namespace, each.name, each.uid, LEASE)
-                for each in (line.object.metadata for line in found if line.type == "ADDED")
+                (pod.metadata.namespace, pod.metadata.name, pod.metadata.uid, LEASE)
+                for pod in found
+                if pod.spec.scheduler_name == "leasehold" and not pod.spec.node_name
             ]
             if pods:
                 await bus.publish("bare.queued", encode(pods))
@@ -82,23 +107,25 @@ async def place(bus: Client, ledger: "redis.asyncio.Redis") -> None:
     await receive(bus, "bare.queued", handle)
 
 
-async def bind(api: str, bus: Client, ledger: "redis.asyncio.Redis") -> None:
+async def bind(kubeconfig: Path, bus: Client, ledger: "redis.asyncio.Redis") -> None:
     script, free = ledger.register_script(SCRIPT), asyncio.Semaphore(PARALLEL_REQUESTS)
-    async with (
-        aiohttp.ClientSession(
-            cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=32)
-        ) as session,
-        asyncio.TaskGroup() as tasks,
-    ):
+    async with api_session(kubeconfig) as session, asyncio.TaskGroup() as tasks:
 
-        async def post(path: str, body: bytes) -> None:
-            async with free, session.post(f"{api}/api/v1/namespaces/{path}", data=body) as response:
+        async def post(path: str, body: object) -> None:
+            data = msgspec.json.encode(body)
+            async with free, session.post(f"api/v1/namespaces/{path}", data=data) as response:
                 await response.read()
 
         async def bind_pod(namespace: str, name: str) -> None:
-            body = {"metadata": {"annotations": ANNOTATIONS}, "target": {"name": "node-0"}}
-            await post(f"{namespace}/pods/{name}/binding", msgspec.json.encode(body))
-            await post(f"{namespace}/events", EVENT)
+            target = {"kind": "Node", "name": NODE}
+            await post(
+                f"{namespace}/pods/{name}/binding",
+                {"metadata": {"name": name, "annotations": ANNOTATIONS}, "target": target},
+            )
+            pod = {"kind": "Pod", "namespace": namespace, "name": name}
+            event = {"metadata": {"generateName": "bare-"}, "involvedObject": pod}
+            message = {"type": "Normal", "reason": "Scheduled", "message": LEASE}
+            await post(f"{namespace}/events", event | message)
 
         async def handle(pods: list[BarePod]) -> None:
             await script(keys=KEYS, args=[pods[0][2], encode(pods)])
@@ -127,13 +154,15 @@ def encode(pods: list[BarePod]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def bare_services(api: str, nats_url: str, redis_url: str) -> AsyncIterator[dict[str, int]]:
+async def bare_services(
+    kubeconfig: Path, nats_url: str, redis_url: str
+) -> AsyncIterator[dict[str, int]]:
     """Start the three processes; yield their pids once they listen."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in ("watcher", "placer", "binder"):
             command = [sys.executable, "-m", "tests.benchmarks.bare_services", name]
-            command += [api, nats_url, redis_url]
+            command += [str(kubeconfig), nats_url, redis_url]
             process = processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert process.stdout is not None
             await asyncio.to_thread(process.stdout.readline)
@@ -149,17 +178,19 @@ async def run(options: argparse.Namespace) -> None:
     ledger = redis.asyncio.Redis.from_url(options.redis_url)
     match options.service:
         case "watcher":
-            await watch(options.api, bus)
+            await watch(options.kubeconfig, bus)
         case "placer":
             await place(bus, ledger)
         case _:
-            await bind(options.api, bus, ledger)
+            await bind(options.kubeconfig, bus, ledger)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("service", "api", "nats_url", "redis_url"):
-        parser.add_argument(name)
+    parser.add_argument("service")
+    parser.add_argument("kubeconfig", type=Path)
+    parser.add_argument("nats_url")
+    parser.add_argument("redis_url")
     uvloop.run(run(parser.parse_args()))
 
 

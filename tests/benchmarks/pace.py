@@ -68,9 +68,8 @@ class PodSource(Protocol):
 class TrivialSource:
     """The trivial API server: pods are lines of its watch."""
 
-    def __init__(self, api: TrivialApi, url: str) -> None:
+    def __init__(self, api: TrivialApi) -> None:
         self.api = api
-        self.url = url
         self.bound = api.bound
 
     async def create_pods(self, run: str, numbers: range) -> None:
@@ -221,11 +220,10 @@ async def apiserver(options: argparse.Namespace, directory: Path) -> AsyncIterat
         return
     api = TrivialApi(nodes=options.nodes)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
     kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format(port=port))
+    kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
     try:
-        yield TrivialSource(api, f"http://127.0.0.1:{port}"), kubeconfig
+        yield TrivialSource(api), kubeconfig
     finally:
         server.close()
 
@@ -249,7 +247,7 @@ async def running(options: argparse.Namespace, directory: Path) -> AsyncIterator
         stack.push_async_callback(client.aclose)
         traces = directory / "traces" if options.steps else None
         if options.bare:
-            started = bare_services(source.url, nats.url, valkey.url)
+            started = bare_services(kubeconfig, nats.url, valkey.url)
         else:
             started = services(
                 kubeconfig, nats.url, valkey.url, options.placers, directory, traces=traces
