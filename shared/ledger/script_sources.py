@@ -1,8 +1,10 @@
 """Sources of the Lua scripts that Redis runs for the ledger, with what all of them share."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import chain
 from typing import NamedTuple
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
@@ -43,22 +45,11 @@ def script_source(name: str) -> str:
     short script.
     """
     source = (_FOLDER / f"{name}.lua").read_text()
-    parts = [_pieces((_FOLDER / "common" / f"{part}.lua").read_text()) for part in _COMMON]
-    unused = [piece for part in parts for piece in part if piece.names]
-    used = _names_used(source).union(*(piece.used for piece in parts[0] if not piece.names))
-    kept: set[_Piece] = set()
-    while found := {piece for piece in unused if not used.isdisjoint(piece.names)}:
-        kept |= found
-        unused = [piece for piece in unused if piece not in found]
-        used = used.union(*(piece.used for piece in found))
-    texts = [
-        piece.text
-        for part in parts
-        if part is parts[0] or not kept.isdisjoint(part)
-        for piece in part
-        if piece in kept or not piece.names
-    ]
-    return _constants() + "".join(texts) + source
+    state, *others = [_pieces(_FOLDER / "common" / f"{part}.lua") for part in _COMMON]
+    used = _names_used(source).union(*(piece.used for piece in state if not piece.names))
+    kept = _used_pieces([*state, *chain(*others)], used)
+    parts = [state, *(part for part in others if not kept.isdisjoint(part))]
+    return _constants() + "".join(_kept_text(part, kept) for part in parts) + source
 
 
 class _Piece(NamedTuple):
@@ -69,9 +60,9 @@ class _Piece(NamedTuple):
     used: frozenset[str]
 
 
-def _pieces(part: str) -> list[_Piece]:
+def _pieces(file: Traversable) -> list[_Piece]:
     """Cut a part at its lines that are not indented."""
-    texts = _PIECE.findall(_COMMENT_LINE.sub("", part))
+    texts = _PIECE.findall(_COMMENT_LINE.sub("", file.read_text()))
     return [_Piece(text, _names_defined(text), _names_used(text)) for text in texts]
 
 
@@ -79,6 +70,19 @@ def script_names() -> tuple[str, ...]:
     """Return the names of all scripts."""
     files = (file.name for file in _FOLDER.iterdir())
     return tuple(sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua")))
+
+
+def _used_pieces(pieces: Iterable[_Piece], used: frozenset[str]) -> set[_Piece]:
+    """Return the pieces that define one of the names, or a name that such a piece uses."""
+    kept: set[_Piece] = set()
+    while found := {piece for piece in pieces if not used.isdisjoint(piece.names)} - kept:
+        kept |= found
+        used = used.union(*(piece.used for piece in found))
+    return kept
+
+
+def _kept_text(part: Iterable[_Piece], kept: Container[_Piece]) -> str:
+    return "".join(piece.text for piece in part if piece in kept or not piece.names)
 
 
 def _names_used(text: str) -> frozenset[str]:

@@ -1,14 +1,14 @@
 """Reports to operators: Kubernetes Events, pod conditions and metrics; pure."""
 
 import hashlib
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from shared.model.names import Namespace, PodUid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesEvent:
+class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a core/v1 Event about a pod, a ResourceClaim or a node.
 
     Equal ones are one Event with a count.

@@ -90,6 +90,8 @@ class EventWriter:
         self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()
         self._pod_rate_limits: OrderedDict[PodUid, TokenBucket] = OrderedDict()
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held by the one writer that the next Event wakes."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         """Queue an Event; `once`: do not count an equal one up."""
@@ -134,16 +136,17 @@ class EventWriter:
                 self.metrics.count_anomaly("events_dropped", occurrences.count)
 
     async def _next(self) -> tuple[KubernetesEvent, _Occurrences]:
-        while True:
-            now = self.clock.ticks()
-            queue = self._warnings or self._others
-            if not queue:
-                self._wake.clear()
-                await self._wake.wait()
-            elif self.rate_limit.take(now):
-                return queue.popitem(last=False)
-            else:
-                await self.clock.sleep(self.rate_limit.wait_s(now))
+        async with self._turn:
+            while True:
+                now = self.clock.ticks()
+                queue = self._warnings or self._others
+                if not queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+                elif self.rate_limit.take(now):
+                    return queue.popitem(last=False)
+                else:
+                    await self.clock.sleep(self.rate_limit.wait_s(now))
 
     async def _write(self, event: KubernetesEvent, new: _Occurrences) -> None:
         namespace, name = event.namespace, event.event_name

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
 
 import pytest
 from prometheus_client import REGISTRY
@@ -259,6 +261,43 @@ async def test_events_that_are_gathered_share_a_batch() -> None:
     await gathering
 
     assert [each.events for each in await inbox.batch()] == [[queued(1)], [queued(2)]]
+
+
+class CountingEvent(asyncio.Event):
+    """Counts how often somebody waits for it."""
+
+    waits = 0
+
+    def was_waited_for(self, times: int) -> bool:
+        return self.waits == times
+
+    async def wait(self) -> Literal[True]:
+        self.waits += 1
+        return await super().wait()
+
+
+async def test_a_message_wakes_one_of_many_readers() -> None:
+    arrived = CountingEvent()
+    inbox = Inbox(arrived=arrived)
+    async with asyncio.TaskGroup() as tasks:
+        readers = [tasks.create_task(inbox.batch()) for _ in range(16)]
+        for number in range(16):
+            await until(partial(arrived.was_waited_for, number + 1))
+            inbox.put(DeliveredMessage([queued(number)]))
+
+    assert all(len(reader.result()) == 1 for reader in readers)
+    assert arrived.waits == len(readers)
+
+
+async def test_a_reader_that_is_cancelled_lets_the_next_one_read() -> None:
+    inbox = Inbox()
+    first, second = asyncio.create_task(inbox.batch()), asyncio.create_task(inbox.batch())
+    await asyncio.sleep(0)
+    first.cancel()
+    inbox.put(DeliveredMessage([queued(1)]))
+
+    async with asyncio.timeout(30):
+        assert [each.events for each in await second] == [[queued(1)]]
 
 
 async def test_a_full_batch_is_not_delayed() -> None:
