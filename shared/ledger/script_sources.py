@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from itertools import chain
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def script_source(name: str) -> str:
     short script.
     """
     source = (_FOLDER / f"{name}.lua").read_text()
-    state, *others = [_pieces(_FOLDER / "common" / f"{part}.lua") for part in _COMMON]
+    state, *others = map(_pieces, _COMMON)
     used = _names_used(source).union(*(piece.used for piece in state if not piece.names))
     kept = _used_pieces([*state, *chain(*others)], used)
     parts = [state, *(part for part in others if not kept.isdisjoint(part))]
@@ -60,9 +60,11 @@ class _Piece(NamedTuple):
     used: frozenset[str]
 
 
-def _pieces(file: Traversable) -> list[_Piece]:
+@cache
+def _pieces(part: str) -> list[_Piece]:
     """Cut a part at its lines that are not indented."""
-    texts = _PIECE.findall(_COMMENT_LINE.sub("", file.read_text()))
+    text = (_FOLDER / "common" / f"{part}.lua").read_text()
+    texts = _PIECE.findall(_COMMENT_LINE.sub("", text))
     return [_Piece(text, _names_defined(text), _names_used(text)) for text in texts]
 
 
