@@ -252,9 +252,14 @@ class RedisLeases(LedgerFeed):
         """Return the live leases of a node."""
         return await self._load_all([node], [])
 
+    async def list_vanished(self) -> list[PodUid]:
+        """Return pods that are gone, but whose containers may still run."""
+        pods: list[PodUid] = await self._connection.run("query", "vanished")
+        return pods
+
     async def load_vanished(self) -> list[Lease]:
         """Return the leases of pods that are gone, but whose containers may still run."""
-        pods = await self._connection.run("query", "vanished")
+        pods = await self.list_vanished()
         found = await self.load(pods) if pods else []
         return [lease for lease in found if lease and lease.state is not LeaseState.RESERVED]
 

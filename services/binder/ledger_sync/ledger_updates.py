@@ -114,16 +114,36 @@ class LedgerUpdater:
         status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
         if status is None:
             return []
-        vanished = await self.ledger.load_vanished() if status.vanished else []
-        leases = await self.vanished_pods.find_terminated(vanished)
-        pods = [lease.pod for lease in leases if lease.claim is None]
+        pods = await self.ledger.list_vanished() if status.vanished else []
+        leases = await self._leases_of_vanished(pods)
+        terminated = await self.vanished_pods.find_terminated(leases)
+        return lease_changes(await self._end_terminated(terminated) if terminated else [])
+
+    async def _leases_of_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
+        """Return their leases, each of which is read once.
+
+        There may be thousands for as long as the agents of a zone do not reply.
+        """
+        known = self.vanished_pods.known(pods)
+        new = [pod for pod in pods if pod not in known]
+        found = await self.ledger.load(new) if new else []
+        live = (lease for lease in found if lease and lease.state is not LeaseState.RESERVED)
+        return [*known.values(), *live]
+
+    async def _end_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
+        """End leases as the ledger has them now: on their nodes, the containers have terminated."""
+        current = await self.ledger.load([lease.pod for lease in leases])
+        nodes = {lease.pod: lease.node for lease in leases}
+        ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
+        self.vanished_pods.forget(nodes.keys() - {lease.pod for lease in ending})
+        pods = [lease.pod for lease in ending if lease.claim is None]
         ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
-        for lease in leases:
+        for lease in ending:
             if lease.claim is not None:  # its uid may have another lease by now
                 ended += await self.ledger.release(
                     [lease.pod], reason=CLAIM_ENDED, version=lease.version
                 )
-        return lease_changes(ended)
+        return ended
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.

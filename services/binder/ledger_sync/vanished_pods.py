@@ -5,7 +5,7 @@ agent gets a request every second; only an agent that stays silent counts as the
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.binder.ports.nats import Terminations
@@ -41,6 +41,15 @@ class VanishedPods:
         self.silence_s = silence_s
         self._pods: dict[PodUid, VanishedPod] = {}
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
+
+    def known(self, pods: Iterable[PodUid]) -> dict[PodUid, Lease]:
+        """Return the leases of those of the pods that agents have been asked about before."""
+        return {pod: self._pods[pod].lease for pod in pods if pod in self._pods}
+
+    def forget(self, pods: Iterable[PodUid]) -> None:
+        """Forget pods whose leases have changed."""
+        for pod in pods:
+            self._pods.pop(pod, None)
 
     async def find_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
         """Send each node's agent a request, and return those of the leases that can end now."""

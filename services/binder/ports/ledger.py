@@ -174,6 +174,10 @@ class LeaseLedger(LiveLeases, Protocol):
         """Return the live leases of a node."""
         ...
 
+    async def list_vanished(self) -> list[PodUid]:
+        """Return pods that are gone, but whose containers may still run."""
+        ...
+
     async def load_vanished(self) -> list[Lease]:
         """Return the leases of pods that are gone, but whose containers may still run."""
         ...

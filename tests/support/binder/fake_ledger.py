@@ -87,6 +87,7 @@ class FakeLedger(NoReservations, FakeResizes):
         self.waiting_pods = FakeWaitingPods(self)
         self.number = 0
         self.vanished: set[PodUid] = set()
+        self.loaded: list[PodUid] = []
         self.is_ready = True
         self.rebuilding = False
         self.restored: list[Lease] = []
@@ -177,10 +178,14 @@ class FakeLedger(NoReservations, FakeResizes):
         return ended
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        self.loaded += pods
         return [self.leases.get(pod) for pod in pods]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         return [each for each in self.leases.values() if each.node == node]
+
+    async def list_vanished(self) -> list[PodUid]:
+        return list(self.vanished)
 
     async def load_vanished(self) -> list[Lease]:
         return [

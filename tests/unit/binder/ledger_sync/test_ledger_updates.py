@@ -120,6 +120,35 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
     assert list(world.ledger.leases) == [lease("p7").pod]
 
 
+async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked() -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+    pod = lease().pod
+    world.agents.answers[pod] = False
+    await world.binder.end_leases([terminated()])
+    world.ledger.loaded.clear()
+
+    for _ in range(5):
+        assert not await world.binder.sync.updater.end_confirmed()
+
+    assert world.agents.requests == 5
+    assert world.ledger.loaded == [pod]
+
+
+async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there() -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+    pod = lease().pod
+    world.agents.answers[pod] = False
+    await world.binder.end_leases([terminated()])
+    assert not await world.binder.sync.updater.end_confirmed()
+
+    world.ledger.leases[pod] = structs.replace(world.ledger.leases[pod], node=NodeName("other"))
+    world.agents.answers[pod] = True
+
+    assert not await world.binder.sync.updater.end_confirmed()
+    [ended] = await world.binder.sync.updater.end_confirmed()
+    assert ended.lease.node == "other"
+
+
 async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
