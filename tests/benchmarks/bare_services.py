@@ -1,9 +1,9 @@
-"""The messages of one pod without Leasehold: `python -m tests.benchmarks.pace --bare`.
+"""The way of one pod without Leasehold: `python -m tests.benchmarks.pace --bare`.
 
-Three processes exchange what watcher, placer and binder exchange (decision 60), through the same
-libraries: watch line, message, script, message, script, message, Binding, Event. They decode the
-pod's metadata, decide nothing, and scripts only write. What they cost is what the libraries and the
-kernel cost.
+Three processes exchange what a pod needs of watcher, placer and binder (decision 60), through the
+same libraries: watch line, message, script, message, script, message, Binding, and as many Events
+as the binder may send. They decode the pod's metadata, decide nothing, and scripts only write. What
+they cost is what the libraries and the kernel cost.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from services.binder.report.event_writer import BURST, EVENTS_PER_S, TokenBucket
 from shared.kubernetes.auth import tls_context
 from shared.kubernetes.kubeconfig import read_kubeconfig
 
@@ -109,6 +111,7 @@ async def place(bus: Client, ledger: "redis.asyncio.Redis") -> None:
 
 async def bind(kubeconfig: Path, bus: Client, ledger: "redis.asyncio.Redis") -> None:
     script, free = ledger.register_script(SCRIPT), asyncio.Semaphore(PARALLEL_REQUESTS)
+    events = TokenBucket.full(per_s=EVENTS_PER_S, burst=BURST, now=time.monotonic())
     async with api_session(kubeconfig) as session, asyncio.TaskGroup() as tasks:
 
         async def post(path: str, body: object) -> None:
@@ -122,6 +125,8 @@ async def bind(kubeconfig: Path, bus: Client, ledger: "redis.asyncio.Redis") -> 
                 f"{namespace}/pods/{name}/binding",
                 {"metadata": {"name": name, "annotations": ANNOTATIONS}, "target": target},
             )
+            if not events.take(time.monotonic()):
+                return
             pod = {"kind": "Pod", "namespace": namespace, "name": name}
             event = {"metadata": {"generateName": "bare-"}, "involvedObject": pod}
             message = {"type": "Normal", "reason": "Scheduled", "message": LEASE}

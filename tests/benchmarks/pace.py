@@ -6,7 +6,7 @@ at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maxim
 Latency runs from the watch event of a pod (on a real API server: from its creation) to its binding
 (on a real one: to the watch event with its node).
 
-With --bare, the same messages are exchanged without Leasehold: what the libraries cost.
+With --bare, three processes exchange only what a pod needs: what the libraries cost.
 
 The API server is a trivial one in this process, which replies at once, or the one of --kubeconfig,
 on which nodes and pods are created and deleted again. There --scheduler measures another scheduler,
@@ -327,7 +327,7 @@ def main() -> None:
     parser.add_argument("--durable", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--burst", type=int, default=0, help="at the end, this many pods at once")
     parser.add_argument(
-        "--bare", action="store_true", help="the same messages through the libraries, no services"
+        "--bare", action="store_true", help="what the libraries cost, without the services"
     )
     parser.add_argument("--steps", action="store_true", help="record spans; print latency by step")
     parser.add_argument("--kubeconfig", type=Path, help="a real API server")
