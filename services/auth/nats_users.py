@@ -9,6 +9,7 @@ node's name.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from services.topology import (
@@ -116,6 +117,8 @@ def _publish_subjects(
         is_request = event in senders and not is_work(event)
         subject_of = subjects.reply_subject if is_request else subjects.subscribe_subject
         yield subject_of(event, node)
+        if is_work(event) and not service.per_node:
+            yield from subjects.observed_subjects(event)
     for role in service_roles:
         if role.kind in {"answers", "handles"}:
             replied_to = (event for event in role.consumes if event in senders)
@@ -133,7 +136,7 @@ def _subscribe_subjects(
             for event in role.consumes:
                 yield f"{subjects.reply_subject(event, node)} {service.name}"
         elif role.kind == "observes":
-            yield from (subjects.subscribe_subject(event) for event in role.consumes)
+            yield from chain.from_iterable(map(subjects.observed_subjects, role.consumes))
         elif role.kind == "handles":
             group = subjects.group_of(service.name, role.method)
             for event in role.consumes:

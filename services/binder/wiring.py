@@ -54,6 +54,7 @@ from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.placing.node_fit import fit_on_node
 from shared.runtime.run import serve
+from shared.runtime.shared_process import SharedProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,7 @@ def _binding(
     )
 
 
-async def serve_binder(settings: BinderSettings) -> None:
+async def serve_binder(settings: BinderSettings, process: SharedProcess | None = None) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     credentials = load_credentials(settings.kubeconfig)
     redis_url, login = settings.redis_url, settings.redis_client_credentials
@@ -216,6 +217,7 @@ async def serve_binder(settings: BinderSettings) -> None:
             settings.nats_url,
             name="binder",
             credentials=settings.nats_client_credentials("binder"),
+            handlers=process.handlers if process else None,
         ) as bus,
         RedisLeases.connect(
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
@@ -223,20 +225,18 @@ async def serve_binder(settings: BinderSettings) -> None:
     ):
         pods = PodClient(client)
 
-        def build_preemptor(events: EventWriter) -> PreemptionController:
-            return PreemptionController(
-                ledger=ledger,
-                store=ledger.part(Preemptions),
-                evictions=EvictionClient(client),
-                events=events,
-                metrics=metrics,
-                clock=clock,
-                fit=fit_on_node,
-                rules=settings.rules,
-                offer=SchedulerOffers(ledger.waiting_pods, pods, clock).offer,
-                enabled=settings.preemption,
-            )
-
+        build_preemptor = partial(
+            PreemptionController,
+            ledger=ledger,
+            store=ledger.part(Preemptions),
+            evictions=EvictionClient(client),
+            metrics=metrics,
+            clock=clock,
+            fit=fit_on_node,
+            rules=settings.rules,
+            offer=SchedulerOffers(ledger.waiting_pods, pods, clock).offer,
+            enabled=settings.preemption,
+        )
         binder = build_binder(
             BinderPorts(
                 ledger=ledger,
@@ -250,13 +250,18 @@ async def serve_binder(settings: BinderSettings) -> None:
                 clock=clock,
                 host_clock=SystemClock(),
             ),
-            build_preemptor,
+            lambda events: build_preemptor(events=events),
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )
 
-        async def begin() -> None:
-            await bus.publish([ResyncRequested(reason="a binder has started")])
-
         probes = {"api": api_server.unready_reason, "redis": ledger.unready_reason}
-        await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)
+        await serve(
+            "binder",
+            binder,
+            bus=bus,
+            settings=settings,
+            probes=probes,
+            begin=partial(bus.publish, [ResyncRequested(reason="a binder has started")]),
+            process=process,
+        )

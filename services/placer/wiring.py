@@ -10,10 +10,11 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_clock import LedgerClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, serve
+from shared.runtime.shared_process import SharedProcess
 from shared.runtime.telemetry import open_tracing
 
 
-async def serve_placer(settings: PlacerSettings) -> None:
+async def serve_placer(settings: PlacerSettings, process: SharedProcess | None = None) -> None:
     """Serve the placer until SIGTERM or SIGINT."""
     clock = LedgerClock()
     async with (
@@ -27,6 +28,7 @@ async def serve_placer(settings: PlacerSettings) -> None:
             settings.nats_url,
             name="placer",
             credentials=settings.nats_client_credentials("placer"),
+            handlers=process.handlers if process else None,
         ) as bus,
     ):
         rng = random.Random().random  # noqa: S311 - spreads placers, no secret depends on it
@@ -48,4 +50,5 @@ async def serve_placer(settings: PlacerSettings) -> None:
             nats=Nats.MEANWHILE,
             tracing=tracing,
             probes=probes,
+            process=process,
         )

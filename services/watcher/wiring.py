@@ -18,9 +18,10 @@ from shared.model.claim import DraMode
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import serve
+from shared.runtime.shared_process import SharedProcess
 
 
-async def serve_watcher(settings: WatcherSettings) -> None:
+async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None = None) -> None:
     """Serve the watcher until SIGTERM or SIGINT."""
     parser = settings.pod_parser()
     file_quotas = load_file(settings.quotas) if settings.quotas else {}
@@ -31,6 +32,7 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             settings.nats_url,
             name="watcher",
             credentials=settings.nats_client_credentials("watcher"),
+            handlers=process.handlers if process else None,
         ) as bus,
     ):
         pods, nodes = PodReflector(client, parser), NodeReflector(client)
@@ -50,4 +52,4 @@ async def serve_watcher(settings: WatcherSettings) -> None:
             "pods": lambda: None if pods.synced else "not listed yet",
             "nodes": lambda: None if nodes.revision is not None else "not listed yet",
         }
-        await serve("watcher", watcher, bus=bus, settings=settings, probes=probes)
+        await serve("watcher", watcher, bus=bus, settings=settings, probes=probes, process=process)

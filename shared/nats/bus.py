@@ -20,10 +20,12 @@ from nats.aio.subscription import Subscription
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.model.clock import end
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.event import Event, is_work
+from shared.model.events.event import Delivery, Event, is_work
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
+from shared.nats.copies import Copies
+from shared.nats.handover import LocalHandlers
 from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, of_its_node
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 
@@ -49,16 +51,22 @@ class Bus:
     """A connection that reconnects. Publishing raises UnavailableError while it is down."""
 
     def __init__(
-        self, name: str, policy: ResendPolicy, confirmation_timing: ConfirmationTiming
+        self,
+        name: str,
+        policy: ResendPolicy,
+        confirmation_timing: ConfirmationTiming,
+        handlers: LocalHandlers | None = None,
     ) -> None:
         self.client: Any = None
         self.has_lost_work = asyncio.Event()
         """Set once replicas receive work again of which some was dropped before."""
+        self._handlers = handlers
         self._name = name
         self._policy = policy
         self._confirmation_timing = confirmation_timing
         self._work: UnconfirmedWork
         self._confirmations: Confirmations
+        self._copies: Copies
         self._reached = asyncio.Event()
         self._wait = ConnectWait()
 
@@ -99,6 +107,7 @@ class Bus:
         name: str,
         credentials: ClientCredentials = NO_CREDENTIALS,
         patience_s: float = 30.0,
+        handlers: LocalHandlers | None = None,
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
 
@@ -107,7 +116,7 @@ class Bus:
         is logged once; `unready_reason` returns it. An attempt times out after `patience_s`
         seconds.
         """
-        bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION)
+        bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
         async with asyncio.TaskGroup() as tasks:
             reaching = tasks.create_task(bus._reach(url, credentials, patience_s))
             try:
@@ -143,8 +152,11 @@ class Bus:
             service=self._name,
             policy=self._policy,
             has_lost_work=self.has_lost_work,
+            encode=self._messages,
         )
+        self._copies = Copies(client)
         await self._work.start()
+        await self._copies.start()
         self._reached.set()
 
     async def _run(self) -> None:
@@ -299,6 +311,8 @@ class Bus:
             if is_work(kind):
                 queue, subject = group, subjects.subscribe_subject(kind)
                 callback = inbox.receive_work(kind, self._confirmations)
+                if self._handlers is not None:
+                    self._handlers.add(kind, inbox)
             else:
                 queue, subject = "", subjects.subscribe_subject(kind, route)
                 callback = inbox.receive_broadcasts(kind)
@@ -311,12 +325,12 @@ class Bus:
         """Subscribe to copies of events of `kinds`, work included, without consuming it."""
         inbox = Inbox()
         for kind in kinds:
-            subject = subjects.subscribe_subject(kind)
             callback = inbox.receive_broadcasts(kind)
-            inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
+            for subject in subjects.observed_subjects(kind):
+                inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
 
-    def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
+    def _messages(self, events: Sequence[Event]) -> Iterator[tuple[Sequence[Event], bytes]]:
         """Encode events of one type, in one message if it is small enough for the server.
 
         An event that is too large or cannot be encoded is logged and skipped.
@@ -339,9 +353,25 @@ class Bus:
             logger.error("skipped an event: %s: %.200r", why, events[0])
 
     async def _send(self, kind: type[Event], route: str, events: list[Event]) -> None:
+        if self._hand_over(kind, route, events) or kind.delivery is Delivery.COPY:
+            await self._copy(subjects.copy_subject(kind, route), events)
+            return
         subject = subjects.publish_subject(kind, route)
         for some, data in self._messages(events):
             if is_work(kind):
                 await self._work.send(kind, subject, data, events=len(some))
             else:
                 await self.client.publish(subject, data)
+
+    def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
+        """Give work to its handler in this process; False: it must be sent."""
+        if self._handlers is None or not is_work(kind):
+            return False
+        inbox = self._handlers.inbox_of(kind)
+        subject = subjects.publish_subject(kind, route)
+        return inbox is not None and self._work.hand_over(kind, subject, events, inbox)
+
+    async def _copy(self, subject: str, events: list[Event]) -> None:
+        if self._copies.wants(subject):
+            for _, data in self._messages(events):
+                await self._copies.send(subject, data)

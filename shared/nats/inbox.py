@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.nats import subjects, wire
-from shared.nats.confirmations import Confirmations, Receipt
+from shared.nats.confirmations import Confirmations
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,24 @@ class DeliveredMessage:
         """Have the message delivered to any replica after a pause."""
 
 
+class WorkReceipt(Protocol):
+    """Tells the sender of work what became of it."""
+
+    def confirm(self) -> None:
+        """It is handled: its sender forgets it."""
+        ...
+
+    def give_back(self) -> None:
+        """It is not handled here: its sender sends it to any replica again."""
+        ...
+
+
 @dataclass(slots=True)
 class WorkMessage(DeliveredMessage):
     """A message of work, which its sender keeps until it is confirmed."""
 
     inbox: "Inbox"
-    receipt: Receipt
+    receipt: WorkReceipt
     deliveries: int = 1
 
     @property
@@ -86,6 +98,7 @@ class Inbox:
     subscriptions: list[Subscription] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one reader that a message wakes; other readers wait for their turn."""
+    is_closed: bool = False
 
     def put(self, delivered: DeliveredMessage) -> None:
         """Add a message to the buffer."""
@@ -114,6 +127,7 @@ class Inbox:
 
     async def close(self) -> None:
         """End the subscriptions."""
+        self.is_closed = True
         for subscription in self.subscriptions:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()

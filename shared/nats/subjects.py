@@ -3,7 +3,9 @@
 The bus and the permissions of its users both use them, so that they cannot differ.
 """
 
-from shared.model.events.event import Event
+from collections.abc import Mapping
+
+from shared.model.events.event import Delivery, Event, is_work
 
 CONFIRMED = "confirmed"
 
@@ -21,6 +23,20 @@ def publish_subject(kind: type[Event], route: str = "") -> str:
 def subscribe_subject(kind: type[Event], route: str = "") -> str:
     """Return the subject to subscribe to for events of one node, or of all nodes."""
     return f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, route)}"
+
+
+def copy_subject(kind: type[Event], route: str = "") -> str:
+    """Return the subject of copies of an event for observers."""
+    return f"leasehold.{Delivery.COPY}.{kind.subject}{token(route)}"
+
+
+def observed_subjects(kind: type[Event]) -> tuple[str, ...]:
+    """Return the subjects to subscribe to for copies of events of any node.
+
+    What is work is copied to observers by NATS, or by its sender if it is handed over.
+    """
+    copies = f"leasehold.{Delivery.COPY}.{kind.subject}{_filter(kind, '')}"
+    return tuple(dict.fromkeys((subscribe_subject(kind), *((copies,) if is_work(kind) else ()))))
 
 
 def request_subject(question: type[Event], route: str = "") -> str:
@@ -52,6 +68,11 @@ def number_of(reply: str) -> int | None:
     """Return the number of the message that a reply subject belongs to; None: it is of reports."""
     number = reply.rpartition(".")[2]
     return int(number) if number.isdecimal() else None
+
+
+def has_no_responders(headers: Mapping[str, str] | None) -> bool:
+    """Return whether NATS returned this message since its subject has no subscriber."""
+    return headers is not None and headers.get("Status") == "503"
 
 
 def user_of(service: str, node: str = "") -> str:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,12 @@ from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.nats import subjects, wire
+from shared.nats.inbox import Inbox, WorkMessage
 
 logger = logging.getLogger(__name__)
 
-NO_RESPONDERS = "503"
 NEVER = float("-inf")
+FOREVER = float("inf")
 
 UNCONFIRMED = Gauge(
     "leasehold_unconfirmed_events",
@@ -89,6 +90,24 @@ class _Message:
     sent_at: float = NEVER
     due_at: float = NEVER
     is_received: bool = False
+    handed_over: Sequence[Event] = ()
+    """Its events, if a handler of this process has them: then it is not encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The receipt of work that a handler of this process has."""
+
+    work: "UnconfirmedWork"
+    number: int
+
+    def confirm(self) -> None:
+        """Forget the work: it is handled."""
+        self.work.settle(self.number)
+
+    def give_back(self) -> None:
+        """Send the work to any replica after a pause."""
+        self.work.send_later(self.number)
 
 
 class UnconfirmedWork:
@@ -104,12 +123,14 @@ class UnconfirmedWork:
         service: str,
         policy: ResendPolicy,
         has_lost_work: asyncio.Event,
+        encode: Callable[[Sequence[Event]], Iterator[tuple[Sequence[Event], bytes]]],
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._service = service
         self._policy = policy
         self._has_lost_work = has_lost_work
+        self._encode = encode
         self._ticks = ticks
         self._prefix = str(client.new_inbox())
         self._kinds: dict[type[Event], _Kind] = {}
@@ -128,20 +149,59 @@ class UnconfirmedWork:
         Raises UnavailableError if receivers have left no room for it within `room_s`. While no
         replica receives this type of work, the oldest message is dropped instead.
         """
+        kind = self._kind(event)
+        if self._is_full(kind):
+            await self._make_room(kind)
+        message = self._keep(kind, subject, data, events)
+        if self._client.is_connected and kind.unheard_since is None:
+            await self._write(message)
+
+    def hand_over(
+        self, event: type[Event], subject: str, events: Sequence[Event], inbox: Inbox
+    ) -> bool:
+        """Put work into the inbox of this process and keep it until it is handled.
+
+        False: too much of it is not handled yet.
+        """
+        kind = self._kind(event)
+        if self._is_full(kind):
+            return False
+        message = self._keep(kind, subject, b"", len(events))
+        message.due_at, message.is_received, message.handed_over = FOREVER, True, events
+        inbox.put(WorkMessage(list(events), inbox, HandedOver(self, message.number)))
+        return True
+
+    def settle(self, number: int) -> None:
+        """Forget work that was handed over."""
+        if number in self._messages:
+            self._forget(number)
+
+    def send_later(self, number: int, after_s: float | None = None) -> None:
+        """Send work that was handed over to any replica, after `return_s` by default."""
+        message = self._messages.get(number)
+        if message is None:
+            return
+        self._forget(number)
+        due_at = self._ticks() + (self._policy.return_s if after_s is None else after_s)
+        for some, data in self._encode(message.handed_over):
+            kept = self._keep(message.kind, message.subject, data, len(some))
+            kept.due_at, kept.is_received = due_at, True
+
+    def _kind(self, event: type[Event]) -> _Kind:
         kind = self._kinds.get(event)
         if kind is None:
             unconfirmed = UNCONFIRMED.labels(self._service, event.subject)
             kind = self._kinds[event] = _Kind(event, unconfirmed)
-        if self._is_full(kind):
-            await self._make_room(kind)
+        return kind
+
+    def _keep(self, kind: _Kind, subject: str, data: bytes, events: int) -> _Message:
         message = _Message(self._next, kind, subject, data, events)
         self._next += 1
         self._messages[message.number] = kind.messages[message.number] = message
         kind.size += len(data)
         kind.unconfirmed.inc(events)
         self._added.set()
-        if self._client.is_connected and kind.unheard_since is None:
-            await self._write(message)
+        return message
 
     async def run(self) -> None:
         """Send again what is due until cancelled; nothing is done while all is confirmed."""
@@ -157,6 +217,9 @@ class UnconfirmedWork:
     async def drain(self, limit_s: float) -> None:
         """Wait until the work that replicas receive is handled, `limit_s` seconds at most."""
         end_at = self._ticks() + limit_s
+        for message in list(self._messages.values()):
+            if message.handed_over:
+                self.send_later(message.number, after_s=0)
         while (left_s := end_at - self._ticks()) > 0 and self._client.is_connected:
             if all(kind.unheard_since is not None or not kind.messages for kind in self._all()):
                 return
@@ -233,7 +296,7 @@ class UnconfirmedWork:
                 self._apply(wire.decode_confirmation(message.data))
             except RequestError as error:
                 logger.error("dropped a confirmation: %s", error)  # noqa: TRY400 - no traceback
-        elif (message.headers or {}).get("Status") == NO_RESPONDERS and number in self._messages:
+        elif subjects.has_no_responders(message.headers) and number in self._messages:
             kept = self._messages[number]
             self._mark_unheard(kept.kind)
             kept.due_at = NEVER

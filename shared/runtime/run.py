@@ -1,11 +1,10 @@
 """The process of a service: settings, start, run, shutdown."""
 
 import asyncio
+import contextlib
 import gc
-import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -19,6 +18,7 @@ from shared.runtime import health, telemetry
 from shared.runtime.heartbeat import sending_heartbeats
 from shared.runtime.runner import Runner
 from shared.runtime.settings import ServiceSettings
+from shared.runtime.shared_process import SharedProcess, open_process
 
 logger = logging.getLogger(__name__)
 
@@ -53,52 +53,47 @@ async def serve(
     probes: Mapping[str, health.Probe] | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
     drain: Callable[[], Awaitable[None]] | None = None,
+    process: SharedProcess | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
     `begin` is called once all subscriptions exist; `drain` before anything is stopped.
-    `settings.run_file` is written once all subscriptions exist and every probe succeeds.
+    `settings.run_file` is written once all subscriptions exist and every probe succeeds. In a
+    shared process, the process has the endpoints and the file, and its end is that of the service.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
     runner = Runner(name, service, bus, tracing, loops_before_nats=ahead, begin=begin)
     checks = dict(probes or {})
     if nats is not Nats.OPTIONAL:
         checks = {"nats": lambda: bus.unready_reason() or runner.unready_reason or None, **checks}
+    instance = telemetry.instance_of(name, settings)
+    route = str(getattr(service, "route", ""))
     try:
-        instance = telemetry.instance_of(name, settings)
-        route = str(getattr(service, "route", ""))
-        async with (
-            health.served(health.application(checks), settings.http) as address,
-            sending_heartbeats(bus, checks, service=name, instance=instance, node=route),
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            if process is None:
+                process = await stack.enter_async_context(open_process([name], settings))
+            started = process.add(name, checks)
+            await stack.enter_async_context(
+                sending_heartbeats(bus, checks, service=name, instance=instance, node=route)
+            )
             early = nats is Nats.OPTIONAL
-            await _until(stop, runner, checks, settings, address, drain=drain, early=early)
+            await _until(process.stop, runner, started, drain=drain, early=early)
     finally:
         await asyncio.to_thread(tracing.close)
-        if settings.run_file is not None:
-            settings.run_file.unlink(missing_ok=True)
 
 
 async def _until(
     stop: asyncio.Event,
     runner: Runner,
-    checks: Mapping[str, health.Probe],
-    settings: ServiceSettings,
-    address: str,
+    started: asyncio.Event,
     *,
     drain: Callable[[], Awaitable[None]] | None,
     early: bool,
 ) -> None:
     """Run until the stop event; a service that is ready early also shuts down in order."""
-    started = asyncio.Event()
     running = asyncio.create_task(runner.run(started))
     stopping = asyncio.create_task(stop.wait())
-    announcing = asyncio.create_task(_announce(started, checks, settings, address))
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -106,26 +101,8 @@ async def _until(
         elif drain is not None and (early or started.is_set()):
             await drain()
     finally:
-        await end(announcing)
         await end(running, runner.tasks)
         await end(stopping)
-
-
-async def _announce(
-    started: asyncio.Event,
-    checks: Mapping[str, health.Probe],
-    settings: ServiceSettings,
-    address: str,
-) -> None:
-    await started.wait()
-    while health.unready(checks):  # noqa: ASYNC110 - probes are polled
-        await asyncio.sleep(0.05)
-    logger.info("ready on http://%s", address)
-    if settings.run_file is not None:
-        settings.run_file.parent.mkdir(parents=True, exist_ok=True)
-        draft = settings.run_file.with_suffix(".new")
-        draft.write_text(json.dumps({"pid": os.getpid(), "http": address}))
-        draft.replace(settings.run_file)
 
 
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:

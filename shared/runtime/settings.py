@@ -127,14 +127,34 @@ def load(
     Raises RequestError with the name and value of an invalid variable; an invalid flag ends the
     process with code 2 and argparse's message.
     """
+    (settings,) = load_each(
+        (kind,), program, about=about, examples=examples, argv=argv, environ=environ
+    )
+    loaded: S = settings
+    return loaded
+
+
+def load_each(
+    kinds: Sequence[type[Any]],
+    program: str,
+    *,
+    about: str,
+    examples: Sequence[str] = (),
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Any]:
+    """Load settings of several kinds, as `load` does; they share flags of the same name."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=about,
         epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, kind, environ=environ)
-    return from_flags(kind, parser.parse_args(argv))
+    known: set[str] = set()
+    for kind in kinds:
+        add_flags(parser, kind, environ=environ, known=known)
+    flags = parser.parse_args(argv)
+    return [from_flags(kind, flags) for kind in kinds]
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
@@ -147,11 +167,19 @@ def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, kind: type[Any], *, environ: Mapping[str, str] = os.environ
+    parser: argparse.ArgumentParser,
+    kind: type[Any],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    known: set[str] | None = None,
 ) -> None:
-    """Add one flag per field of `kind`; the default is the value of the environment."""
+    """Add one flag per field of `kind`, unless it is `known`; the environment has its default."""
+    known = set() if known is None else known
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
+        if item.name in known:
+            continue
+        known.add(item.name)
         variable = PREFIX + item.name.upper()
         parse = reader_of(hints[item.name])
         fallback = _default_of(item)

@@ -250,7 +250,13 @@ async def running(options: argparse.Namespace, directory: Path) -> AsyncIterator
             started = bare_services(kubeconfig, nats.url, valkey.url)
         else:
             started = services(
-                kubeconfig, nats.url, valkey.url, options.placers, directory, traces=traces
+                kubeconfig,
+                nats.url,
+                valkey.url,
+                options.placers,
+                directory,
+                traces=traces,
+                together=options.together,
             )
         pids |= await stack.enter_async_context(started)
         assert nats.process is not None
@@ -328,6 +334,9 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=0, help="at the end, this many pods at once")
     parser.add_argument(
         "--bare", action="store_true", help="what the libraries cost, without the services"
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="watcher, placer and binder in one process"
     )
     parser.add_argument("--steps", action="store_true", help="record spans; print latency by step")
     parser.add_argument("--kubeconfig", type=Path, help="a real API server")

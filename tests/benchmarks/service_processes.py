@@ -28,10 +28,15 @@ async def services(
     authority: Path | None = None,
     traces: Path | None = None,
     names: Sequence[str] = (),
+    together: bool = False,
 ) -> AsyncIterator[dict[str, int]]:
-    """Start watcher, placers and binder, or those named; yield their pids once all are ready."""
+    """Start watcher, placers and binder, or those named; yield their pids once all are ready.
+
+    `together`: watcher, placer and binder are one process.
+    """
     processes: dict[str, subprocess.Popen[bytes]] = {}
-    names = names or ["watcher", "binder", *(f"placer-{n}" for n in range(placers))]
+    apart = ["watcher", "binder", *(f"placer-{n}" for n in range(placers))]
+    names = names or (["scheduler"] if together else apart)
     for name in names:
         command = [sys.executable, "-m", f"services.{name.partition('-')[0]}"]
         command += ["--nats-url", nats_url, "--run-file", str(directory / f"{name}.json")]

@@ -3,7 +3,7 @@
 `subject` is the name of the event on the bus, `<noun>.<participle>.v<n>`. A field with a default
 may be added; any other change is a new class with a new version. Work is delivered at least once
 to one replica of the service that handles it. A broadcast goes to all current subscribers and may
-be lost.
+be lost; so does a copy.
 """
 
 import re
@@ -25,6 +25,8 @@ class Delivery(StrEnum):
     """Kept by its sender until one replica has handled it."""
     BROADCAST = "broadcast"
     """Delivered to the subscribers that are connected now."""
+    COPY = "copy"
+    """For observers only: not sent while there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,7 +220,7 @@ class PodBound(Event):
     """The API server accepted the binding."""
 
     subject: ClassVar[str] = "pod.bound.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+    delivery: ClassVar[Delivery] = Delivery.COPY
 
     lease: Lease
     latency_s: float = 0.0

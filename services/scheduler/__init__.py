@@ -1,0 +1,1 @@
+"""Watcher, placer and binder in one process: the work between them takes no message."""

@@ -1,0 +1,43 @@
+"""Runs watcher, placer and binder in one process: `python -m services.scheduler --help`."""
+
+import sys
+
+from services.scheduler.settings import KINDS
+from services.scheduler.wiring import serve_scheduler
+from shared.model.errors import RequestError
+from shared.runtime.run import run
+from shared.runtime.settings import load_each
+
+PROGRAM = "python -m services.scheduler"
+
+
+def main() -> None:
+    """Parse the settings and run."""
+    try:
+        common, *each = load_each(
+            KINDS,
+            PROGRAM,
+            about=(
+                "Run watcher, placer and binder in one process, which takes less CPU and time per "
+                "pod: work between them is not sent over NATS. Any number of replicas may run."
+            ),
+            examples=(
+                "python -m services.scheduler --kubeconfig .leasehold/kubeconfig "
+                "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
+                "python -m services.scheduler --services placer,binder "
+                "--nats-credentials .leasehold/credentials/nats",
+            ),
+        )
+        services = common.checked()
+    except RequestError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        sys.exit(2)
+    run(
+        lambda: serve_scheduler(services, common, *each),
+        service="scheduler",
+        log_level=common.log_level,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Settings of services that share a process."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.binder.settings import BinderSettings
+from services.placer.settings import PlacerSettings
+from services.watcher.settings import WatcherSettings
+from shared.model.errors import RequestError
+from shared.runtime.settings import LedgerSettings, ServiceSettings, setting
+
+SERVICES = ("watcher", "placer", "binder")
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings(LedgerSettings):
+    """Which services run, with what all of them have in common."""
+
+    services: tuple[str, ...] = setting(
+        SERVICES, "the services to run, each with its own flags, too"
+    )
+
+    def checked(self) -> tuple[str, ...]:
+        """Return the services. Raises RequestError if there are none, or one is unknown."""
+        unknown = [name for name in self.services if name not in SERVICES]
+        if unknown or not self.services:
+            found = f"{', '.join(unknown)} cannot run here" if unknown else "none is named"
+            raise RequestError(f"--services: {found}; choose from {','.join(SERVICES)}")
+        return tuple(dict.fromkeys(self.services))
+
+
+KINDS = (SchedulerSettings, WatcherSettings, PlacerSettings, BinderSettings)
+
+
+def settings_of(service: str, settings: S) -> S:
+    """Return the settings of one service: of a directory of credentials, the file of its name."""
+    credentials: dict[str, Any] = {
+        name: path / service
+        for name in ("nats_credentials", "redis_credentials")
+        if isinstance(path := getattr(settings, name, None), Path) and path.is_dir()
+    }
+    return dataclasses.replace(settings, **credentials)

@@ -1,0 +1,78 @@
+"""One process: its end, its endpoints, and which work its services hand over to each other."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from shared.model.clock import end
+from shared.nats.handover import LocalHandlers
+from shared.runtime import health
+from shared.runtime.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+
+class SharedProcess:
+    """What the services of one process share."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self.stop = asyncio.Event()
+        """Set when the process shall end."""
+        self.handlers = LocalHandlers() if len(services) > 1 else None
+        """None: one service sends its work over NATS, also to itself."""
+        self.checks: dict[str, health.Probe] = {
+            name: lambda: "not started yet" for name in services
+        }
+        self.started = {name: asyncio.Event() for name in services}
+
+    def add(self, name: str, checks: Mapping[str, health.Probe]) -> asyncio.Event:
+        """Add the checks of a service; return the event that it sets once it runs."""
+        alone = len(self.started) == 1
+        del self.checks[name]
+        self.checks |= {
+            each if alone else f"{name} {each}": probe for each, probe in checks.items()
+        }
+        return self.started[name]
+
+    async def wait_ready(self) -> None:
+        """Return once all services run and every check succeeds."""
+        for started in self.started.values():
+            await started.wait()
+        while health.unready(self.checks):  # noqa: ASYNC110 - probes are polled
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def open_process(
+    services: Sequence[str], settings: ServiceSettings
+) -> AsyncIterator[SharedProcess]:
+    """Serve the endpoints of a process that ends on SIGTERM or SIGINT.
+
+    `settings.run_file` is written once all services run and every check succeeds.
+    """
+    process = SharedProcess(services)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, process.stop.set)
+    async with health.served(health.application(process.checks), settings.http) as address:
+        announcing = asyncio.create_task(_announce(process, settings, address))
+        try:
+            yield process
+        finally:
+            await end(announcing)
+            if settings.run_file is not None:
+                settings.run_file.unlink(missing_ok=True)
+
+
+async def _announce(process: SharedProcess, settings: ServiceSettings, address: str) -> None:
+    await process.wait_ready()
+    logger.info("ready on http://%s", address)
+    if settings.run_file is not None:
+        settings.run_file.parent.mkdir(parents=True, exist_ok=True)
+        draft = settings.run_file.with_suffix(".new")
+        draft.write_text(json.dumps({"pid": os.getpid(), "http": address}))
+        draft.replace(settings.run_file)
