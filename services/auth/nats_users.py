@@ -117,14 +117,14 @@ def _publish_subjects(
         is_request = event in senders and not is_work(event)
         subject_of = subjects.reply_subject if is_request else subjects.subscribe_subject
         yield subject_of(event, node)
-        if is_work(event) and not service.per_node:
-            yield from subjects.observed_subjects(event)
+    if not service.per_node:
+        work = filter(is_work, published(service_roles))
+        yield from chain.from_iterable(map(subjects.observed_subjects, work))
+        yield subjects.publish_subject(ResyncRequested)
     for role in service_roles:
         if role.kind in {"answers", "handles"}:
             replied_to = (event for event in role.consumes if event in senders)
             yield from (_inboxes(each) for event in replied_to for each in senders[event])
-    if not service.per_node:
-        yield subjects.publish_subject(ResyncRequested)
 
 
 def _subscribe_subjects(
