@@ -51,6 +51,27 @@ class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
             raise RedisConnectionError(str(error)) from error
 
 
+class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
+    """A pool without the library's metrics, and without a lock: nothing awaits while it changes."""
+
+    async def get_connection(self, *_: Any, **__: Any) -> Any:
+        """Return a connection that is connected and has no data of an earlier call."""
+        connection = self.get_available_connection()
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        """Take a connection back."""
+        self._in_use_connections.remove(connection)
+        if connection.should_reconnect():
+            await connection.disconnect()
+        self._available_connections.append(connection)
+
+
 class CommandClient(redis.asyncio.Redis):  # type: ignore[misc]
     """A client without the library's retries, metrics and encoder written in Python.
 
@@ -96,7 +117,7 @@ def _direct(
     url: str, credentials: ClientCredentials, timeout_s: float
 ) -> redis.asyncio.ConnectionPool:
     try:
-        pool = redis.asyncio.ConnectionPool.from_url(
+        pool = _Pool.from_url(
             url,
             protocol=2,
             socket_timeout=None,

@@ -141,6 +141,8 @@ class RedisLeases(LedgerFeed):
         gang_needs: GangNeeds | None = None,
     ) -> list[ReservationOutcome]:
         batches = in_batches(wanted)
+        if len(batches) == 1:  # the usual case, without a task
+            return await self._reserve_batch(batches[0], now, expires_at, gang_needs)
         answers = await asyncio.gather(
             *(self._reserve_batch(batch, now, expires_at, gang_needs) for batch in batches),
             return_exceptions=True,

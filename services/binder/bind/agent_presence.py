@@ -100,6 +100,8 @@ class AgentPresence:
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
             by_node.setdefault(lease.node, []).append(lease)
+        if len(by_node) == 1:  # the usual case, without a task
+            return await self._deferrals_on(*by_node.popitem())
         found = await asyncio.gather(*(self._deferrals_on(*each) for each in by_node.items()))
         return {pod: deferral for deferrals in found for pod, deferral in deferrals.items()}
 

@@ -36,6 +36,8 @@ class GangCheck:
         Raises UnavailableError while the API server does not respond.
         """
         gangs = sorted({each.lease.gang for each in placements if each.lease.gang})
+        if not gangs:
+            return []
         found = await asyncio.gather(*map(self._check_once, gangs))
         gone = [event for events in found for event in events]
         return await self.updater.end_terminated(gone) if gone else []

@@ -14,6 +14,7 @@ def add_up_commands(add: AddCommand) -> None:
         _up,
         "",
         "--nodes 4 --gpus 8xA100-80GB --placers 4",
+        "--combined",
         "--headless --state /tmp/demo",
         "--budgets budgets.yaml",
         "--volcano-conf volcano.conf --usage-port 9394 --scheduler-metrics 127.0.0.1:8080",
@@ -30,6 +31,11 @@ def add_up_commands(add: AddCommand) -> None:
         "layout per node",
     )
     option("--placers", type=int, default=2, help="placer replicas (default: 2)")
+    option(
+        "--combined",
+        action="store_true",
+        help="watcher, placer and binder as one process, the component `scheduler`",
+    )
     option("--budgets", type=_absolute, metavar="FILE", help="YAML of GPUBudget objects to apply")
     option("--quotas", type=_absolute, metavar="FILE", help="YAML of GPUQuota objects to apply")
     option(

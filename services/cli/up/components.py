@@ -11,6 +11,9 @@ from services.cli.up import servers
 from services.cli.up.plan import Plan
 from shared.nats.subjects import user_of
 
+SCHEDULER = "scheduler"
+"""The process of several services: it takes of a directory the login of each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpCheck:
@@ -122,13 +125,18 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
-    return [
-        _service("watcher", "watcher", plan, directory, (*kubeconfig, *quotas, *volcano)),
+    watcher = (*kubeconfig, *quotas, *volcano)
+    pipeline = [
+        _service("watcher", "watcher", plan, directory, watcher),
         *(
             _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
             for number in range(plan.placers)
         ),
         _service("binder", "binder", plan, directory, (*kubeconfig, *redis)),
+    ]
+    combined = [_service(SCHEDULER, SCHEDULER, plan, directory, (*watcher, *redis))]
+    return [
+        *(combined if plan.combined else pipeline),
         _service("timekeeper", "timekeeper", plan, directory, (*kubeconfig, *redis, *budgets)),
         _service("webhook", "webhook", plan, directory, (*kubeconfig, *webhook)),
         _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
@@ -261,11 +269,15 @@ def _with_credentials(
         )
     if nats and "--nats-url" in component.argv:
         user = user_of(_service_name(component), _node_of(component))
-        added += ["--nats-credentials", str(files.nats(user))]
+        added += ["--nats-credentials", _login(component, files.nats(user))]
         added += ["--nats-ca-file", str(files.authority)]
     if redis and "--redis-url" in component.argv:
-        added += ["--redis-credentials", str(files.redis(_service_name(component)))]
+        added += ["--redis-credentials", _login(component, files.redis(_service_name(component)))]
     return replace(component, argv=(*component.argv, *added), checks=checks)
+
+
+def _login(component: Component, file: Path) -> str:
+    return str(file.parent if _service_name(component) == SCHEDULER else file)
 
 
 def _service_name(component: Component) -> str:

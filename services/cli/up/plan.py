@@ -23,6 +23,7 @@ class UpSettings:
     nodes: int | None
     gpus: str
     placers: int
+    combined: bool
     budgets: Path | None
     quotas: Path | None
     volcano_conf: Path | None
@@ -69,6 +70,8 @@ class Plan:
     redis_url: str
     python: tuple[str, ...]
     """Command that runs a Python module whose name is appended."""
+    combined: bool = False
+    """Watcher, placer and binder are one process."""
     log_level: str = "info"
     otlp_endpoint: str = ""
     budgets: Path | None = None
@@ -128,6 +131,7 @@ def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None
     return Plan(
         nodes=nodes,
         placers=settings.placers,
+        combined=settings.combined,
         ports=ports,
         nats_program="" if settings.nats_url else servers.nats_program(),
         redis_program="" if settings.redis_url else servers.valkey_program(),

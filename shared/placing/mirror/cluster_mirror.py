@@ -67,6 +67,9 @@ class ClusterMirror:
         self.mig_nodes = 0
         """Nodes with devices in MIG mode."""
         self._devices: dict[DeviceUuid, MirroredDevice] = {}
+        self._largest = (0, 0)
+        self._largest_as_of = 0
+        """The end of `inventory_changes` when the largest device was determined."""
         self._reservations: dict[PodUid, TentativeReservation] = {}
 
     def reset(self, nodes: Iterable[LedgerNode]) -> None:
@@ -110,9 +113,12 @@ class ClusterMirror:
 
     def largest_device(self) -> tuple[int, int]:
         """Return the most MiB, and the most of its node's units, that any one device has."""
-        devices = self._devices.values()
-        mib = max((device.total_mib for device in devices), default=0)
-        return mib, max((device.total_mib // device.unit_mib for device in devices), default=0)
+        if self._largest_as_of != self.inventory_changes.end:
+            devices = self._devices.values()
+            mib = max((device.total_mib for device in devices), default=0)
+            units = max((device.total_mib // device.unit_mib for device in devices), default=0)
+            self._largest, self._largest_as_of = (mib, units), self.inventory_changes.end
+        return self._largest
 
     def put_node(self, node: LedgerNode) -> None:
         """Apply a whole node: facts, devices, totals."""

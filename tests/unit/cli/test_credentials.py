@@ -110,7 +110,9 @@ def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_pat
         argv=("python", "services.placer", "--nats-url", "u", "--redis-url", "r"),
     )
 
+    combined = Component(name="scheduler", argv=("services.scheduler", *placer.argv[2:]))
     one, two = with_credentials([agent, placer], written)
+    (three,) = with_credentials([combined], written)
     (alone,) = with_credentials([placer], written, nats=False)
 
     trusting = ("--nats-ca-file", str(tmp_path / "ca.crt"))
@@ -122,6 +124,11 @@ def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_pat
         *("--nats-credentials", str(tmp_path / "nats" / "placer")),
         *trusting,
         *("--redis-credentials", str(tmp_path / "redis" / "placer")),
+    )
+    assert three.argv[-6:] == (
+        *("--nats-credentials", str(tmp_path / "nats")),
+        *trusting,
+        *("--redis-credentials", str(tmp_path / "redis")),
     )
     assert "--nats-credentials" not in alone.argv
     assert Path(one.argv[-3]).exists()

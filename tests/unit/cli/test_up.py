@@ -121,6 +121,16 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
     assert len(stages) == 2
 
 
+def test_a_combined_scheduler_replaces_watcher_placers_and_binder() -> None:
+    components = components_of(plan(combined=True), StateDir(Path("/s")))
+
+    names = [component.name for component in components]
+    assert "scheduler" in names
+    assert not {"watcher", "binder", "placer-0"} & set(names)
+    (scheduler,) = [component for component in components if component.name == "scheduler"]
+    assert {"--kubeconfig", "--redis-url", "--nats-url"} <= set(scheduler.argv)
+
+
 def test_components_that_start_after_each_other_are_an_error() -> None:
     components = [
         Component(name="a", argv=(), after=("b",)),
