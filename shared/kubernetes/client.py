@@ -61,20 +61,20 @@ class Page(msgspec.Struct, frozen=True):
 class WatchStream:
     """The response body of a watch, as bytes arrive."""
 
-    def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, path: str, response: aiohttp.ClientResponse, silence_s: float) -> None:
         self._path = path
         self._response = response
+        self._silence_s = silence_s
 
-    async def read(self, *, silence_s: float) -> bytes:
+    async def read(self) -> bytes:
         """Return the bytes available now, or nothing at the end of the stream.
 
-        Raises UnreachableError if the connection breaks or stays silent for `silence_s`.
+        Raises UnreachableError if the connection breaks or stays silent for too long.
         """
         try:
-            async with asyncio.timeout(silence_s):
-                return await self._response.content.readany()
+            return await self._response.content.readany()
         except TimeoutError as error:
-            why = f"the watch was silent for {silence_s:g} s"
+            why = f"the watch was silent for {self._silence_s:g} s"
             raise UnreachableError("GET", self._path, why) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError("GET", self._path, f"the watch broke: {error!r}") from error
@@ -283,19 +283,21 @@ class KubernetesClient:
         return _decode(await self._send("GET", f"{path}?{urlencode(parameters)}"), Page)
 
     @asynccontextmanager
-    async def watch(self, path: str, *, query: Mapping[str, str]) -> AsyncIterator[WatchStream]:
-        """Open a watch; the timeout applies only to its response headers."""
+    async def watch(
+        self, path: str, *, query: Mapping[str, str], silence_s: float
+    ) -> AsyncIterator[WatchStream]:
+        """Open a watch, its response headers within the timeout, then bytes within `silence_s`."""
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         with _translating("GET", path):
             async with asyncio.timeout(self._timeout_s):
                 response = await self._open(
                     "GET",
                     target,
-                    timeout=aiohttp.ClientTimeout(),
+                    timeout=aiohttp.ClientTimeout(sock_read=silence_s),
                     read_bufsize=WATCH_BUFFER_BYTES,
                 )
         try:
-            yield WatchStream(path, response)
+            yield WatchStream(path, response, silence_s)
         finally:
             response.close()
 

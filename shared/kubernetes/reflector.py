@@ -192,8 +192,10 @@ class Reflector(Generic[R]):
         self.counts.watches += 1
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = Lines()
-        async with self._kube.watch(self._path, query=self._watch_query()) as stream:
-            while chunk := await stream.read(silence_s=self._silence_s):
+        async with self._kube.watch(
+            self._path, query=self._watch_query(), silence_s=self._silence_s
+        ) as stream:
+            while chunk := await stream.read():
                 before = self._known.resource_version
                 failure: LeaseholdError | None = None
                 try:

@@ -6,6 +6,7 @@ at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maxim
 Latency runs from the watch event of a pod (on a real API server: from its creation) to its binding
 (on a real one: to the watch event with its node).
 
+With --together, watcher, placer and binder are one process (services.scheduler).
 With --bare, three processes exchange only what a pod needs: what the libraries cost.
 
 The API server is a trivial one in this process, which replies at once, or the one of --kubeconfig,

@@ -87,8 +87,8 @@ class RealApi:
         """Note when each pod has a node."""
         path, decode = f"{NAMESPACES}/{self.namespace}/pods", msgspec.json.decode
         rest = b""
-        async with self.kube.watch(path, query={}) as stream:
-            while data := await stream.read(silence_s=3600):
+        async with self.kube.watch(path, query={}, silence_s=3600) as stream:
+            while data := await stream.read():
                 *lines, rest = (rest + data).split(b"\n")
                 now = time.perf_counter()
                 for pod in (decode(line)["object"] for line in lines):

@@ -64,11 +64,11 @@ async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) 
 async def test_item_31_one_write_binds_a_pod_with_all_six_annotations(up: Stack) -> None:
     seen: list[dict[str, Any]] = []
     query = {"fieldSelector": "metadata.name=once", "resourceVersion": "0"}
-    async with up.kube.watch(PODS, query=query) as stream, asyncio.timeout(20):
+    async with up.kube.watch(PODS, query=query, silence_s=20) as stream, asyncio.timeout(20):
         await up.create(gpu_pod("once", vgpu(memory=1000)))
         unread = b""
         while not (seen and seen[-1]["spec"].get("nodeName")):
-            *lines, unread = (unread + await stream.read(silence_s=20)).split(b"\n")
+            *lines, unread = (unread + await stream.read()).split(b"\n")
             for event in map(json.loads, filter(None, lines)):
                 if seen and seen[-1]["spec"].get("nodeName"):
                     break

@@ -167,7 +167,7 @@ async def test_a_request_without_a_response_times_out() -> None:
 async def test_a_watch_that_is_not_opened_in_time_times_out() -> None:
     async with client_and_server(hang, timeout_s=0.2) as (kube, _):
         with pytest.raises(UnreachableError, match="longer than the timeout"):
-            async with kube.watch("/x", query={}):
+            async with kube.watch("/x", query={}, silence_s=30):
                 pass
 
 
