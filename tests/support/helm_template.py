@@ -67,6 +67,8 @@ def _holds(expression: str, scope: Scope) -> bool:
 def _looked_up(path: str, scope: Scope) -> Any:
     if path.startswith("$"):
         return scope[path]
+    if not re.match(r"^(\.\w+)+$", path):
+        raise ValueError(f"not a path: {path}")
     found: Any = scope
     for name in path.removeprefix(".").split("."):
         found = (found or {}).get(name)

@@ -6,8 +6,10 @@ checks this.
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,13 @@ def defaults() -> dict[str, Any]:
     return found
 
 
+@cache
+def replicated() -> frozenset[str]:
+    """Return the names of Deployments whose number of replicas is a value, by the schema."""
+    schema = json.loads(VALUES.with_name("values.schema.json").read_text())
+    return frozenset(schema["properties"]["replicas"]["properties"])
+
+
 def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the object with the values that the rules require."""
     made = copy.deepcopy(dict(found))
@@ -71,7 +80,7 @@ def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(made: dict[str, Any]) -> None:
     name, spec = made["metadata"]["name"], made["spec"]
-    if name not in STORES and "replicas" in spec:
+    if name in replicated() and "replicas" in spec:
         spec["replicas"] = _number(f"replicas.{name}", spec["replicas"])
     for claim in spec.get("volumeClaimTemplates", ()):
         claim["spec"]["resources"]["requests"]["storage"] = _value(f"{name}.storage")
