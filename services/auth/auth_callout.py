@@ -2,7 +2,8 @@
 
 A service's account is authorized as that service. A node agent is authorized as its service and the
 node in its token: the API server writes it when it binds the token to a pod there, or to the Node.
-The name in the client's CONNECT message is ignored.
+The name in the client's CONNECT message matters only where watcher and placer run in the binder's
+process, with its account.
 """
 
 import hashlib
@@ -20,6 +21,9 @@ from shared.runtime.service import Role
 REQUEST_AUDIENCE = "nats-authorization-request"
 ACCOUNT = "$G"
 """The NATS account of all Leasehold's subjects: the global account."""
+BINDER = "binder"
+SHARING_ITS_ACCOUNT = frozenset({"watcher", "placer"})
+"""Services that may run in the binder's process, with its account: `services.scheduler`."""
 NODE_NAME_KEY = "authentication.kubernetes.io/node-name"
 """Key of the node to which a token's pod is bound (since Kubernetes 1.30), or the token itself
 (since 1.31)."""
@@ -34,6 +38,8 @@ class AuthorizationRequest:
     user_key: str
     """The key that the server generated for this connection."""
     token: str
+    user: str = ""
+    """The user that the client names."""
     name: str = ""
     """The name that the client set in its connection, for logs."""
 
@@ -74,6 +80,7 @@ def parse_request(request: str) -> AuthorizationRequest:
         server=str(request_claims.get("server_id", {}).get("id", "")),
         user_key=str(request_claims["user_nkey"]),
         token=str(options.get("pass") or options.get("auth_token") or ""),
+        user=str(options.get("user", "")),
         name=str(options.get("name", "")),
     )
 
@@ -99,6 +106,31 @@ def user_of_token(
         )
     (user,) = service_users([listed], roles, nodes if listed.per_node else [], senders=services)
     return user
+
+
+def user_of_client(
+    user: NatsUser,
+    named: str,
+    services: Sequence[ServiceEntry],
+    roles: Mapping[str, tuple[Role, ...]],
+    *,
+    combined_scheduler: bool,
+) -> NatsUser:
+    """Return the user of a connection with the token of `user` whose client names another.
+
+    Only with the token of the binder, and only where watcher and placer run in its process, a
+    client is authorized as the one that it names. Raises AuthorizationRefusedError where they do
+    not: as binder it could not do its work, and it tries again until it is authorized.
+    """
+    if user.name != BINDER or named not in SHARING_ITS_ACCOUNT:
+        return user
+    if not combined_scheduler:
+        raise AuthorizationRefusedError(
+            f"the token of the binder authorizes no {named} without --combined-scheduler"
+        )
+    listed = [each for each in services if each.name == named]
+    (found,) = service_users(listed, roles, [], senders=services)
+    return found
 
 
 def encode_grant(

@@ -65,6 +65,7 @@ class AuthService:
         nats_directory: str,
         roles: Mapping[str, tuple[Role, ...]],
         metrics: PrometheusAuthMetrics,
+        combined_scheduler: bool = False,
         timing: AuthTiming | None = None,
     ) -> None:
         self.secret_store = secret_store
@@ -76,6 +77,7 @@ class AuthService:
         self.nats_directory = nats_directory
         self.roles = roles
         self.metrics = metrics
+        self.combined_scheduler = combined_scheduler
         self.timing = timing or AuthTiming()
         self.expires_at = 0.0
         self._issuer: TokenIssuer | None = None
@@ -167,7 +169,13 @@ class AuthService:
         if issuer is None:
             raise ConflictError("the secrets were not read yet")
         try:
-            user = await self._user_of_token(parsed.token)
+            user = auth_callout.user_of_client(
+                await self._user_of_token(parsed.token),
+                parsed.user,
+                SERVICES,
+                self.roles,
+                combined_scheduler=self.combined_scheduler,
+            )
         except AuthorizationRefusedError as error:
             self.metrics.count("refused")
             logger.debug("NATS refuses %s: %s", parsed.name or "an unnamed client", error)

@@ -41,6 +41,11 @@ class AuthSettings(LedgerSettings):
         "directory of Redis' certificate, as its server sees it; empty: not managed",
     )
     audience: str = setting("leasehold-nats", "audience of the tokens that clients send to NATS")
+    combined_scheduler: bool = setting(
+        False,
+        "watcher and placer run in the process of the binder (services.scheduler): the token of "
+        "its account also authorizes them, by the user that the client names",
+    )
 
     @property
     def secret_name(self) -> tuple[str, str]:

@@ -58,6 +58,7 @@ async def serve_auth(settings: AuthSettings) -> None:
             nats_directory=settings.nats_files,
             roles=roles(),
             metrics=PrometheusAuthMetrics(),
+            combined_scheduler=settings.combined_scheduler,
         )
         export_expiration(lambda: auth.expires_at)
         async with Bus.connect_later(

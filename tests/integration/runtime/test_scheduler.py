@@ -1,6 +1,7 @@
 """Watcher, placer and binder in one process: `python -m services.scheduler`."""
 
 import asyncio
+import base64
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from services.cli import credentials
+from tests.support.auth.world import auth_world
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.service_process import ServiceProcess, service_process
 from tests.support.servers.valkey import ValkeyServer
@@ -113,6 +115,40 @@ async def test_a_placer_with_a_binder_beside_a_watcher(tmp_path: Path) -> None:
                 codes = [await each.terminated() for each in running]
 
     assert codes == [0, 0]
+
+
+async def test_in_a_cluster_all_three_use_the_token_of_the_binder_once_the_auth_service_allows_it(
+    tmp_path: Path,
+) -> None:
+    redis = ValkeyServer()
+    async with api_server() as api, api.client() as client, auth_world(tmp_path) as world:
+        (tmp_path / "token").write_text(world.cluster.issue_token("binder"))
+        logins = tmp_path / "redis"
+        logins.mkdir()
+        for name in ("binder", "placer"):
+            login = world.cluster.objects["secrets", f"redis-{name}"]["login"]
+            (logins / name).write_bytes(base64.b64decode(login))
+        world.mount("auth-redis", tmp_path / "etc-redis")
+        flags = (
+            *("--nats-url", world.url, "--nats-ca-file", str(world.trusting.ca)),
+            *("--nats-token-file", str(tmp_path / "token"), "--kubeconfig", str(api.kubeconfig)),
+            *("--redis-url", redis.url, "--redis-credentials", str(logins)),
+        )
+        await client.post("/api/v1/nodes", json=NODE)
+        try:
+            redis.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
+            with service_process("scheduler", *flags) as scheduler:
+                async with asyncio.timeout(LIMIT_S):
+                    await scheduler.until_unready("watcher nats: ", "placer nats: ")
+                    world.auth.combined_scheduler = True
+                    await scheduler.until_ready()
+                    await client.post("/api/v1/namespaces/default/pods", json=pod("p1"))
+                    await until(lambda: node_of(api, "p1"), lambda node: node == "n1")
+                    assert await scheduler.terminated() == 0
+        finally:
+            redis.forget()
+
+    assert "lacks a permission" not in scheduler.log()
 
 
 async def test_the_process_ends_with_the_reason_if_one_service_cannot_run(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class AuthWorld:
             nats_directory=self.settings.nats_files,
             roles=roles(),
             metrics=PrometheusAuthMetrics(),
+            combined_scheduler=self.settings.combined_scheduler,
             timing=self.timing,
         )
 

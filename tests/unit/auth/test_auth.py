@@ -19,9 +19,10 @@ from services.auth.auth_callout import (
     ServiceNamespaces,
     encode_grant,
     parse_request,
+    user_of_client,
     user_of_token,
 )
-from services.auth.nats_users import all_users
+from services.auth.nats_users import NatsUser, all_users
 from services.auth.nkeys import ACCOUNT, SERVER, TokenIssuer, decode_key, encode_key, verify_claims
 from services.topology import SERVICES, roles
 from shared.credentials import certificates
@@ -201,6 +202,47 @@ def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
 
     declared = {one.name: one for one in all_users([NodeName("gpu.example")])}
     assert found == declared["node-agent.gpu.example"]
+
+
+def user_of(account: str, named: str, *, combined_scheduler: bool) -> NatsUser:
+    """The user of a connection with the token of an account whose client names a user."""
+    namespace = "leasehold-agents" if account == "node-agent" else "leasehold-system"
+    reviewed = ReviewedToken(
+        user=f"system:serviceaccount:{namespace}:{account}", extra={NODE_NAME_KEY: ["node-a"]}
+    )
+    user = user_of_token(reviewed, NAMESPACES, SERVICES, roles())
+    return user_of_client(user, named, SERVICES, roles(), combined_scheduler=combined_scheduler)
+
+
+USERS = {user.name: user for user in all_users([NodeName("node-a")])}
+
+
+@pytest.mark.parametrize("named", ["watcher", "placer"])
+def test_the_binders_token_authorizes_watcher_and_placer_only_where_they_are_in_its_process(
+    named: str,
+) -> None:
+    assert user_of("binder", named, combined_scheduler=True) == USERS[named]
+    with pytest.raises(AuthorizationRefusedError, match="without --combined-scheduler"):
+        user_of("binder", named, combined_scheduler=False)
+
+
+@pytest.mark.parametrize("combined_scheduler", [False, True])
+@pytest.mark.parametrize("named", ["binder", "", "admin", "auth", "operator", "node-agent.node-a"])
+def test_the_binders_token_authorizes_no_other_user(named: str, combined_scheduler: bool) -> None:
+    assert user_of("binder", named, combined_scheduler=combined_scheduler) == USERS["binder"]
+
+
+@pytest.mark.parametrize("combined_scheduler", [False, True])
+@pytest.mark.parametrize("named", ["watcher", "placer", "binder"])
+@pytest.mark.parametrize(
+    "account", sorted({*USERS} - {"binder", "node-agent.node-a"} | {"node-agent"})
+)
+def test_with_another_token_the_name_of_the_client_is_ignored(
+    account: str, named: str, combined_scheduler: bool
+) -> None:
+    own = "node-agent.node-a" if account == "node-agent" else account
+
+    assert user_of(account, named, combined_scheduler=combined_scheduler) == USERS[own]
 
 
 def test_a_grant_expires_and_is_for_the_connection_of_the_request() -> None:
