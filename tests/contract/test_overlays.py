@@ -1,5 +1,6 @@
 """What the overlays and components make of the base, by kubectl itself."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,9 +15,11 @@ import yaml
 
 from services.auth.nats_users import NatsUser
 from services.auth.root_secret import complete, managed_objects
+from services.auth.settings import AuthSettings
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
+from shared.runtime.settings import parse_bool
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
 
@@ -24,6 +27,10 @@ K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
 WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+COMBINED = {
+    (kind, name) for kind in ("Deployment", "PodDisruptionBudget") for name in ("watcher", "placer")
+}
+"""What the component combined-scheduler removes: the binder's process has these services."""
 FOR_PEOPLE = "operator"
 """No service waits for it: commands are executed in it."""
 Json = dict[str, Any]
@@ -47,18 +54,27 @@ def overlay(name: str) -> list[Json]:
 
 
 def one(found: list[Json], kind: str, name: str) -> Json:
-    (it,) = [o for o in found if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    (it,) = [o for o in found if key(o) == (kind, name)]
     return it
 
 
 def with_component(name: str, directory: Path, *, over: str = "base") -> list[Json]:
     """An overlay of the base, or of another, with one component, as an operator would write it."""
+    return with_components([name], directory, over=over)
+
+
+def with_components(names: list[str], directory: Path, *, over: str = "base") -> list[Json]:
+    """The same with these components, in this order."""
     parts = {
         "resources": [os.path.relpath(K8S / over, directory)],
-        "components": [os.path.relpath(K8S / "components" / name, directory)],
+        "components": [os.path.relpath(K8S / "components" / name, directory) for name in names],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
     return built(directory)
+
+
+def key(it: Json) -> tuple[str, str]:
+    return it["kind"], it["metadata"]["name"]
 
 
 def container(workload: Json) -> Json:
@@ -70,8 +86,8 @@ def container(workload: Json) -> Json:
 def test_an_overlay_builds_in_two_namespaces_with_every_object_of_the_base(name: str) -> None:
     base, found = built(K8S / "base"), overlay(name)
 
-    known = {(o["kind"], o["metadata"]["name"]) for o in found}
-    assert {(o["kind"], o["metadata"]["name"]) for o in base} <= known
+    known = {key(it) for it in found}
+    assert {key(it) for it in base} <= known
     for workload in (o for o in found if o["kind"] in WORKLOADS):
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
@@ -152,7 +168,73 @@ def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_every_component_builds_with_the_base(name: str, tmp_path: Path) -> None:
-    assert len(with_component(name, tmp_path)) >= len(built(K8S / "base"))
+    base = {key(it) for it in built(K8S / "base")}
+    found = {key(it) for it in with_component(name, tmp_path)}
+
+    assert base - found == (COMBINED if name == "combined-scheduler" else set())
+
+
+@pytest.mark.parametrize("name", ["keda", "combined-scheduler"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_itself_may_list_a_component_that_changes_its_deployments(
+    overlay: str, name: str, tmp_path: Path
+) -> None:
+    shutil.copytree(K8S, tmp_path / "k8s")
+    with (tmp_path / "k8s" / "overlays" / overlay / "kustomization.yaml").open("a") as file:
+        file.write(f"components: [../../components/{name}]\n")
+
+    found = {key(it) for it in built(tmp_path / "k8s" / "overlays" / overlay)}
+
+    assert (("Deployment", "placer") in found) == (name == "keda")
+
+
+@pytest.mark.parametrize("over", ["base", "overlays/ha"])
+def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(
+    tmp_path: Path, over: str
+) -> None:
+    found = with_components(["combined-scheduler", "dra"], tmp_path, over=over)
+    scheduler = one(found, "Deployment", "binder")
+    before = one(built(K8S / over), "Deployment", "binder")
+
+    names = {
+        it["metadata"]["name"] for it in found if it["kind"] not in {"ServiceAccount", "Secret"}
+    }
+    assert not names & {"watcher", "placer"}
+    assert container(scheduler)["args"] == ["services.scheduler"]
+    assert scheduler["spec"].get("replicas") == before["spec"].get("replicas")
+    directory = Path(one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_REDIS_CREDENTIALS"])
+    mounted = {it["name"]: it["mountPath"] for it in container(scheduler)["volumeMounts"]}
+    (volume,) = (it for it in scheduler["spec"]["template"]["spec"]["volumes"] if "projected" in it)
+    logins = {
+        Path(mounted[volume["name"]]) / item["path"]: source["secret"]["name"]
+        for source in volume["projected"]["sources"]
+        for item in source.get("secret", {}).get("items", ())
+    }
+    assert logins == {directory / name: f"redis-{name}" for name in ("binder", "placer")}
+    roles: dict[str, set[str]] = {}
+    for it in found:
+        for subject in it.get("subjects", ()):
+            roles.setdefault(subject["name"], set()).add(it["roleRef"]["name"])
+    assert roles["watcher"] <= roles["binder"]
+    assert "placer" not in roles
+    given = {
+        it["name"]: it.get("value", "") for it in container(one(found, "Deployment", "auth"))["env"]
+    }
+    name = next(it.name for it in dataclasses.fields(AuthSettings) if "combined" in it.name)
+    assert parse_bool(given[f"LEASEHOLD_{name.upper()}"])
+
+
+@pytest.mark.parametrize("over", ["base", "overlays/ha"])
+@pytest.mark.parametrize("first", ["keda", "combined-scheduler"])
+def test_keda_and_the_combined_scheduler_exclude_each_other(
+    tmp_path: Path, over: str, first: str
+) -> None:
+    names = sorted(["keda", "combined-scheduler"], key=lambda name: name != first)
+
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        with_components(names, tmp_path, over=over)
+
+    assert "placer" in failed.value.stderr or "scaleTargetRef" in failed.value.stderr
 
 
 def test_the_mig_component_gives_only_the_partitioner_capabilities(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every pair of the
 overlay and the components is built, and all of them together, so that no part may depend on two
 others at once; where combinations differ, the template tests the value that stands for the part
-(`highAvailability`, or the component's name). A few scalars become values by
-`tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for Helm
-requires the namespace before it installs anything. That of the agents is created by the chart.
+(`highAvailability`, or the component's name). Two components exclude each other. A few scalars
+become values by `tools.generate.chart_values`. The namespace becomes the release's; its object is
+left out, for Helm requires the namespace before it installs anything. That of the agents is created
+by the chart.
 """
 
 import itertools
@@ -35,6 +36,8 @@ NAMESPACES = {
 KOORDINATOR = K8S / "base" / "crds" / "koordinator-device.yaml"
 WITH_KOORDINATOR = "koordinatorDevice"
 HIGHLY_AVAILABLE = "highAvailability"
+EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
+"""Parts of which at most one may be chosen: kustomize fails with both, and so does `NOTES.txt`."""
 
 Parts = frozenset[str]
 Key = tuple[str, str]
@@ -127,11 +130,16 @@ def _built(chosen: Parts) -> list[Any]:
 
 
 def combinations() -> list[Parts]:
-    """Return the combinations of up to two parts, and all parts together."""
+    """Return the combinations of up to two parts, and all parts together that may be."""
     few = [
         frozenset(chosen) for count in range(3) for chosen in itertools.combinations(parts(), count)
     ]
-    return [*few, frozenset(parts())]
+    return [*(it for it in few if it != EXCLUSIVE), *all_together()]
+
+
+def all_together() -> list[Parts]:
+    """Return all parts but one of those that exclude each other."""
+    return [frozenset(parts()) - {each} for each in sorted(EXCLUSIVE)]
 
 
 def merged(made: Mapping[Parts, Any]) -> Any:
@@ -150,7 +158,9 @@ def merged(made: Mapping[Parts, Any]) -> Any:
         return [
             merged({chosen: _named(name, tree) for chosen, tree in made.items()}) for name in order
         ]
-    part = next(part for part in parts() if _matters(part, made))
+    # The parts without which there is nothing come first: what there is then differs less.
+    there = {chosen: tree is not ABSENT for chosen, tree in made.items()}
+    part = next(part for it in (there, made) for part in parts() if _matters(part, it))
     return Choice(
         f".Values.{part}",
         merged({chosen: tree for chosen, tree in made.items() if part in chosen}),

@@ -68,6 +68,14 @@ def _token(node: str) -> Mapping[str, Any]:
 
 
 COMPONENT_TRIES: Mapping[str, Mapping[str, tuple[Try, ...]]] = {
+    "combined-scheduler": {
+        "binder": (
+            Try(ALLOWED, "read every namespace", "GET", "/api/v1/namespaces"),
+            Try(RBAC, "read every ResourceClaim, without the component dra", "GET", CLAIMS),
+            Try(RBAC, "change a Node", "PATCH", NODE, LABEL),
+            Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
+        ),
+    },
     "dra": {
         "node-agent": (
             Try(

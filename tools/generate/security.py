@@ -1,7 +1,7 @@
 """The tables of docs/security.md: rights of service accounts and containers, from the manifests."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -32,18 +32,26 @@ def components() -> list[str]:
 
 def all_rights() -> dict[str, list[str]]:
     """Describe the permissions of each service account, and those that components add."""
-    return rights(list(manifests())) | {
-        f"{account}, with the component {component}": may
-        for component in components()
-        for account, may in rights(list(manifests(f"components/{component}"))).items()
+    folders = {"base": "", **{f"components/{name}": _with(name) for name in components()}}
+    parts = {suffix: list(manifests(folder)) for folder, suffix in folders.items()}
+    return {
+        account + suffix: may for suffix in parts for account, may in _rights(suffix, parts).items()
     }
 
 
-def rights(objects: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Describe the permissions of each service account in these manifests."""
+def _with(component: str) -> str:
+    return f", with the component {component}"
+
+
+def _rights(part: str, parts: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[str]]:
+    """Describe the permissions of each service account in a part, some by roles of others."""
+    objects = parts[part]
     roles = {
-        (found["kind"], found["metadata"]["name"]): found["rules"]
-        for found in objects
+        (found["kind"], found["metadata"]["name"]): [
+            _words(rule) + ("" if home == part else home) for rule in found["rules"]
+        ]
+        for home in parts
+        for found in parts[home]
         if found["kind"] in {"ClusterRole", "Role"}
     }
     may: dict[str, list[str]] = {
@@ -55,7 +63,7 @@ def rights(objects: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
             for subject in binding["subjects"]:
                 where = _where(binding, subject)
                 rights_of = may.setdefault(subject["name"], [])
-                known = [_words(rule) + where for rule in roles.get(role, ())]
+                known = [words + where for words in roles.get(role, ())]
                 rights_of += known or [
                     f"what the cluster's own {role[0]} `{role[1]}` allows{where}"
                 ]

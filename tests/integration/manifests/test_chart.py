@@ -20,16 +20,17 @@ from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from simcluster.apiserver.crd.schema_check import schema_violations
 from tests.support.helm_template import rendered
 from tools.generate.chart import (
+    EXCLUSIVE,
     HIGHLY_AVAILABLE,
     K8S,
     TEMPLATES,
     Parts,
     agents_namespace,
+    all_together,
     combinations,
     generated,
     kustomized,
     objects,
-    parts,
 )
 from tools.generate.chart_values import SETTINGS, defaults
 
@@ -88,7 +89,11 @@ def test_the_templates_are_generated_from_the_manifests() -> None:
     assert written == generated(), "python -m tools.generate"
 
 
-@pytest.mark.parametrize("chosen", combinations(), ids=lambda it: "+".join(sorted(it)) or "base")
+def _names(chosen: Parts) -> str:
+    return "+".join(sorted(chosen)) or "base"
+
+
+@pytest.mark.parametrize("chosen", combinations(), ids=_names)
 def test_the_chart_renders_what_kustomize_renders(chosen: Parts) -> None:
     assert charted(values(chosen)) == kept(kustomized(chosen))
 
@@ -204,8 +209,16 @@ def test_the_version_of_the_chart_is_that_of_the_program() -> None:
     assert (chart["version"], chart["appVersion"]) == (project["version"],) * 2
 
 
+def test_parts_that_exclude_each_other_fail_with_a_reason() -> None:
+    first, *_ = (TEMPLATES / "NOTES.txt").read_text().partition("{{- end -}}")
+
+    for part in EXCLUSIVE:
+        assert f".Values.{part}" in first
+        assert part in first.partition("{{- fail ")[2]
+
+
 @with_helm
-@pytest.mark.parametrize("chosen", [frozenset(), frozenset(parts())], ids=["base", "all"])
+@pytest.mark.parametrize("chosen", [frozenset(), *all_together()], ids=_names)
 def test_helm_template_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(dict.fromkeys(chosen, True)))
     requested = [
