@@ -1,13 +1,13 @@
-"""Probes all GPUs, each in a thread of its own and under a time limit.
+"""Probes all GPUs, each under a time limit.
 
 A GPU that hangs or fails delays no other, and is not read again before its call has returned.
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
 
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import Gpu
@@ -15,8 +15,6 @@ from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.errors import LeaseholdError, UnavailableError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _COUNT = "count"
 
@@ -45,11 +43,17 @@ class GpuProber:
         self._count_calls: SingleFlight[int] = SingleFlight(LeaseholdError)
         self._read_calls: SingleFlight[Gpu | None] = SingleFlight(LeaseholdError)
         self._known: dict[int, Gpu] = {}
+        self._count = 0
 
     async def probe(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while none is known."""
-        count = await self._call(self._count_calls, _COUNT, self.count)
-        results = await asyncio.gather(*(self._probe_one(number) for number in range(count)))
+        """Return all GPUs. Raises UnavailableError while none is known.
+
+        As many GPUs as before are read together with their count.
+        """
+        before = self._count
+        self._count, known = await asyncio.gather(self._count_gpus(), self._read(range(before)))
+        found = known | await self._read(range(before, self._count))
+        results = [found[number] for number in range(self._count)]
         gpus = _unique_gpus([one for one in results if isinstance(one, Gpu)])
         errors = {n: one for n, one in enumerate(results) if isinstance(one, UnavailableError)}
         if errors and not gpus:
@@ -67,26 +71,36 @@ class GpuProber:
                 )
         self.unreadable = unreadable
 
-    async def _probe_one(self, number: int) -> Gpu | UnavailableError | None:
+    async def _count_gpus(self) -> int:
         try:
-            gpu = await self._call(self._read_calls, number, lambda: self.read(number))
-        except UnavailableError as error:
+            return await self._count_calls.call(_COUNT, self.count, self.limit_s)
+        except TimeoutError as error:
+            raise self._no_response() from error
+
+    async def _read(self, numbers: Iterable[int]) -> dict[int, Gpu | UnavailableError | None]:
+        reads = {number: functools.partial(self.read, number) for number in numbers}
+        found = await self._read_calls.call_each(reads, self.limit_s)
+        return {number: self._observe(number, result) for number, result in found.items()}
+
+    def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
+        if isinstance(found, TimeoutError):
+            found = self._no_response()
+        if isinstance(found, UnavailableError):
             known = self._known.get(number)
-            return error if known is None else replace(known, fault=no_response(str(error)))
-        if gpu is None:
+            return found if known is None else replace(known, fault=no_response(str(found)))
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
             self._known.pop(number, None)
         else:
-            self._known[number] = gpu
-        return gpu
+            self._known[number] = found
+        return found
 
-    async def _call(self, calls: SingleFlight[T], key: int | str, function: Callable[[], T]) -> T:
-        try:
-            return await calls.call(key, function, self.limit_s)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the NVIDIA driver did not respond within {self.limit_s():g} s: check "
-                "`nvidia-smi`, and the kernel log for Xid messages"
-            ) from error
+    def _no_response(self) -> UnavailableError:
+        return UnavailableError(
+            f"the NVIDIA driver did not respond within {self.limit_s():g} s: check "
+            "`nvidia-smi`, and the kernel log for Xid messages"
+        )
 
 
 def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:

@@ -1,23 +1,69 @@
-"""Blocking calls in threads of their own: a call that never returns blocks nothing else."""
+"""Blocking calls in threads of their own: a call that never returns blocks nothing else.
+
+Calls that start together share a thread, which makes them one after the other: to wake up a thread
+costs more than most calls. After `PATIENCE_S`, one more thread makes those that still wait.
+"""
 
 import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from shared.model.errors import UnavailableError
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 LIMIT_CHECK_S = 0.5
 """How often the time limit of a call is read again."""
+PATIENCE_S = 0.05
 
 _Calls = SimpleQueue[Callable[[], None]]
 idle: list[_Calls] = []
-"""Threads that wait for their next call: to start one costs more than most calls."""
+"""Threads that wait for their next calls: to start one costs more than to wake it up."""
+
+
+class _Batch:
+    """Calls that start together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.waiting: deque[Callable[[], None]] = deque()
+        self.returned: deque[Callable[[], None]] = deque()
+        """What settles the futures of calls that have returned."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def advance(self) -> None:
+        """Settle what has returned, and make the calls that wait in one more thread."""
+        _forming.pop(self.loop, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        while self.returned:
+            self.returned.popleft()()
+        if self.waiting:
+            self._timer = self.loop.call_later(PATIENCE_S, self.advance)
+            _call_in_thread(self._make_calls)
+
+    def _make_calls(self) -> None:
+        try:
+            while call := self._take():
+                call()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+                self.loop.call_soon_threadsafe(self.advance)
+
+    def _take(self) -> Callable[[], None] | None:
+        try:
+            return self.waiting.popleft()
+        except IndexError:  # another thread took the last one
+            return None
+
+
+_forming: dict[asyncio.AbstractEventLoop, _Batch] = {}
 
 
 def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
@@ -29,6 +75,10 @@ def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyn
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
     result.add_done_callback(_retrieve_exception)
+    if loop not in _forming:
+        _forming[loop] = _Batch(loop)
+        loop.call_soon(_forming[loop].advance)
+    batch = _forming[loop]
 
     def run() -> None:
         crashed = UnavailableError("the call failed unexpectedly; see the traceback in the log")
@@ -40,16 +90,19 @@ def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyn
         else:
             settle = functools.partial(_set_result, result, value)
         finally:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
-                loop.call_soon_threadsafe(settle)
+            batch.returned.append(settle)
 
+    batch.waiting.append(run)
+    return result
+
+
+def _call_in_thread(function: Callable[[], None]) -> None:
     try:
         calls = idle.pop()
     except IndexError:
         calls = SimpleQueue()
         threading.Thread(target=_work, args=(calls,), name="gpu", daemon=True).start()
-    calls.put(run)
-    return result
+    calls.put(function)
 
 
 def _work(calls: _Calls) -> None:
@@ -78,21 +131,35 @@ class SingleFlight(Generic[T]):
 
         Raises TimeoutError if there is none within `limit_s()`, which is read again while waiting.
         """
-        flight = self._in_flight.get(key)
-        if flight is None:
-            flight = self._in_flight[key] = start_in_thread(function, *self._errors)
+        result = (await self.call_each({key: function}, limit_s))[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def call_each(
+        self, functions: Mapping[K, Callable[[], T]], limit_s: Callable[[], float]
+    ) -> dict[K, T | Exception]:
+        """Call each key's function like `call`; return values and errors when all are there."""
+        for key, function in functions.items():
+            if key not in self._in_flight:
+                self._in_flight[key] = start_in_thread(function, *self._errors)
+        flights = {key: self._in_flight[key] for key in functions}
+        awaited = {each for key, each in flights.items() if key not in self._overdue}
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while not flight.done():
-            remaining_s = began + limit_s() - loop.time()
-            if remaining_s <= 0 or key in self._overdue:
-                self._overdue.add(key)
-                raise TimeoutError
-            await asyncio.wait({flight}, timeout=min(remaining_s, LIMIT_CHECK_S))
+        while awaited and (left_s := began + limit_s() - loop.time()) > 0:
+            _, awaited = await asyncio.wait(awaited, timeout=min(left_s, LIMIT_CHECK_S))
+        return {key: self._result(key, flight) for key, flight in flights.items()}
+
+    def _result(self, key: Hashable, flight: asyncio.Future[T]) -> T | Exception:
+        if not flight.done():
+            self._overdue.add(key)
+            return TimeoutError()
         if self._in_flight.get(key) is flight:  # no other caller has started a new call meanwhile
             del self._in_flight[key]
             self._overdue.discard(key)
-        return flight.result()
+        error = flight.exception()
+        return error if isinstance(error, Exception) else flight.result()
 
 
 def _retrieve_exception(result: asyncio.Future[T]) -> None:

@@ -1,6 +1,6 @@
 """Processes on GPUs and how busy these are, as NVML reports them."""
 
-import asyncio
+import functools
 import time
 from typing import Any
 
@@ -33,19 +33,11 @@ class NvmlProcesses:
             raise self._no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
-        results = await asyncio.gather(*(self._sample_one(number) for number in range(count)))
+        samples = {number: functools.partial(_sample, number) for number in range(count)}
+        results = (await self._sample_calls.call_each(samples, self._limit_s)).values()
         if results and all(isinstance(one, TimeoutError) for one in results):
             raise self._no_response()
         return tuple(one for one in results if isinstance(one, DeviceSample))
-
-    async def _sample_one(self, number: int) -> DeviceSample | TimeoutError | None:
-        """Return the sample of one GPU; None if it has none."""
-        try:
-            return await self._sample_calls.call(number, lambda: _sample(number), self._limit_s)
-        except TimeoutError as error:
-            return error
-        except pynvml.NVMLError:
-            return None
 
     def _limit_s(self) -> float:
         return self.timeout_s

@@ -112,13 +112,18 @@ class SimulatedGpus:
     ) -> None:
         self.node = node
         self.gpus = parse_layout(layout)
+        self.uuids = [uuid_of(node, index) for index in range(len(self.gpus))]
         self.fault_file = fault_file
         self.hang_limit_s = hang_limit_s
         self._last_faults: dict[str, str] = {}
         self._prober = GpuProber(self._count, self._read_gpu, limit_s=self._limit_s)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
-            {uuid_of(node, index): gpu.model.mig for index, gpu in enumerate(self.gpus) if gpu.mig},
+            {
+                name: gpu.model.mig
+                for name, gpu in zip(self.uuids, self.gpus, strict=True)
+                if gpu.mig
+            },
             on_change=on_instances,
         )
 
@@ -132,16 +137,11 @@ class SimulatedGpus:
         return self._prober.unreadable
 
     def xids(self) -> tuple[Xid, ...]:
-        """Return an event of each GPU that has one in the fault file."""
-        try:
-            faults = self._faults()
-        except RequestError:  # reported by the next probe
-            return ()
+        """Return an event of each GPU that had one in the fault file at the last probe."""
         return tuple(
             Xid(name, int(match[1]))
-            for index in range(len(self.gpus))
-            if (match := _XID.fullmatch(self._fault_named(faults, index)))
-            and (name := uuid_of(self.node, index))
+            for index, name in enumerate(self.uuids)
+            if (match := _XID.fullmatch(self._fault_named(self._last_faults, index)))
         )
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -178,16 +178,17 @@ class SimulatedGpus:
         await asyncio.to_thread(self.mig.destroy_instance, device, gi)
 
     def _limit_s(self) -> float:
-        return self.hang_limit_s if HANG in self._faults().values() else LIMIT_S
+        return self.hang_limit_s if HANG in self._last_faults.values() else LIMIT_S
 
     def _count(self) -> int:
         self._faults()
         return len(self.gpus)
 
     def _read_gpu(self, index: int) -> Gpu | None:
-        name, gpu = uuid_of(self.node, index), self.gpus[index]
-        while (fault := self._fault_named(self._faults(), index)) == HANG:
+        name, gpu = self.uuids[index], self.gpus[index]
+        while (fault := self._fault_named(self._last_faults, index)) == HANG:
             time.sleep(HANG_POLL_S)
+            self._faults()
         if fault == VANISH:
             return None
         memory = _MEMORY.fullmatch(fault)
@@ -205,7 +206,7 @@ class SimulatedGpus:
         )
 
     def _fault_named(self, faults: dict[str, str], index: int) -> str:
-        return faults.get(uuid_of(self.node, index)) or faults.get(str(index), "")
+        return faults.get(self.uuids[index]) or faults.get(str(index), "")
 
     def _instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         busy = self._fault_of(device) == BUSY
@@ -215,8 +216,7 @@ class SimulatedGpus:
         return await asyncio.to_thread(self._fault_of, device)
 
     def _fault_of(self, device: DeviceUuid) -> str:
-        names = [uuid_of(self.node, index) for index in range(len(self.gpus))]
-        return self._fault_named(self._faults(), names.index(device))
+        return self._fault_named(self._faults(), self.uuids.index(device))
 
     def _faults(self) -> dict[str, str]:
         """Return the faults in the file; an empty one is being written: it counts as unchanged."""
@@ -226,7 +226,7 @@ class SimulatedGpus:
             text = self.fault_file.read_text()
             faults = json.loads(text) if text else self._last_faults
         except FileNotFoundError:
-            return {}
+            faults = {}
         except ValueError as error:
             raise RequestError(f"{self.fault_file} is not JSON: {error}") from error
         if not isinstance(faults, dict):
