@@ -24,7 +24,7 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events
-from shared.model.clock import Clock, until_next, wait_for_event
+from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
     DeviceReported,
@@ -114,6 +114,7 @@ class NodeAgent:
         self.timing = timing
         self._sync_due = asyncio.Event()
         self._reported_at = 0.0
+        self._was_unreadable = False
 
     @property
     def probes(self) -> Mapping[str, Callable[[], str | None]]:
@@ -206,7 +207,7 @@ class NodeAgent:
     async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
         """Report devices and allocations: on change, on request, and every 10 seconds."""
         while True:
-            await wait_for_event(self.state.report_due, self.timing.report_s)
+            await wait_for_event(self.state.report_due, until_tick(self.timing.report_s))
             self.state.report_due.clear()
             if self.state.devices:
                 yield [
@@ -300,7 +301,7 @@ class NodeAgent:
         """Report at once when a resource can be allocated again, or could not be for a while."""
         reported = self._served()
         while True:
-            await self.clock.sleep(until_next(self.clock.ticks(), REGISTRATION_LOOK_S))
+            await asyncio.sleep(until_tick(REGISTRATION_LOOK_S))
             served = self._served()
             if served != reported:
                 self.state.report_due.set()
@@ -314,30 +315,31 @@ class NodeAgent:
                 group.create_task(_run(run))
 
     @loops
-    async def probe_host(self) -> None:
-        """Check whether the kubelet's pod list can be read, and the disk be written to."""
-        was_unreadable = False
+    async def clean_up(self) -> None:
+        """Forget pods that have ended, and remove their files.
+
+        Check also whether the kubelet's pod list can be read, and the disk be written to.
+        """
         while True:
             await self.files.probe_disk()
             try:
-                await self.pods.list_pods()
-            except UnavailableError as error:
-                logger.debug("the kubelet's pods are not known: %s", error)
-            is_unreadable = bool(self.pods.unreadable_reason)
-            if is_unreadable != was_unreadable:
-                self.state.report_due.set()
-            was_unreadable = is_unreadable
-            await self.clock.sleep(self.timing.cleanup_s)
+                await self.reconciler.remove_ended(self.state.get_snapshot())
+            finally:
+                is_unreadable = bool(self.pods.unreadable_reason)
+                if is_unreadable != self._was_unreadable:
+                    self.state.report_due.set()
+                self._was_unreadable = is_unreadable
+            await self.clock.sleep(until_tick(self.timing.cleanup_s))
 
     @loops
     async def sync_leases(self) -> None:
         """Request all leases of the node periodically: updates may be lost."""
-        pause_s = 0.0
+        timing, pause_s = self.timing, 0.0
         while True:
             await wait_for_event(self._sync_due, pause_s)
             self._sync_due.clear()
             synced = await self._sync()
-            pause_s = self.timing.lease_sync_s if synced else self.timing.lease_sync_retry_s
+            pause_s = until_tick(timing.lease_sync_s if synced else timing.lease_sync_retry_s)
 
     async def _sync(self) -> bool:
         """Sync the leases, then rebuild a lost checkpoint; return whether both are complete."""
@@ -358,13 +360,6 @@ class NodeAgent:
         self.limits.wake()
         if self.claims is not None:
             self.claims.slices.request()
-
-    @loops
-    async def clean_up(self) -> None:
-        """Forget pods that have ended, and remove their files."""
-        while True:
-            await self.clock.sleep(self.timing.cleanup_s)
-            await self.reconciler.remove_ended(self.state.get_snapshot())
 
 
 async def _run(loop: Loop) -> None:

@@ -55,6 +55,15 @@ def until_next(now_s: float, every_s: float) -> float:
     return left_s if left_s > every_s / 100 else left_s + every_s
 
 
+def until_tick(every_s: float) -> float:
+    """Return the seconds until the next multiple of `every_s` by the event loop's time.
+
+    That time stands still while callbacks run: the timers of all loops that wait for one multiple
+    are due in the same millisecond, and wake up the process once.
+    """
+    return until_next(asyncio.get_running_loop().time(), every_s)
+
+
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
     """Return whether the event was set, after `timeout_s` seconds at most; None: no limit."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
 
-from shared.model.clock import end
+from shared.model.clock import end, until_tick
 from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
@@ -57,7 +57,7 @@ async def sending_heartbeats(
     async def repeat() -> None:
         while True:
             await send()
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(until_tick(every_s))
 
     sending = asyncio.create_task(repeat())
     try:

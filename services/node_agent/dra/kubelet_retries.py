@@ -15,7 +15,7 @@ from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.kubelet.pods import KubeletPod
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.model.claim import RETRIED_AT
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.names import PodUid
 
@@ -52,7 +52,7 @@ class KubeletRetries:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await self.clock.sleep(self.timing.claim_retry_s)
+            await self.clock.sleep(until_tick(self.timing.claim_retry_s))
             try:
                 await self._look()
             except LeaseholdError as error:

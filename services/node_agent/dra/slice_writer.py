@@ -30,7 +30,7 @@ from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.claim import DRIVER
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import NodeName
 
@@ -142,7 +142,7 @@ class SliceWriter:
     async def _recheck_deallocated(self) -> None:
         """Read the allocations again: the lease of one that is being written is a moment older."""
         while True:
-            await self.clock.sleep(RECHECK_S)
+            await self.clock.sleep(until_tick(RECHECK_S))
             if self._deallocated:
                 with contextlib.suppress(LeaseholdError):
                     self._deallocated = await self.list_deallocated()

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from proto.dra_health import api_pb2 as health
 from proto.dra_health import api_pb2_grpc as health_grpc
 from proto.plugin_registration import api_pb2 as registration
 from proto.plugin_registration import api_pb2_grpc as registration_grpc
-from shared.model.clock import until_next
+from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace, PodUid
 
@@ -156,7 +155,7 @@ class ClaimPlugin:
                 _listen(server, socket)
             await server.start()
             while all(socket.exists() for socket in sockets):  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(until_next(time.monotonic(), LOOK_S))
+                await asyncio.sleep(until_tick(LOOK_S))
             logger.warning("the DRA driver is served on new sockets: one was removed")
         finally:
             self.unregistered_reason = "the kubelet has not registered the DRA driver"
@@ -278,7 +277,7 @@ class _HealthServicer(health_grpc.DRAResourceHealthServicer):  # type: ignore[mi
         while True:
             found = self.source.device_health()
             yield health.NodeWatchResourcesResponse(devices=map(self._encode, found))
-            await self.source.wait_for_change(HEALTH_REPEAT_S)
+            await self.source.wait_for_change(until_tick(HEALTH_REPEAT_S))
 
     def _encode(self, device: ClaimDeviceHealth) -> health.DeviceHealth:
         return health.DeviceHealth(

@@ -25,7 +25,7 @@ from services.node_agent.kubelet.device_plugin import (
 )
 from services.node_agent.kubelet.unserved import STILL_PLUGIN, Unserved, explain_unserved
 from shared.dialects.advertised import PluginDeviceId
-from shared.model.clock import until_next, wait_for_event
+from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class DevicePlugins:
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.directory = directory
+        self.kubelet = directory / KUBELET_SOCKET
         self.handler = handler
         self.allocatable = allocatable
         self.plugin_resources = plugin_resources
@@ -125,8 +126,8 @@ class DevicePlugins:
 
     async def _watch_sockets(self) -> None:
         while True:
-            await asyncio.sleep(until_next(time.monotonic(), LOOK_S))
-            kubelet = socket_identity(self.directory / KUBELET_SOCKET)
+            await asyncio.sleep(until_tick(LOOK_S))
+            kubelet = socket_identity(self.kubelet)
             for check in self.checks:
                 check(kubelet)
 
@@ -141,7 +142,7 @@ class DevicePlugins:
                     logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
             except LeaseholdError as error:
                 logger.debug("amounts that are allocated by device plugin: %s", error)
-            await asyncio.sleep(until_next(time.monotonic(), AMOUNTS_S))
+            await asyncio.sleep(until_tick(AMOUNTS_S))
 
     def unserved(self) -> dict[str, Unserved]:
         """Return the resources that the kubelet cannot allocate now.
@@ -182,7 +183,7 @@ class PluginEndpoint:
         self._devices = encode_list(ids)
         self._server: PluginServer | None = None
         self._stem = f"leasehold-{resource.rpartition('/')[2]}"
-        self._kubelet = plugins.directory / KUBELET_SOCKET
+        self._kubelet = plugins.kubelet
         longest = self._socket()
         if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
             raise RequestError(
@@ -303,7 +304,8 @@ class PluginEndpoint:
 
         self._plugins.checks.add(check)
         try:
-            while not await wait_for_event(server.ended, self._plugins.timing.registration_check_s):
+            check_s = self._plugins.timing.registration_check_s
+            while not await wait_for_event(server.ended, check_s + until_tick(LOOK_S)):
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
         finally:

@@ -66,10 +66,11 @@ class CheckpointReconciler:
     async def remove_ended(self, node: NodeSnapshot | None) -> None:
         """Forget pods that have ended, and remove their files.
 
-        Does nothing until the leases have been synced: a kubelet that has just started shows
+        Only lists pods until the leases have been synced: a kubelet that has just started shows
         nothing of pods that run.
         """
         if not self.leases.synced:
+            await self.pods.list_pods()
             return
         pods = await self.forget_ended(node)
         if node is not None and self.checkpoint.unrecorded:
@@ -83,10 +84,13 @@ class CheckpointReconciler:
     async def forget_ended(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
 
-        A pod deleted by force is not in the kubelet's list, and its containers may still run.
+        A pod deleted by force is not in the kubelet's list, and its containers may still run. No
+        container has device IDs if none has limits of extended resources.
         """
-        pods, pod_resources = await self._list()
-        allocations, leases = self.checkpoint.allocations, self.leases.leases
+        pods, allocations = await self.pods.list_pods(), self.checkpoint.allocations
+        pod_resources, leases = PodResources(), self.leases.leases
+        if allocations or any(each.limits for pod in pods for each in pod.containers):
+            pod_resources = await self.pod_resources.list_holdings()
         ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
         if ended:
             running = await self.pods.list_running()

@@ -34,7 +34,7 @@ from services.node_agent.resize.limits import (
 )
 from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.monitor import UsageMonitor
-from shared.model.clock import Clock, until_next, wait_for_event
+from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease, ShareSize
@@ -108,8 +108,7 @@ class LimitUpdater:
             if entry.lowered is not None:
                 await self._write(entry)
         while True:
-            pause_s = until_next(self.clock.ticks(), self.timing.limit_check_s)
-            await wait_for_event(self._wake, pause_s)
+            await wait_for_event(self._wake, until_tick(self.timing.limit_check_s))
             self._wake.clear()
             await self._follow()
             await self._fetch_unconfirmed()

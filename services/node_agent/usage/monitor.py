@@ -44,7 +44,7 @@ from services.node_agent.usage.stuck_regions import StuckRegions
 from services.node_agent.usage.uncapped_processes import UncappedProcesses
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.events.request_reply import UsageReply
 from shared.model.names import NodeName, PodUid
@@ -120,7 +120,7 @@ class UsageMonitor(Collector):
             self._idle.restore(record, self.clock.now())
         while True:
             await self.scan()
-            await self.clock.sleep(self.scan_interval_s)
+            await self.clock.sleep(until_tick(self.scan_interval_s))
 
     async def violations(self) -> list[Violation]:
         """Wait for violations that are new, or due to be reported again."""

@@ -19,7 +19,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.model.clock import Clock, wait_for_event
+from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
@@ -31,6 +31,8 @@ COMPARE_S = 6.0
 """How often the Node object is compared with the advertisement."""
 REPLY_S = 3.0
 """A comparison that takes longer makes the agent unready."""
+FRESH_S = 0.5
+"""A status that was read within this time is not read again."""
 MIN_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 5.0
 
@@ -76,6 +78,9 @@ class ViewWriter:
         self._read_at: float | None = None
         """When the Node object was last read, or first to be read, by the clock's ticks."""
         self._failure = ""
+        self._reading = asyncio.Lock()
+        self._status = _NodeStatus()
+        self._status_read_at = float("-inf")
 
     def unready_reason(self) -> str | None:
         """Return why views may be outdated; None: the API server has just responded."""
@@ -108,9 +113,15 @@ class ViewWriter:
             self._pods_changed.set()
 
     async def read_allocatable(self, resource: str) -> int | None:
-        """Return the node's allocatable amount of a resource; None if it has no such resource."""
-        node = await self.client.read(self.path, _NodeView)
-        amount = (node.status.allocatable or {}).get(resource)
+        """Return the node's allocatable amount of a resource; None if it has no such resource.
+
+        Calls for several resources share one request.
+        """
+        async with self._reading:
+            if self.clock.ticks() >= self._status_read_at + FRESH_S:
+                self._status = (await self.client.read(self.path, _NodeView)).status
+                self._status_read_at = self.clock.ticks()
+        amount = (self._status.allocatable or {}).get(resource)
         return None if amount is None else parse_count(amount)
 
     async def run(self) -> None:
@@ -127,7 +138,7 @@ class ViewWriter:
                 if self.advertisement is not None:
                     await self._write_node(self.advertisement)
                 backoff_s = MIN_BACKOFF_S
-                await wait_for_event(self._node_changed, self.compare_s)
+                await wait_for_event(self._node_changed, until_tick(self.compare_s))
             except LeaseholdError as error:
                 self._failure = str(error)
                 logger.warning(
