@@ -21,7 +21,7 @@ from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect, Paths
-from shared.model.clock import Clock, until_next
+from shared.model.clock import until_tick
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import NodeName
@@ -54,7 +54,6 @@ class DeviceWatcher:
         serve: ServeResources,
         advertise: Callable[[NodeAdvertisement], None],
         probe_s: float,
-        clock: Clock,
     ) -> None:
         self.node = node
         self.state = state
@@ -74,9 +73,10 @@ class DeviceWatcher:
         self.advertise = advertise
         """Writes this to the node's status and annotations."""
         self.probe_s = probe_s
-        self.clock = clock
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
+        self._observed: object = None
+        """What the devices that are advertised were derived from; None: they must be again."""
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
@@ -90,7 +90,7 @@ class DeviceWatcher:
                 await self.probe()
             except LeaseholdError as error:
                 self._set_unready(str(error))
-            await self.clock.sleep(until_next(self.clock.ticks(), self.probe_s))
+            await asyncio.sleep(until_tick(self.probe_s))
 
     async def probe(self) -> None:
         """Probe the GPUs once, and advertise changes.
@@ -121,6 +121,7 @@ class DeviceWatcher:
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         """Mark the known devices as unhealthy: the driver does not respond."""
         self.health.update((), fault)
+        self._observed = None
         if self.state.devices:
             known = self.state.devices
             devices = inventory.devices_of((), config, known, self.health.faults)
@@ -129,6 +130,9 @@ class DeviceWatcher:
     async def _observe(
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
+        observed = (gpus, config, software, self.health.faults, self.get_paths())
+        if observed == self._observed:
+            return
         devices = inventory.devices_of(gpus, config, self.state.devices, self.health.faults)
         self.observe_mig(gpus, devices)
         warnings = inventory.mode_warnings(gpus, config)
@@ -137,6 +141,7 @@ class DeviceWatcher:
                 logger.warning(warning)
         self._warnings = warnings
         await self._advertise(devices, config, software)
+        self._observed = observed
 
     async def _advertise(
         self, devices: tuple[Device, ...], config: SharingConfig, software: NodeSoftware

@@ -242,7 +242,6 @@ def _build_watcher(
         serve=allocation.plugins.serve,
         advertise=views.views.set_advertisement,
         probe_s=base.timing.gpu_probe_s(simulated=settings.simulated),
-        clock=base.clock,
     )
 
 

@@ -93,6 +93,7 @@ class CdiFiles:
         """ResourceClaims are served, which name devices by CDI only."""
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
+        self._is_removed = False
         self._writing = asyncio.Lock()
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
@@ -106,7 +107,7 @@ class CdiFiles:
             wanted = self.used_by_claims or not CDI_STRATEGIES.isdisjoint(self.strategies)
             if wanted or any(cdi_names_of(entry.setup) for entry in self.checkpoint.entries):
                 await self._write()
-            else:
+            elif not self._is_removed:
                 await asyncio.to_thread(self._remove)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
@@ -140,9 +141,13 @@ class CdiFiles:
             return gpu
 
     async def _write(self) -> None:
-        found = await asyncio.to_thread(self._specified)
-        await asyncio.to_thread(write_specification, self.path, found)
-        self._names = names_in(found)
+        self._names = names_in(await asyncio.to_thread(self._write_specified))
+
+    def _write_specified(self) -> dict[str, Any]:
+        self._is_removed = False
+        found = self._specified()
+        write_specification(self.path, found)
+        return found
 
     def _specified(self) -> dict[str, Any]:
         if self.places is None:
@@ -158,6 +163,7 @@ class CdiFiles:
         with contextlib.suppress(OSError):
             self.path.unlink()
             logger.info("%s is removed: no container gets devices by CDI", self.path)
+        self._is_removed = not os.path.lexists(self.path)
 
 
 def write_specification(path: Path, specification: Mapping[str, Any]) -> None:

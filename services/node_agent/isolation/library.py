@@ -51,15 +51,18 @@ class NodeLibrary:
     async def update(self) -> bool:
         """Install the source if it has changed; return whether limits can be enforced."""
         if self.source is None:
-            exists = await asyncio.to_thread(self.current.path.is_file)
+            exists = bool(_identity(self.current.path))
             self.unusable_reason = "" if exists else f"{self.current.path} does not exist"
             return exists
-        source = await asyncio.to_thread(source_file, self.source)
-        before = await asyncio.to_thread(_identity, source)
-        if self._checked != (before, await asyncio.to_thread(_identity, self.current.path)):
+        source, before, current = await asyncio.to_thread(self._look, self.source)
+        if self._checked != (before, current):
             await self._install(source)
             self._checked = (before, await asyncio.to_thread(_identity, self.current.path))
         return not self.unusable_reason
+
+    def _look(self, origin: Path) -> tuple[Path, Identity, Identity]:
+        source = source_file(origin)
+        return source, _identity(source), _identity(self.current.path)
 
     async def remove_unused(self, mounted: Collection[str], *, unused_s: float) -> None:
         """Remove versions older than `unused_s` that are neither current nor mounted."""

@@ -83,6 +83,7 @@ class PluginResources:
         recorded: Callable[[], frozenset[str]],
     ) -> None:
         self.plugins = plugins
+        self.checkpoint = plugins / FILE_NAME
         self.pod_resources = pod_resources
         self.allocatable = allocatable
         self.recorded = recorded
@@ -98,7 +99,7 @@ class PluginResources:
 
         Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
         """
-        changed_at = _modified_at(self.plugins / FILE_NAME)
+        changed_at = _modified_at(self.checkpoint)
         if changed_at == self._read_at and self.since.keys().isdisjoint(amounts):
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
