@@ -56,6 +56,8 @@ class HealthMonitor:
         self.leases = leases
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
+        self._gpus: Sequence[Gpu] = ()
+        """As the last probe found them."""
         self._indices: dict[DeviceUuid, int] = {}
         self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
 
@@ -86,12 +88,16 @@ class HealthMonitor:
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""
+        xids = self.xids.xids()
+        if gpus == self._gpus and not (xids or driver_fault or self.faults):
+            return
+        self._gpus = gpus
         self._indices |= {gpu.uuid: gpu.index for gpu in gpus}
         now, before = self.clock.now(), self.devices
         self.devices = update_health(
             before,
             gpus,
-            self.xids.xids(),
+            xids,
             rules=self.rules,
             policy=self.policy,
             now=self.clock.ticks(),

@@ -92,9 +92,10 @@ class GpuProber:
             raise found
         if found is None:
             self._known.pop(number, None)
-        else:
+            return None
+        if found != self._known.get(number):  # else the known one, which is compared faster later
             self._known[number] = found
-        return found
+        return self._known[number]
 
     def _no_response(self) -> UnavailableError:
         return UnavailableError(

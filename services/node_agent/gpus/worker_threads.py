@@ -144,11 +144,14 @@ class SingleFlight(Generic[T]):
             if key not in self._in_flight:
                 self._in_flight[key] = start_in_thread(function, *self._errors)
         flights = {key: self._in_flight[key] for key in functions}
-        awaited = {each for key, each in flights.items() if key not in self._overdue}
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while awaited and (left_s := began + limit_s() - loop.time()) > 0:
-            _, awaited = await asyncio.wait(awaited, timeout=min(left_s, LIMIT_CHECK_S))
+        for key, flight in flights.items():
+            while not flight.done() and key not in self._overdue:
+                left_s = began + limit_s() - loop.time()
+                if left_s <= 0:
+                    break
+                await asyncio.wait({flight}, timeout=min(left_s, LIMIT_CHECK_S))
         return {key: self._result(key, flight) for key, flight in flights.items()}
 
     def _result(self, key: Hashable, flight: asyncio.Future[T]) -> T | Exception:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -55,9 +56,7 @@ class ContainerFiles:
     @property
     def layout(self) -> HostLayout:
         """The paths that new containers mount."""
-        return HostLayout(
-            state_dir=self.state_dir, library=PurePosixPath(self.library.current.path)
-        )
+        return _layout(self.state_dir, self.library.current.path)
 
     async def create_shared_files(self) -> None:
         """Create the files that all containers share; raises UnavailableError naming the path."""
@@ -161,6 +160,11 @@ class ContainerFiles:
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink()
+
+
+@functools.lru_cache(maxsize=1)
+def _layout(state_dir: PurePosixPath, library: Path) -> HostLayout:
+    return HostLayout(state_dir=state_dir, library=PurePosixPath(library))
 
 
 def _make_shared(directory: Path) -> None:

@@ -4,6 +4,7 @@ Every file that is mounted keeps its inode for as long as a container may have i
 lives in a directory named after its version and is never written again.
 """
 
+import functools
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,14 +27,14 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 """ELF's numbers, by the machine's own name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostLayout:
     """The agent's directories on the host."""
 
     state_dir: PurePosixPath
     library: PurePosixPath
 
-    @property
+    @functools.cached_property
     def paths(self) -> Paths:
         """Return the paths that dialects mount."""
         return Paths(

@@ -148,7 +148,10 @@ class UsageMonitor(Collector):
         pids = {one.pid: sample.sampled_at_s for sample in devices for one in sample.processes}
         async with self.checkpoint.changing:
             containers = self._leased_containers(complete=complete)
-            regions, origins = await asyncio.to_thread(self._read_host, containers, pids)
+            if containers or pids:
+                regions, origins = await asyncio.to_thread(self._read_host, containers, pids)
+            else:
+                regions, origins = {}, {}
         pods = await self._list_pods(origins.values())
         instances = await self._list_instances(containers)
         living = await self._living_pids(containers, regions, origins, pods or {})
