@@ -3,10 +3,9 @@
 A GPU that hangs or fails delays no other, and is not read again before its call has returned.
 """
 
-import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.node_agent.gpus.device_faults import no_response
@@ -50,10 +49,14 @@ class GpuProber:
 
         As many GPUs as before are read together with their count.
         """
-        before = self._count
-        self._count, known = await asyncio.gather(self._count_gpus(), self._read(range(before)))
-        found = known | await self._read(range(before, self._count))
-        results = [found[number] for number in range(self._count)]
+        self._count_calls.start({_COUNT: self.count})
+        self._read_calls.start(reads := self._reads(self._count))
+        count = await self._count_gpus()
+        if count != self._count:
+            self._read_calls.start(reads := self._reads(count))
+        self._count = count
+        found = await self._read_calls.call_each(reads, self.limit_s)
+        results = [self._observe(number, result) for number, result in found.items()]
         gpus = _unique_gpus([one for one in results if isinstance(one, Gpu)])
         errors = {n: one for n, one in enumerate(results) if isinstance(one, UnavailableError)}
         if errors and not gpus:
@@ -77,10 +80,8 @@ class GpuProber:
         except TimeoutError as error:
             raise self._no_response() from error
 
-    async def _read(self, numbers: Iterable[int]) -> dict[int, Gpu | UnavailableError | None]:
-        reads = {number: functools.partial(self.read, number) for number in numbers}
-        found = await self._read_calls.call_each(reads, self.limit_s)
-        return {number: self._observe(number, result) for number, result in found.items()}
+    def _reads(self, count: int) -> dict[int, Callable[[], Gpu | None]]:
+        return {number: functools.partial(self.read, number) for number in range(count)}
 
     def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
         if isinstance(found, TimeoutError):

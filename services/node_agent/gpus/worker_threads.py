@@ -136,13 +136,19 @@ class SingleFlight(Generic[T]):
             raise result
         return result
 
+    def start(self, functions: Mapping[K, Callable[[], T]]) -> None:
+        """Start the calls of keys that have none in flight; `call_each` awaits them."""
+        for key, function in functions.items():
+            flight = self._in_flight.get(key)
+            if flight is None or flight.done():
+                self._in_flight[key] = start_in_thread(function, *self._errors)
+                self._overdue.discard(key)
+
     async def call_each(
         self, functions: Mapping[K, Callable[[], T]], limit_s: Callable[[], float]
     ) -> dict[K, T | Exception]:
         """Call each key's function like `call`; return values and errors when all are there."""
-        for key, function in functions.items():
-            if key not in self._in_flight:
-                self._in_flight[key] = start_in_thread(function, *self._errors)
+        self.start({key: each for key, each in functions.items() if key not in self._in_flight})
         flights = {key: self._in_flight[key] for key in functions}
         loop = asyncio.get_running_loop()
         began = loop.time()
