@@ -1,0 +1,43 @@
+"""What is requested of the kubelet to find pods that have ended."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
+from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.known_leases import KnownLeases
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.clock import FakeClock
+
+NODE = NodeName("node-0")
+
+
+@pytest.mark.parametrize(("limits", "requests"), [({}, 0), ({"nvidia.com/gpu": 1}, 1)])
+async def test_holdings_are_listed_only_if_a_container_may_have_some(
+    tmp_path: Path, limits: dict[str, int], requests: int
+) -> None:
+    container = KubeletContainer(name="main", limits=limits)
+    pod = KubeletPod(
+        uid=PodUid("u"), namespace=Namespace("default"), name="p", containers=(container,)
+    )
+    kubelet: Any = Mock(
+        list_pods=AsyncMock(return_value=(pod,)),
+        list_holdings=AsyncMock(return_value=PodResources()),
+    )
+    reconciler = CheckpointReconciler(
+        Checkpoint(tmp_path / "checkpoint.json", NODE),
+        KnownLeases(NODE),
+        pods=kubelet,
+        pod_resources=kubelet,
+        list_mig_instances=AsyncMock(return_value={}),
+        retain_refused=Mock(),
+        files=Mock(),
+        clock=FakeClock(),
+    )
+
+    assert await reconciler.forget_ended(None) == (pod,)
+    assert kubelet.list_holdings.await_count == requests
